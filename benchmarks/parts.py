@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.wire.figures import Figures
-from rl_bridge.errors import RunInUse
+from rl_bridge.errors import RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
 PLAN: Final = "plan.json"
@@ -186,7 +186,7 @@ def _alone(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_of_ones_own(folder))
-        except RunInUse:
+        except RunInUseError:
             parser.error(
                 f"expected the folder {str(folder)!r} to be free, another process measures in it, which "
                 f"{str(folder / LOCK_FILE)!r} names; wait for its end, or end it, and resume then"

@@ -118,7 +118,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             """Apply one action and return what follows.
 
             Raises:
-                EpisodeOver: The episode has ended and was not reset.
+                EpisodeOverError: The episode has ended and was not reset.
             """
 
     @property

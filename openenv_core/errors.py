@@ -1,53 +1,52 @@
 """Every error that Ropewalk's core raises, as one tree.
 
     OpenEnvError
-    ├── EnvironmentFailure            raised by environments, inside the server
-    │   └── EpisodeOver               a step after the end of the episode
-    ├── ClientError                   raised on the caller's side
-    │   ├── ConnectionFailed          no connection could be made
-    │   │   ├── AuthenticationFailed  the server asks for a token, or for another one (401)
-    │   │   └── AccessRefused         the server refuses this host name or origin (403, 421)
-    │   ├── ConnectionLost            the connection broke; its session is gone
-    │   ├── RequestTimeout            no reply in time; the session lives on
-    │   ├── ClientClosed              the client was used after close()
-    │   ├── ProtocolError             the peer does not speak the OpenEnv wire
-    │   ├── ToolCallFailed            a tool, or the call of it, failed; the session lives on
-    │   └── ServerError               the server answered with an error frame
-    │       ├── ValidationFailed      VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
-    │       ├── ExecutionFailed       EXECUTION_ERROR: the environment raised
-    │       ├── CapacityReached       CAPACITY_REACHED: every session is taken
-    │       ├── FactoryFailed         FACTORY_ERROR: the environment's constructor raised
-    │       └── SessionFailed         SESSION_ERROR: anything else
-    ├── ConfigurationError            an impossible combination of settings, or a name that does not resolve
-    └── ProviderError                 a server could not be started, watched or stopped
-        ├── ServerStartFailed         it ended, or stayed silent, before it was healthy
-        ├── EngineUnavailable         there is no Docker engine, or it does not answer
-        ├── EngineRefused             the engine answered, and said no
-        ├── ImageNotFound             the engine has no image of that name
-        └── OptionUnavailable         the engine cannot give a container what an option asks for
+    ├── EnvironmentFailureError        raised by environments, inside the server
+    │   └── EpisodeOverError           a step after the end of the episode
+    ├── ClientError                    raised on the caller's side
+    │   ├── ConnectionFailedError      no connection could be made
+    │   │   ├── AuthenticationError    the server asks for a token, or for another one (401)
+    │   │   └── AccessRefusedError     the server refuses this host name or origin (403, 421)
+    │   ├── ConnectionLostError        the connection broke; its session is gone
+    │   ├── RequestTimeoutError        no reply in time; the session lives on
+    │   ├── ClientClosedError          the client was used after close()
+    │   ├── ProtocolError              the peer does not speak the OpenEnv wire
+    │   ├── ToolCallError              a tool, or the call of it, failed; the session lives on
+    │   └── ServerError                the server answered with an error frame
+    │       ├── ValidationFailedError  VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
+    │       ├── ExecutionError         EXECUTION_ERROR: the environment raised
+    │       ├── CapacityError          CAPACITY_REACHED: every session is taken
+    │       ├── FactoryError           FACTORY_ERROR: the environment's constructor raised
+    │       └── SessionError           SESSION_ERROR: anything else
+    ├── ConfigurationError             an impossible combination of settings, or a name that does not resolve
+    └── ProviderError                  a server could not be started, watched or stopped
+        ├── ServerStartError           it ended, or stayed silent, before it was healthy
+        ├── EngineUnavailableError     there is no Docker engine, or it does not answer
+        ├── EngineRefusedError         the engine answered, and said no
+        ├── ImageNotFoundError         the engine has no image of that name
+        └── OptionUnavailableError     the engine cannot give a container what an option asks for
 
 A message says what was expected, what came, and what to do.
 
-Some are builtin exceptions as well, those that callers of the released client catch: ConnectionFailed and
-ConnectionLost are a ConnectionError, RequestTimeout is a TimeoutError, ServerError, ToolCallFailed and ProviderError
-are a RuntimeError, ConfigurationError is a ValueError.
+Some are builtin exceptions as well, those that callers of the released client catch: ConnectionFailedError and
+ConnectionLostError are a ConnectionError, RequestTimeoutError is a TimeoutError, ServerError, ToolCallError and
+ProviderError are a RuntimeError, ConfigurationError is a ValueError.
 """
 
-# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 
 class OpenEnvError(Exception):
     """The root: catch this to catch everything that Ropewalk raises on purpose."""
 
 
-class EnvironmentFailure(OpenEnvError):
-    """Raised by an environment; the caller sees its text as `ExecutionFailed`."""
+class EnvironmentFailureError(OpenEnvError):
+    """Raised by an environment; the caller sees its text as `ExecutionError`."""
 
 
-class EpisodeOver(EnvironmentFailure):
+class EpisodeOverError(EnvironmentFailureError):
     """A step was asked for after the episode had ended."""
 
     def __init__(self, message: str | None = None) -> None:
@@ -61,23 +60,23 @@ class ClientError(OpenEnvError):
     """Something went wrong between a client and its server."""
 
 
-class ConnectionFailed(ClientError, ConnectionError):
+class ConnectionFailedError(ClientError, ConnectionError):
     """No connection could be made."""
 
 
-class AuthenticationFailed(ConnectionFailed):
+class AuthenticationError(ConnectionFailedError):
     """The server lets in whoever has a token, and this client has none, or a wrong one."""
 
 
-class AccessRefused(ConnectionFailed):
+class AccessRefusedError(ConnectionFailedError):
     """The server does not serve under this host name, or not for this origin."""
 
 
-class ConnectionLost(ClientError, ConnectionError):
+class ConnectionLostError(ClientError, ConnectionError):
     """The connection broke while in use. The session, and with it the episode, is gone."""
 
 
-class RequestTimeout(ClientError, TimeoutError):
+class RequestTimeoutError(ClientError, TimeoutError):
     """No reply came in time. The session and its episode live on.
 
     The environment may still do what it was asked. Its late reply is dropped when it comes, and is never taken
@@ -85,7 +84,7 @@ class RequestTimeout(ClientError, TimeoutError):
     """
 
 
-class ClientClosed(ClientError):
+class ClientClosedError(ClientError):
     """The client was used after it had been closed."""
 
 
@@ -93,7 +92,7 @@ class ProtocolError(ClientError):
     """The peer sent something that is not the OpenEnv wire."""
 
 
-class ToolCallFailed(ClientError, RuntimeError):
+class ToolCallError(ClientError, RuntimeError):
     """A tool, or the call of it, failed. The session and its episode live on, unless the tool has ended that.
 
     Attributes:
@@ -127,7 +126,7 @@ class ServerError(ClientError, RuntimeError):
         self.data: dict[str, Any] = dict(data or {})
 
 
-class ValidationFailed(ServerError):
+class ValidationFailedError(ServerError):
     """The server refused the request. The session lives on.
 
     Attributes:
@@ -150,11 +149,11 @@ def _place(loc: object) -> str:
     return ".".join(str(part) for part in loc) if isinstance(loc, (list, tuple)) and loc else "message"
 
 
-class ExecutionFailed(ServerError):
+class ExecutionError(ServerError):
     """The environment raised an exception; `message` is its text. The session lives on."""
 
 
-class CapacityReached(ServerError):
+class CapacityError(ServerError):
     """Every session of the server is taken.
 
     Attributes:
@@ -170,7 +169,7 @@ class CapacityReached(ServerError):
         self.retry_after_s: float | None = self.data.get("retry_after_s")
 
 
-class FactoryFailed(ServerError):
+class FactoryError(ServerError):
     """The environment's constructor raised on the server.
 
     Attributes:
@@ -182,7 +181,7 @@ class FactoryFailed(ServerError):
         self.factory_name: str | None = self.data.get("factory_name")
 
 
-class SessionFailed(ServerError):
+class SessionError(ServerError):
     """The session could not be made or kept, for a reason the server gives in its text."""
 
 
@@ -194,7 +193,7 @@ class ProviderError(OpenEnvError, RuntimeError):
     """A server could not be started, watched or stopped."""
 
 
-class ServerStartFailed(ProviderError):
+class ServerStartError(ProviderError):
     """The server ended, or stayed silent, before it was healthy.
 
     Attributes:
@@ -207,11 +206,11 @@ class ServerStartFailed(ProviderError):
         self.output = output
 
 
-class EngineUnavailable(ProviderError):
+class EngineUnavailableError(ProviderError):
     """There is no Docker engine, or it does not answer."""
 
 
-class EngineRefused(ProviderError):
+class EngineRefusedError(ProviderError):
     """The Docker engine said no.
 
     Attributes:
@@ -225,9 +224,51 @@ class EngineRefused(ProviderError):
         self.reason = reason
 
 
-class ImageNotFound(ProviderError):
+class ImageNotFoundError(ProviderError):
     """The Docker engine has no image of that name."""
 
 
-class OptionUnavailable(ProviderError):
+class OptionUnavailableError(ProviderError):
     """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""
+
+
+def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that finds errors by the names that they had before 0.2, with a warning.
+
+    Args:
+        module: Its globals.
+        names: New names by old ones.
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=2)
+        return module[names[name]]
+
+    return find
+
+
+FORMER_NAMES: Final = {
+    "AccessRefused": "AccessRefusedError",
+    "AuthenticationFailed": "AuthenticationError",
+    "CapacityReached": "CapacityError",
+    "ClientClosed": "ClientClosedError",
+    "ConnectionFailed": "ConnectionFailedError",
+    "ConnectionLost": "ConnectionLostError",
+    "EngineRefused": "EngineRefusedError",
+    "EngineUnavailable": "EngineUnavailableError",
+    "EnvironmentFailure": "EnvironmentFailureError",
+    "EpisodeOver": "EpisodeOverError",
+    "ExecutionFailed": "ExecutionError",
+    "FactoryFailed": "FactoryError",
+    "ImageNotFound": "ImageNotFoundError",
+    "OptionUnavailable": "OptionUnavailableError",
+    "RequestTimeout": "RequestTimeoutError",
+    "ServerStartFailed": "ServerStartError",
+    "SessionFailed": "SessionError",
+    "ToolCallFailed": "ToolCallError",
+    "ValidationFailed": "ValidationFailedError",
+}
+
+__getattr__ = former_names(globals(), FORMER_NAMES)

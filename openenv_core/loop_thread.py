@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.errors import ClientClosedError, ConfigurationError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -66,7 +66,7 @@ class _Errand(Generic[T]):
         """Return what the coroutine returned.
 
         Raises:
-            ClientClosed: It was cancelled with the thread.
+            ClientClosedError: It was cancelled with the thread.
             BaseException: Whatever the coroutine raised.
         """
         error = self._error
@@ -74,7 +74,9 @@ class _Errand(Generic[T]):
             return self._result
         try:
             if isinstance(error, asyncio.CancelledError):
-                raise ClientClosed("the client was closed before the reply came; make a new one") from None
+                raise ClientClosedError(
+                    "the client was closed before the reply came; make a new one"
+                ) from None
             raise error
         finally:
             self._error = error = None  # its traceback holds this frame
@@ -112,14 +114,14 @@ class LoopThread:
         An exception in the waiting thread, Ctrl-C for one, cancels the coroutine.
 
         Raises:
-            ClientClosed: The thread has ended, or this process is a fork of the one that has it.
+            ClientClosedError: The thread has ended, or this process is a fork of the one that has it.
             ConfigurationError: This is the thread, which would wait for itself.
         """
         if self._loop is None:
             self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
-            raise ClientClosed(
+            raise ClientClosedError(
                 "the client's background thread has ended, or is that of the process that this one was forked from; "
                 "make a new client"
             )
@@ -134,9 +136,9 @@ class LoopThread:
             while not errand.wait(LIVENESS_S):
                 if not self._alive() and not errand.wait(0):
                     # The loop was closed before it came to it.
-                    raise ClientClosed("the client's background thread has ended before the reply came")
+                    raise ClientClosedError("the client's background thread has ended before the reply came")
         except RuntimeError:  # the loop has closed just now
-            raise ClientClosed("the client was closed before the reply came; make a new one") from None
+            raise ClientClosedError("the client was closed before the reply came; make a new one") from None
         except BaseException:
             with suppress(RuntimeError):  # the loop has closed, and has cancelled what ran in it
                 loop.call_soon_threadsafe(errand.cancel)
@@ -152,18 +154,18 @@ class LoopThread:
             Where the outcome will be; to cancel it cancels the coroutine.
 
         Raises:
-            ClientClosed: The thread has ended, or this process is a fork of the one that has it.
+            ClientClosedError: The thread has ended, or this process is a fork of the one that has it.
         """
         self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
-            raise ClientClosed("expected a running thread, got one that has ended; make a new one")
+            raise ClientClosedError("expected a running thread, got one that has ended; make a new one")
         begun = work(*args, **options)
         try:
             return asyncio.run_coroutine_threadsafe(begun, loop)
         except RuntimeError:  # the loop has closed just now
             begun.close()
-            raise ClientClosed("expected a running thread, got one that has ended meanwhile") from None
+            raise ClientClosedError("expected a running thread, got one that has ended meanwhile") from None
 
     def stop(self) -> None:
         """End the thread, cancelling what still runs in it. Idempotent."""

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError, EngineRefused, ImageNotFound, OpenEnvError
+from openenv_core.errors import ConfigurationError, EngineRefusedError, ImageNotFoundError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -191,15 +191,15 @@ def exposed_port(image: str) -> int:
     """Return the port that an image says it serves; 8000 where it says none, or several.
 
     Raises:
-        EngineUnavailable: There is no engine to ask.
-        ImageNotFound: There is no such image.
+        EngineUnavailableError: There is no engine to ask.
+        ImageNotFoundError: There is no such image.
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
     try:
         config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
-    except EngineRefused as error:
-        raise ImageNotFound(
+    except EngineRefusedError as error:
+        raise ImageNotFoundError(
             f"expected an image {image!r} in the local engine, got none; `ropewalk build PATH` makes one"
         ) from error
     ports = [

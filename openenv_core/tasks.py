@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 
 LISTED: Final = 20
 """Generated tasks that `list_tasks` returns at most."""
@@ -140,7 +140,7 @@ MAX_CALLS: Final = 200
 _DRAWN_SEED_BITS: Final = 53
 
 
-class InvalidResetOption(EnvironmentFailure):
+class InvalidResetOptionError(EnvironmentFailureError):
     """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
 
 
@@ -189,23 +189,25 @@ def read_task_options(
         unknown: Whatever else came.
 
     Raises:
-        InvalidResetOption: One of them is not what it may be.
+        InvalidResetOptionError: One of them is not what it may be.
     """
     if unknown:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             "expected no reset options but seed, episode_id, split, index, difficulty and max_calls, "
             f"got {', '.join(sorted(unknown))[:200]}; leave it out"
         )
     if episode_id is not None and not isinstance(episode_id, str):
-        raise InvalidResetOption(f"expected text or null for the episode_id, got {episode_id!r:.40}")
+        raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r:.40}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise InvalidResetOption(f"expected an integer >= 0 or null for the seed, got {seed!r:.40}")
+        raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r:.40}")
     if difficulty is not None and (not isinstance(difficulty, str) or difficulty not in set(levels)):
         known = ", ".join(levels)
-        raise InvalidResetOption(f"expected {known} or null for the difficulty, got {difficulty!r:.40}")
+        raise InvalidResetOptionError(f"expected {known} or null for the difficulty, got {difficulty!r:.40}")
     calls = default_calls if max_calls is None else max_calls
     if isinstance(calls, bool) or not isinstance(calls, int) or not 1 <= calls <= MAX_CALLS:
-        raise InvalidResetOption(f"expected 1 to {MAX_CALLS} or null for max_calls, got {max_calls!r:.40}")
+        raise InvalidResetOptionError(
+            f"expected 1 to {MAX_CALLS} or null for max_calls, got {max_calls!r:.40}"
+        )
     split = "train" if split is None else split
     try:
         size = tasks.split_size(split)
@@ -216,6 +218,6 @@ def read_task_options(
             seed = None
             tasks.task_number(split, index)
     except (KeyError, IndexError) as error:
-        raise InvalidResetOption(str(error.args[0])) from None
+        raise InvalidResetOptionError(str(error.args[0])) from None
     level = None if difficulty is None else levels(difficulty)
     return TaskOptions(seed, cast(Literal["train", "validation", "test"], split), index, level, calls)

@@ -1,35 +1,35 @@
 """Every error that the bridge raises, as one tree.
 
 BridgeError
-├── ConfigError               the configuration is wrong: what was expected, what came, what to do
-├── MissingStack              a heavy package is not installed; the message names the extra
-├── ModelError                a checkpoint cannot be loaded or is of an architecture not supported
-├── GeneratorError            the inference engine failed or was closed
-│   ├── EngineFailed          the inference engine has ended
-│   └── PromptRefused         the inference engine does not take a prompt
-├── StateUnavailable          what a fan-out was to bring cannot be had; who was asked is as before
-│   └── WeightsError          a snapshot cannot be published or read
-│       └── SnapshotOverwritten  a reader came too late: the segment holds a newer version
-├── RolloutError              no usable trajectory could be collected
-│   ├── EpisodeLost           an environment said that something beside the policy failed
-│   │   └── SessionUnavailable  no server had a session within the deadline
-│   └── EpisodeUnscored       an environment said that it cannot say how well an episode was played
-├── TrainingError             the optimisation went wrong
-│   ├── NonFiniteLoss         the loss or the gradient is NaN or infinite
-│   ├── TrainerWentBack       the trainer is at another version than asked for: it was started again
-│   └── CheckpointError       a checkpoint could not be written; older ones are whole
-├── RewardFailed              a reward function raised, or returned what is no reward
-├── RunInUse                  another process writes to the run's folder
-├── NoRecords                 of a run no rollouts are there to be read
-├── StatusError               a run does not say how it stands: it is over, or somebody else answers
-└── RoleFailed                a process of the run died, and it cannot be had again
-    ├── ReplicaLost           the process behind one call is gone; the same call may do elsewhere
-    │   └── RankLost          a rank that trains with the one that was asked is gone
-    ├── NoReplica             no replica of a service served within the deadline
-    └── RemoteError           an actor raised something that is no error of ours
+├── ConfigError                       the configuration is wrong: what was expected, what came, what to do
+├── MissingDependencyError            a heavy package is not installed; the message names the extra
+├── ModelError                        a checkpoint cannot be loaded or is of an architecture not supported
+├── GeneratorError                    the inference engine failed or was closed
+│   ├── EngineFailedError             the inference engine has ended
+│   └── PromptRefusedError            the inference engine does not take a prompt
+├── StateUnavailableError             what a fan-out was to bring cannot be had; who was asked is as before
+│   └── WeightsError                  a snapshot cannot be published or read
+│       └── SnapshotOverwrittenError  a reader came too late: the segment holds a newer version
+├── RolloutError                      no usable trajectory could be collected
+│   ├── EpisodeLostError              an environment said that something beside the policy failed
+│   │   └── SessionUnavailableError   no server had a session within the deadline
+│   └── EpisodeUnscoredError          an environment said that it cannot say how well an episode was played
+├── TrainingError                     the optimisation went wrong
+│   ├── NonFiniteLossError            the loss or the gradient is NaN or infinite
+│   ├── TrainerWentBackError          the trainer is at another version than asked for: it was started again
+│   └── CheckpointError               a checkpoint could not be written; older ones are whole
+├── RewardError                       a reward function raised, or returned what is no reward
+├── RunInUseError                     another process writes to the run's folder
+├── NoRecordsError                    of a run no rollouts are there to be read
+├── StatusError                       a run does not say how it stands: it is over, or somebody else answers
+└── RoleError                         a process of the run died, and it cannot be had again
+    ├── ReplicaLostError              the process behind one call is gone; the same call may do elsewhere
+    │   └── RankLostError             a rank that trains with the one that was asked is gone
+    ├── NoReplicaError                no replica of a service served within the deadline
+    └── RemoteError                   an actor raised something that is no error of ours
 """
 
-# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
+from openenv_core.errors import former_names
 
 
 class BridgeError(Exception):
@@ -40,7 +40,7 @@ class ConfigError(BridgeError):
     """The configuration is wrong. The message names the key, what was expected and what came."""
 
 
-class MissingStack(BridgeError):
+class MissingDependencyError(BridgeError):
     """A package of the heavy stack is not installed.
 
     Args:
@@ -57,7 +57,7 @@ class MissingStack(BridgeError):
         self.remedy = remedy
         super().__init__(f"expected the package {package!r} to be installed, it is not; {remedy}")
 
-    def __reduce__(self) -> tuple[type["MissingStack"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["MissingDependencyError"], tuple[str, str]]:
         return type(self), (self.package, self.remedy)  # it travels between processes
 
 
@@ -69,11 +69,11 @@ class GeneratorError(BridgeError):
     """The inference engine failed, or was used after it was closed."""
 
 
-class EngineFailed(GeneratorError):
+class EngineFailedError(GeneratorError):
     """The inference engine has ended by itself; the message says what of."""
 
 
-class PromptRefused(GeneratorError):
+class PromptRefusedError(GeneratorError):
     """The inference engine does not take one of the prompts it was given; it has begun with none of them.
 
     Attributes:
@@ -85,19 +85,19 @@ class PromptRefused(GeneratorError):
         self.reason = reason
         super().__init__(f"the engine refused a prompt: {reason}")
 
-    def __reduce__(self) -> tuple[type["PromptRefused"], tuple[int, str]]:
+    def __reduce__(self) -> tuple[type["PromptRefusedError"], tuple[int, str]]:
         return type(self), (self.prompt, self.reason)  # it travels between processes
 
 
-class StateUnavailable(BridgeError):
+class StateUnavailableError(BridgeError):
     """What a fan-out was to bring cannot be had. It is no fault of who was asked, who is as before."""
 
 
-class WeightsError(StateUnavailable):
+class WeightsError(StateUnavailableError):
     """A snapshot of weights cannot be published or read."""
 
 
-class SnapshotOverwritten(WeightsError):
+class SnapshotOverwrittenError(WeightsError):
     """The snapshot's segment has been reused for a newer version while it was being read."""
 
 
@@ -105,15 +105,15 @@ class RolloutError(BridgeError):
     """No usable trajectory could be collected."""
 
 
-class EpisodeLost(RolloutError):
+class EpisodeLostError(RolloutError):
     """An environment said that something beside the policy failed. The episode is played again, or dropped."""
 
 
-class SessionUnavailable(EpisodeLost):
+class SessionUnavailableError(EpisodeLostError):
     """No environment server had a session within the deadline. The episode has not begun."""
 
 
-class EpisodeUnscored(RolloutError):
+class EpisodeUnscoredError(RolloutError):
     """An environment said that it cannot say how well an episode was played. It is left out, and counted."""
 
 
@@ -121,31 +121,31 @@ class TrainingError(BridgeError):
     """The optimisation went wrong."""
 
 
-class NonFiniteLoss(TrainingError):
+class NonFiniteLossError(TrainingError):
     """The loss or the gradient norm is NaN or infinite. The weights were not changed by that step."""
 
 
-class RoleFailed(BridgeError):
+class RoleError(BridgeError):
     """A process of the run died, or could not be started."""
 
 
-class ReplicaLost(RoleFailed):
+class ReplicaLostError(RoleError):
     """The process behind a call is gone, or cannot be reached. Whether the call was carried out nobody knows."""
 
 
-class RankLost(ReplicaLost):
+class RankLostError(ReplicaLostError):
     """A rank of the trainer is gone, or did not come to a collective in time; the others cannot go on without it."""
 
 
-class NoReplica(RoleFailed):
+class NoReplicaError(RoleError):
     """No replica of a service was there to serve within the deadline."""
 
 
-class RemoteError(RoleFailed):
+class RemoteError(RoleError):
     """An actor raised something that is no `BridgeError`; the message has its type and its traceback."""
 
 
-class TrainerWentBack(TrainingError):
+class TrainerWentBackError(TrainingError):
     """The trainer is at another version than it is asked for: it has been started again from a checkpoint."""
 
 
@@ -153,17 +153,41 @@ class CheckpointError(TrainingError):
     """A checkpoint could not be written. Those before it are as they were."""
 
 
-class RewardFailed(BridgeError):
+class RewardError(BridgeError):
     """A reward function raised, or returned something else than a number or None."""
 
 
-class RunInUse(BridgeError):
+class RunInUseError(BridgeError):
     """Another process writes to the run's folder. The message says which, and what to do."""
 
 
-class NoRecords(BridgeError):
+class NoRecordsError(BridgeError):
     """Of a run no rollouts are there to be read."""
 
 
 class StatusError(BridgeError):
     """A run cannot be asked how it stands, or does not answer as a run does."""
+
+
+__getattr__ = former_names(
+    globals(),
+    {
+        "EngineFailed": "EngineFailedError",
+        "PromptRefused": "PromptRefusedError",
+        "StateUnavailable": "StateUnavailableError",
+        "SnapshotOverwritten": "SnapshotOverwrittenError",
+        "EpisodeLost": "EpisodeLostError",
+        "SessionUnavailable": "SessionUnavailableError",
+        "EpisodeUnscored": "EpisodeUnscoredError",
+        "NonFiniteLoss": "NonFiniteLossError",
+        "ReplicaLost": "ReplicaLostError",
+        "RankLost": "RankLostError",
+        "NoReplica": "NoReplicaError",
+        "TrainerWentBack": "TrainerWentBackError",
+        "RunInUse": "RunInUseError",
+        "NoRecords": "NoRecordsError",
+        "MissingStack": "MissingDependencyError",
+        "RoleFailed": "RoleError",
+        "RewardFailed": "RewardError",
+    },
+)

@@ -238,7 +238,7 @@ def _explain(error: BaseException, target: str, module: str) -> None:
     cause: BaseException | None = error
     while cause is not None:
         # Folders try one import after another, so what is wrong may stand behind the last of them.
-        if isinstance(cause, compat.NotProvided):
+        if isinstance(cause, compat.NotProvidedError):
             raise ConfigurationError(f"expected to import the app {target!r}, got: {cause}") from error
         cause = cause.__context__
     if not isinstance(error, ModuleNotFoundError):

@@ -86,7 +86,7 @@ class Tooling:
         """Return the tools.
 
         Raises:
-            NoTools: There are none.
+            NoToolsError: There are none.
             Exception: Whatever the environment raised.
         """
         if runner.is_tool_host:
@@ -103,7 +103,7 @@ class Tooling:
         """Call a tool, up to its first wait: what is returned may be awaitable, as with `EnvironmentRunner.begin`.
 
         Raises:
-            NoTools: There are none.
+            NoToolsError: There are none.
             Exception: Whatever the environment raised, beside what is in the result.
         """
         if runner.is_tool_host:
@@ -114,10 +114,10 @@ class Tooling:
 
     def _check(self, runner: EnvironmentRunner) -> None:
         if not self._steps:
-            raise NoTools(f"expected an environment with tools, got {runner.name}, which offers none")
+            raise NoToolsError(f"expected an environment with tools, got {runner.name}, which offers none")
 
 
-class NoTools(Exception):  # noqa: N818 - what is the case
+class NoToolsError(Exception):
     """The environment has no tools."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from benchmarks.sandbox.processes import cpu_s, memory_mb
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 WARM_UP: Final = 20
 
@@ -131,7 +131,7 @@ async def measure(what: str, level: Isolation, preload: tuple[str, ...], count: 
     try:
         async with Sandbox(config) as sandbox:
             return await WHAT[what](sandbox, count)
-    except SandboxUnavailable as error:
+    except SandboxUnavailableError as error:
         return {"refused": str(error)}
 
 

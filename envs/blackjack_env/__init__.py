@@ -8,8 +8,8 @@ from .models import (
     BlackjackAction,
     BlackjackObservation,
     BlackjackState,
-    InvalidResetOption,
-    StepBeforeReset,
+    InvalidResetOptionError,
+    StepBeforeResetError,
 )
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "BlackjackEnv",
     "BlackjackObservation",
     "BlackjackState",
-    "InvalidResetOption",
-    "StepBeforeReset",
+    "InvalidResetOptionError",
+    "StepBeforeResetError",
 ]

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from openenv_core import Action, Observation, State
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 
 
-class StepBeforeReset(EnvironmentFailure):
+class StepBeforeResetError(EnvironmentFailureError):
     """A step was asked for before the first reset, when no cards are on the table."""
 
 
-class InvalidResetOption(EnvironmentFailure):
+class InvalidResetOptionError(EnvironmentFailureError):
     """Reset was given an option that does not exist, or a value of the wrong type. No hand was dealt."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv_core import EnvClient, StepResult
-from openenv_core.errors import ExecutionFailed, ValidationFailed
+from openenv_core.errors import ExecutionError, ValidationFailedError
 
 from .models import (
     CodeInterpreterAction,
@@ -54,14 +54,14 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
 
         Raises:
             FileNotFoundError: It cannot be had; the message says why.
-            ExecutionFailed: The infrastructure failed.
+            ExecutionError: The infrastructure failed.
         """
         seen = (await self.step(GetFile(path=path))).observation
         if seen.file is not None:
             return seen.file.data
         if seen.error is not None:
             raise FileNotFoundError(seen.error.evalue)
-        raise ExecutionFailed(seen.reason or f"the server gave no content of {path}")
+        raise ExecutionError(seen.reason or f"the server gave no content of {path}")
 
     async def restart(self) -> StepResult[CodeInterpreterObservation]:
         """Begin anew, with the files that the reset brought."""
@@ -75,7 +75,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         """Apply an action and return what follows; see `EnvClient.step`."""
         try:
             return await super().step(action)
-        except ValidationFailed as refusal:
+        except ValidationFailedError as refusal:
             if self._code_alone or not _refuses_types(refusal):
                 raise
             self._code_alone = True
@@ -97,7 +97,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         return payload
 
 
-def _refuses_types(refusal: ValidationFailed) -> bool:
+def _refuses_types(refusal: ValidationFailedError) -> bool:
     return any(
         error.get("type") == "extra_forbidden" and tuple(error.get("loc", ())) == ("type",)
         for error in refusal.errors

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from openenv_core import Action, Observation, State
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 from openenv_core.sandbox import CodeError, FileInfo, Output, Status, Truncated
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 from .grading.verdict import Verdict
 
 
-class InvalidResetOption(EnvironmentFailure):
+class InvalidResetOptionError(EnvironmentFailureError):
     """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
 
 

@@ -5,10 +5,10 @@ The server is in :mod:`.server`.
 
 from .client import McpToolsEnv
 from .models import (
-    InvalidResetOption,
+    InvalidResetOptionError,
     McpToolsState,
     ServerInfo,
     TranscriptEntry,
 )
 
-__all__ = ["InvalidResetOption", "McpToolsEnv", "McpToolsState", "ServerInfo", "TranscriptEntry"]
+__all__ = ["InvalidResetOptionError", "McpToolsEnv", "McpToolsState", "ServerInfo", "TranscriptEntry"]

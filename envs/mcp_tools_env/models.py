@@ -5,10 +5,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from openenv_core import State
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 
 
-class InvalidResetOption(EnvironmentFailure):
+class InvalidResetOptionError(EnvironmentFailureError):
     """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
 
 

@@ -6,9 +6,9 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 from .client import ShopEnv
 from .models import (
     ImpossibleRequestError,
-    InvalidResetOption,
+    InvalidResetOptionError,
     ShopObservation,
     ShopState,
 )
 
-__all__ = ["ImpossibleRequestError", "InvalidResetOption", "ShopEnv", "ShopObservation", "ShopState"]
+__all__ = ["ImpossibleRequestError", "InvalidResetOptionError", "ShopEnv", "ShopObservation", "ShopState"]

@@ -5,13 +5,13 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from openenv_core import Observation, State
-from openenv_core.tasks import InvalidResetOption
-from openenv_core.tools import ToolFailed
+from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.tools import ToolFailedError
 
-__all__ = ["ImpossibleRequestError", "InvalidResetOption"]
+__all__ = ["ImpossibleRequestError", "InvalidResetOptionError"]
 
 
-class ImpossibleRequestError(ToolFailed):
+class ImpossibleRequestError(ToolFailedError):
     """The desk cannot do what it was asked: there is no such thing, or it is nobody's business here."""
 
 

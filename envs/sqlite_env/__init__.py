@@ -5,10 +5,10 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 
 from .client import SqliteEnv
 from .models import (
-    InvalidResetOption,
-    QueryRefused,
+    InvalidResetOptionError,
+    QueryRefusedError,
     SqliteObservation,
     SqliteState,
 )
 
-__all__ = ["InvalidResetOption", "QueryRefused", "SqliteEnv", "SqliteObservation", "SqliteState"]
+__all__ = ["InvalidResetOptionError", "QueryRefusedError", "SqliteEnv", "SqliteObservation", "SqliteState"]

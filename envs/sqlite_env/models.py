@@ -5,13 +5,13 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from openenv_core import Observation, State
-from openenv_core.tasks import InvalidResetOption
-from openenv_core.tools import ToolFailed
+from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.tools import ToolFailedError
 
-__all__ = ["InvalidResetOption", "QueryRefused"]
+__all__ = ["InvalidResetOptionError", "QueryRefusedError"]
 
 
-class QueryRefused(ToolFailed):
+class QueryRefusedError(ToolFailedError):
     """A query was not run, or not to its end. The message is for whoever wrote it."""
 
 

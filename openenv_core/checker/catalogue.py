@@ -10,9 +10,9 @@ from typing import Final
 
 from openenv_core import checker
 from openenv_core.apps import load_app
-from openenv_core.checker.check import Check, CheckFailed, CheckLevel
+from openenv_core.checker.check import Check, CheckError, CheckLevel
 from openenv_core.checker.subject import Subject
-from openenv_core.errors import ConfigurationError, ImageNotFound
+from openenv_core.errors import ConfigurationError, ImageNotFoundError
 from openenv_core.manifest import MANIFEST
 from openenv_core.targets import TargetKind, can_be_found, is_environment_folder
 
@@ -81,7 +81,7 @@ def _require_server(subject: Subject) -> None:
     try:
         with subject.http() as http:
             http.get("/health")
-    except CheckFailed as error:
+    except CheckError as error:
         raise ConfigurationError(f"{error.message}; start it first") from None
 
 
@@ -91,7 +91,7 @@ def _require_image(image: str) -> None:
     engine = DockerEngine.find()
     engine.ping()
     if not engine.has_image(image):
-        raise ImageNotFound(
+        raise ImageNotFoundError(
             f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
             "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
         )

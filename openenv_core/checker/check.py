@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from openenv_core.checker.outcomes import (
-    CheckFailed,
+    CheckError,
     CheckLevel,
-    CheckWarned,
-    NotApplicable,
+    CheckWarnedError,
+    NotApplicableError,
 )
 from openenv_core.checker.subject import Subject
 
-__all__ = ["Check", "CheckFailed", "CheckLevel", "CheckWarned", "NotApplicable", "check"]
+__all__ = ["Check", "CheckError", "CheckLevel", "CheckWarnedError", "NotApplicableError", "check"]
 
 PREFIX: Final = "check_"
 DEADLINE_S: Final = 120.0
@@ -22,7 +22,7 @@ DEADLINE_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One property. Called with a subject it returns, or raises `CheckFailed`, `CheckWarned` or `NotApplicable`.
+    """One property. Called with a subject it returns, or raises `CheckError`, `CheckWarnedError`, `NotApplicableError`.
 
     What it returns, if anything, is a figure or a note that the report shows beside the name.
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.outcomes import CheckFailed, needs
+from openenv_core.checker.outcomes import CheckError, needs
 
 if TYPE_CHECKING:
     from jsonschema import SchemaError
@@ -56,7 +56,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
             `metadata`; else everything that the schema allows comes, huge and odd values often.
 
     Raises:
-        CheckFailed: Nothing follows the schema, or it is none.
+        CheckError: Nothing follows the schema, or it is none.
         ConfigurationError: The package that validates is absent.
     """
     try:
@@ -77,7 +77,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
         if len(drawn) == count:
             break
     if not drawn:
-        raise CheckFailed(
+        raise CheckError(
             f"expected to draw values that the schema allows, got none: {why}",
             change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the model",
         )
@@ -382,13 +382,13 @@ def pool(
         count: How many different actions at most.
 
     Raises:
-        CheckFailed: None can be made.
+        CheckError: None can be made.
     """
     if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
         return ActionPool(tuple(dict(one) for one in examples), tuple(dict(one) for one in examples))
     choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
     if not choices:
-        raise CheckFailed("expected at least one action that the schema allows, got none", change=CHANGE)
+        raise CheckError("expected at least one action that the schema allows, got none", change=CHANGE)
     return ActionPool((), tuple(choices))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, check
+from openenv_core.checker.check import CheckError, CheckLevel, check
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import answered, parting, play_there, some_actions
@@ -17,7 +17,7 @@ from openenv_core.checker.subject import REFUSING, Client, Subject
 from openenv_core.checker.subject_servers import RunningServer
 from openenv_core.checker.watching.watched import MIB, MemoryWatch
 from openenv_core.client import GenericEnvClient, SyncEnvClient
-from openenv_core.errors import ClientError, ConnectionLost, RequestTimeout, ServerError
+from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
 CUT_OFF: Final = 32
@@ -51,10 +51,10 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
                     some_actions(subject, number),
                     episode_id=f"ropewalk-slot-{number}",
                 )
-        except (ClientError, CheckFailed) as error:
-            if isinstance(error, CheckFailed) and error.cause == REFUSING:
+        except (ClientError, CheckError) as error:
+            if isinstance(error, CheckError) and error.cause == REFUSING:
                 raise
-            raise CheckFailed(
+            raise CheckError(
                 f"expected {slots} sessions to play after {CUT_OFF} that were cut off in the middle of a step, "
                 f"got {error}",
                 change="give back in close() whatever __init__, reset or step took, and let close() return at "
@@ -118,7 +118,7 @@ def check_kill_and_restart(subject: Subject) -> None:
                 client.state()
     found = parting(first, again) if repeats(subject) else None
     if found is not None:
-        raise CheckFailed(
+        raise CheckError(
             f"expected an episode after a kill to begin anew, got what the killed server left: {found}",
             change="keep nothing of an episode in files or elsewhere outside of the process; clear at the start "
             "what an earlier one may have left",
@@ -129,14 +129,14 @@ def _need_lost(client: Client) -> None:
     """Notice that the killed server is gone."""
     try:
         client.state()
-    except ConnectionLost:
+    except ConnectionLostError:
         return
     except ClientError as error:
-        raise CheckFailed(
+        raise CheckError(
             f"expected the connection to a killed server to be lost, got {type(error).__name__}: {error}",
             change="let the server's own process hold its connections",
         ) from error
-    raise CheckFailed(
+    raise CheckError(
         "expected the connection to a killed server to be lost, got an answer",
         change="serve from the process that is started, or from its children",
     )
@@ -239,7 +239,7 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
     invalid: dict[str, Any] = {}
     try:
         drawn = sample(schema, fuzz, seed, modest=False)
-    except CheckFailed:  # an action that cannot be drawn: the author's examples stand in for it
+    except CheckError:  # an action that cannot be drawn: the author's examples stand in for it
         drawn = []
     bases = _bases(subject)
     for action in (*drawn, *(changed for base in bases for changed in _changed(base, schema))):
@@ -377,7 +377,7 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 subject.reset(client)
                 _healthy(subject, url)
             except ClientError as error:
-                raise CheckFailed(_told(last, error, memory, server), change=change) from error
+                raise CheckError(_told(last, error, memory, server), change=change) from error
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
@@ -398,9 +398,9 @@ def _told(last: bytes, error: ClientError, memory: MemoryWatch, server: RunningS
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
         came = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
-    elif isinstance(error, RequestTimeout):
+    elif isinstance(error, RequestTimeoutError):
         came = "no answer in time"
-    elif isinstance(error, ConnectionLost):
+    elif isinstance(error, ConnectionLostError):
         came = "the end of the connection"
     else:
         came = f"{type(error).__name__}: {error}"
@@ -411,7 +411,7 @@ def _healthy(subject: Subject, url: str) -> None:
     with subject.http(url) as http:
         status = http.get("/health")
     if status.status_code != 200:
-        raise CheckFailed(
+        raise CheckError(
             f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
             change="let no action change what GET /health answers",
         )

@@ -10,12 +10,12 @@ from itertools import combinations
 from threading import Barrier, BrokenBarrierError
 from typing import Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import answered, some_actions
 from openenv_core.checker.semantic import CHANGE, Player, SessionTrace, compared, repeats, solo, touching
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
 from openenv_core.checker.watching.watched import Held, WatchedServer, watching
-from openenv_core.errors import CapacityReached, ExecutionFailed, ValidationFailed
+from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 from openenv_core.targets import TargetKind
 
 BYTES_AN_EPISODE: Final = 512.0
@@ -81,7 +81,7 @@ TOGETHER_S = 60.0
 def check_sessions_at_once(subject: Subject) -> None:
     """Many sessions at once all play to the end, and none sees another's episode."""
     if touching(subject) is not None:
-        raise NotApplicable("two sessions touch each other already: see sessions_are_separate")
+        raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
         url = subject.url if subject.kind is TargetKind.URL else stack.enter_context(subject.server()).url
         wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
@@ -91,7 +91,7 @@ def check_sessions_at_once(subject: Subject) -> None:
             client.close()
         alone = [solo(subject, number, url) for number in range(len(clients))]
     if (found := compared(alone, together, repeats(subject))) is not None:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
             change=CHANGE,
         )
@@ -105,9 +105,9 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
         with answered(f"session {number + 1} of {wanted}"):
             try:
                 subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
-            except CapacityReached as error:
+            except CapacityError as error:
                 if subject.cap is not None or number < 2:
-                    raise CheckFailed(
+                    raise CheckError(
                         f"expected room for {wanted} sessions, got {number}: {error}",
                         change="let create_app's max_concurrent_envs be what the environment can bear",
                     ) from error
@@ -179,7 +179,7 @@ def measured(subject: Subject) -> Windows:
             again = list(player.windows(episodes, WINDOWS - WARM_UP))
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * WINDOWS < LEAST:
-        raise NotApplicable(
+        raise NotApplicableError(
             f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {BUDGET_S:g} s that "
             "they may take; --episodes takes more"
         )
@@ -238,7 +238,7 @@ class _Episodes:
     def _play(self, client: Client, number: int) -> None:
         self._subject.reset(client, seed=self._subject.limits.seed + number)
         for action in self._actions[number % len(self._actions)]:
-            with suppress(ValidationFailed, ExecutionFailed):
+            with suppress(ValidationFailedError, ExecutionError):
                 if client.step(action).done:
                     return
 
@@ -264,7 +264,7 @@ def check_threads_stay_level(subject: Subject) -> None:
 def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
     if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads")):
-        raise NotApplicable("what its threads hold grows with them: see threads_stay_level")
+        raise NotApplicableError("what its threads hold grows with them: see threads_stay_level")
     growth = _growth(subject, "files")
     if leaks_things(growth):
         raise _failed(
@@ -278,12 +278,12 @@ def check_files_stay_level(subject: Subject) -> None:
 def check_memory_stays_level(subject: Subject) -> None:
     """The server has no more memory after a thousand episodes than after the first."""
     if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads", "files")):
-        raise NotApplicable(
+        raise NotApplicableError(
             "what is left open grows, and memory with it: see threads_stay_level, files_stay_level"
         )
     growth = _growth(subject, "memory")
     if leaks_memory(growth):
-        raise CheckFailed(
+        raise CheckError(
             f"expected level memory over {_count(growth)} episodes, got {growth.total / 2**20:.1f} MiB more, "
             f"{growth.slope:.0f} bytes each",
             change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
@@ -292,8 +292,8 @@ def check_memory_stays_level(subject: Subject) -> None:
         )
 
 
-def _failed(what: str, growth: Growth, change: str) -> CheckFailed:
-    return CheckFailed(
+def _failed(what: str, growth: Growth, change: str) -> CheckError:
+    return CheckError(
         f"expected as many {what} after {_count(growth)} episodes as before them, got {growth.values[0]} before "
         f"and {growth.values[-1]} after",
         change=change,

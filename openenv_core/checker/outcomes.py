@@ -18,7 +18,7 @@ class CheckLevel(StrEnum):
     LOAD = "load"
 
 
-class CheckFailed(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+class CheckError(OpenEnvError):
     """The property does not hold.
 
     Args:
@@ -39,7 +39,7 @@ def cause_of(error: ClientError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class CheckWarned(OpenEnvError):  # noqa: N818 - likewise
+class CheckWarnedError(OpenEnvError):
     """The property holds as far as it was seen, and is doubtful.
 
     Args:
@@ -53,7 +53,7 @@ class CheckWarned(OpenEnvError):  # noqa: N818 - likewise
         self.change = change
 
 
-class NotApplicable(OpenEnvError):  # noqa: N818 - says what happened, as the tree of errors does
+class NotApplicableError(OpenEnvError):
     """The property cannot be looked at here: a URL has no Dockerfile, for one."""
 
     def __init__(self, reason: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Final, Self, TypeAlias
 from pydantic import TypeAdapter
 
 from openenv_core.apps import Described
-from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.check import CheckError
 from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
-from openenv_core.errors import ClientError, ExecutionFailed, ValidationFailed
+from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
@@ -77,7 +77,7 @@ class LocalEnvironment:
         reset_options: What every reset is given besides.
 
     Raises:
-        CheckFailed: Its constructor raises.
+        CheckError: Its constructor raises.
     """
 
     def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
@@ -88,7 +88,7 @@ class LocalEnvironment:
             self._instance = served.factory()
         except Exception as error:
             self._runner.close()
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
                 change="make the constructor work without arguments, any number of times",
             ) from error
@@ -232,7 +232,7 @@ def answered(doing: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {doing} to be played over the wire, got {type(error).__name__}: {error}",
             change="look at what the server prints: `ropewalk serve` with the same target shows it",
             cause=cause_of(error),
@@ -309,7 +309,7 @@ def played(
         reset_options: Further options of the reset.
 
     Raises:
-        CheckFailed: The environment refuses one action after the other.
+        CheckError: The environment refuses one action after the other.
     """
     yield PlayedStep(seed, 0, None, subject.reset(client, seed=seed, **reset_options))
     refused = step = in_all = 0
@@ -317,7 +317,7 @@ def played(
     for action in subject.actions(seed):
         try:
             result = client.step(action)
-        except (ValidationFailed, ExecutionFailed) as error:
+        except (ValidationFailedError, ExecutionError) as error:
             refused, in_all = refused + 1, in_all + 1
             if refused >= REFUSED_AT_MOST:
                 raise refusing(refused, action, error) from error

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import IO, Any, Final
 
-from openenv_core.checker.check import Check, CheckFailed, CheckLevel, CheckWarned, NotApplicable
+from openenv_core.checker.check import Check, CheckError, CheckLevel, CheckWarnedError, NotApplicableError
 from openenv_core.checker.outcomes import CheckTimeoutError, cause_of, within
 from openenv_core.checker.subject import CheckLimits, Subject
-from openenv_core.errors import ClientError, ConnectionFailed, ExecutionFailed, RequestTimeout
+from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionError, RequestTimeoutError
 from openenv_core.targets import Target
 
 
@@ -125,11 +125,11 @@ def run_check(subject: Subject, check: Check) -> Result:
 def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     try:
         note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
-    except CheckFailed as failure:
+    except CheckError as failure:
         return _told_once(subject, check, failure)
-    except CheckWarned as warning:
+    except CheckWarnedError as warning:
         return Status.WARNED, warning.message, warning.change
-    except NotApplicable as reason:
+    except NotApplicableError as reason:
         return Status.SKIPPED, reason.reason, ""
     except CheckTimeoutError:
         return (
@@ -137,22 +137,22 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
             f"expected the check to end within {check.deadline_s:g} s, got no end",
             "find what the environment waits for: each reset, step and read of the state should end by itself",
         )
-    except RequestTimeout as error:
+    except RequestTimeoutError as error:
         return (
             Status.FAILED,
             f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
             "make reset, step and state end sooner, or allow them more with --step-timeout",
         )
-    except ExecutionFailed as error:
-        raised = CheckFailed(
+    except ExecutionError as error:
+        raised = CheckError(
             f"expected the environment to answer, got {type(error).__name__}: {error}",
             change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
             "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
             cause=cause_of(error),
         )
         return _told_once(subject, check, raised)
-    except ConnectionFailed as error:
-        away = CheckFailed(f"expected a server that answers, got {cause_of(error)}", change=SEE)
+    except ConnectionFailedError as error:
+        away = CheckError(f"expected a server that answers, got {cause_of(error)}", change=SEE)
         return _told_once(subject, check, away)
     except ClientError as error:
         return Status.FAILED, f"expected a server that answers, got {cause_of(error)}", SEE
@@ -168,7 +168,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     return Status.PASSED, note or "", ""
 
 
-def _told_once(subject: Subject, check: Check, failure: CheckFailed) -> tuple[Status, str, str]:
+def _told_once(subject: Subject, check: Check, failure: CheckError) -> tuple[Status, str, str]:
     # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
     first = subject.told.setdefault(failure.cause, check.name)
     if first != check.name:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import fault_of, is_of_tools
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import played, seeds
@@ -55,7 +55,7 @@ def check_health(subject: Subject) -> None:
     """GET /health answers that the server is healthy."""
     status, body = _get(subject, "/health")
     if status != 200 or not isinstance(body, dict) or body.get("status") != "healthy":
-        raise CheckFailed(
+        raise CheckError(
             f'expected GET /health to answer 200 {{"status": "healthy"}}, got {status} {body!r:.200}',
             change="serve with create_app; a server that is out of threads says that it is unhealthy: look for "
             "steps that never end",
@@ -68,18 +68,18 @@ def check_metadata(subject: Subject) -> str:
     status, body = _get(subject, "/metadata")
     known = set(EnvironmentMetadata.model_fields)
     if status != 200 or not isinstance(body, dict):
-        raise CheckFailed(
+        raise CheckError(
             f"expected GET /metadata to answer 200 with an object, got {status} {body!r:.200}",
             change="let get_metadata() of the environment return an EnvironmentMetadata",
         )
     if unknown := sorted(set(body) - known):
-        raise CheckFailed(
+        raise CheckError(
             f"expected GET /metadata to hold {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
             change="leave it out: released clients refuse unknown keys",
         )
     for key in ("name", "description"):
         if not isinstance(body.get(key), str) or not body[key].strip():
-            raise CheckFailed(
+            raise CheckError(
                 f"expected GET /metadata to tell the {key}, got {body.get(key)!r}",
                 change="give the environment's class a docstring, or write get_metadata()",
             )
@@ -92,12 +92,12 @@ def check_schema_valid(subject: Subject) -> None:
     for name in SCHEMAS:
         schema = subject.schema[name]
         if fault := fault_of(schema):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the schema of the {name} to be one, got a fault at {fault.json_path}: {fault.message}",
                 change="correct what json_schema_extra or WithJsonSchema says of that field",
             ) from fault
         if not schema:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the schema of the {name} to say something, got an empty one",
                 change="give create_app the models",
             )
@@ -145,8 +145,8 @@ def _observations(subject: Subject, transport: str) -> str:
     return f"{seen} observations"
 
 
-def _disagreement(what: str, where: str, fault: SchemaViolation) -> CheckFailed:
-    return CheckFailed(
+def _disagreement(what: str, where: str, fault: SchemaViolation) -> CheckError:
+    return CheckError(
         f"expected the {what} {where} to follow its schema, got {fault.value!r:.80} at {fault.place}: "
         f"{fault.message}",
         change=AGREE,
@@ -157,7 +157,7 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
     with subject.http() as http:
         reply = http.get(path)
     if reply.status_code == 404:
-        raise NotApplicable(f"the server has no {path}")
+        raise NotApplicableError(f"the server has no {path}")
     try:
         return reply.status_code, reply.json()
     except ValueError:
@@ -173,24 +173,24 @@ def check_tools_listed(subject: Subject) -> str:
     tools = _tools(subject)
     names = [str(tool.get("name")) for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise CheckFailed(
+        raise CheckError(
             f"expected each tool once, got {', '.join(twice)} several times", change="rename or remove one"
         )
     if reserved := sorted(RESERVED_TOOL_NAMES & set(names)):
-        raise CheckFailed(
+        raise CheckError(
             f"expected tools with names of their own, got {', '.join(reserved)}",
             change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
         )
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
         if fault := fault_of(schema):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a JSON schema of the arguments of {tool.get('name')}, got: {fault.message}",
                 change="describe the tool's arguments",
             ) from fault
     declared = set(subject.promises.validation.capabilities.declared_tools)
     if declared and declared != set(names):
-        raise CheckFailed(
+        raise CheckError(
             f"expected the tools that the manifest declares, {', '.join(sorted(declared))}, "
             f"got {', '.join(sorted(names)) or 'none'}",
             change="correct validation.capabilities.declared_tools in openenv.yaml",
@@ -208,13 +208,13 @@ def check_unknown_tool(subject: Subject) -> None:
         try:
             result = client.step({"type": "call_tool", "tool_name": NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected an observation with an error for a tool that is not there, got {error}",
                 change=change,
             ) from error
     found = result.observation.get("error")
     if not isinstance(found, dict) or not found.get("error_type"):
-        raise CheckFailed(
+        raise CheckError(
             f"expected error.error_type in the observation for a tool that is not there, got {found!r:.200}",
             change=change,
         )
@@ -222,18 +222,18 @@ def check_unknown_tool(subject: Subject) -> None:
 
 def _tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
-        raise NotApplicable("its actions are no calls of tools")
+        raise NotApplicableError("its actions are no calls of tools")
     with subject.client() as client:
         subject.reset(client)
         try:
             found = client.step({"type": "list_tools"}).observation.get("tools")
         except ServerError as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the list of tools for the action list_tools, got {error}",
                 change="let the action be a union of ListToolsAction and CallToolAction, and step answer both",
             ) from error
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        raise CheckFailed(
+        raise CheckError(
             f"expected the list of tools for the action list_tools, got {found!r:.200}",
             change="answer with ListToolsObservation(tools=[...])",
         )

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, CheckWarned, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, CheckWarnedError, NotApplicableError, check
 from openenv_core.checker.playing import ENOUGH_S, EPISODES, STEPS, LocalEnvironment, played, seeds
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
-from openenv_core.errors import ClientError, ExecutionFailed, RequestTimeout, ValidationFailed
+from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 from openenv_core.protocol.replies import encode_model, encode_observation
 from openenv_core.types import Observation, StepResult
 
@@ -49,7 +49,7 @@ def check_episode_ends(subject: Subject) -> str:
             lengths.append(steps)
             if promised.endless:
                 if ended:
-                    raise CheckFailed(
+                    raise CheckError(
                         f"expected no end, as validation.episodes.endless declares, got done after {steps} steps",
                         change="take validation.episodes.endless out of openenv.yaml",
                     )
@@ -57,11 +57,11 @@ def check_episode_ends(subject: Subject) -> str:
             if ended:
                 continue
             if steps < promised.max_steps:
-                raise NotApplicable(
+                raise NotApplicableError(
                     f"no end was seen in the {steps} steps that {BUDGET_S:g} s allowed; declare a lower "
                     "validation.episodes.max_steps, or example_actions that come to an end"
                 )
-            raise CheckFailed(
+            raise CheckError(
                 f"expected done within {promised.max_steps} steps of valid actions after reset(seed={seed}), got "
                 "no end",
                 change="end the episode after so many steps, or say in openenv.yaml what holds: "
@@ -74,7 +74,7 @@ def check_episode_ends(subject: Subject) -> str:
 def check_step_after_done(subject: Subject) -> str:
     """A step after the end is refused, or answered with the end again; it begins no new episode."""
     change = (
-        "begin step() with: if self._done: raise EpisodeOver (from openenv_core); the session lives on, and the "
+        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session lives on, and the "
         "caller knows that a reset is due"
     )
     with subject.client() as client:
@@ -83,37 +83,37 @@ def check_step_after_done(subject: Subject) -> str:
         action = next(subject.actions(0))
         try:
             after: StepResult[dict[str, Any]] | None = client.step(action)
-        except (ExecutionFailed, ValidationFailed) as error:
+        except (ExecutionError, ValidationFailedError) as error:
             after, said = None, f"refused: {error}"
-        except RequestTimeout as error:
-            raise CheckFailed(
+        except RequestTimeoutError as error:
+            raise CheckError(
                 f"expected an answer to a step after the end, got {error}", change=change
             ) from error
         except ClientError as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the session to outlive a step after the end, got {type(error).__name__}: {error}",
                 change=change,
             ) from error
         if after is not None:
             if not after.done:
-                raise CheckFailed(
+                raise CheckError(
                     "expected a step after the end to be refused or to be done again, got an observation with "
                     "done=False: a new episode that nobody asked for",
                     change=change,
                 )
             if after.reward:
-                raise CheckFailed(
+                raise CheckError(
                     f"expected no further reward after the end, got {after.reward}", change=change
                 )
             said = "answered with the end again"
         if (now := client.state()).get("episode_id") != before.get("episode_id"):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the episode to stay {before.get('episode_id')!r} after the end, "
                 f"got {now.get('episode_id')!r}",
                 change=change,
             )
         if subject.reset(client, seed=1).done and not _done_at_once(subject):
-            raise CheckFailed(
+            raise CheckError(
                 "expected reset after the end to begin an episode, got one that is done",
                 change="let reset put everything back that step changes, the mark that the episode is over too",
             )
@@ -131,7 +131,7 @@ def check_state_counts_steps(subject: Subject) -> str:
                 count = client.state().get("step_count")
                 # Whether a step that failed counts is the environment's own affair.
                 if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
-                    raise CheckFailed(
+                    raise CheckError(
                         f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
                         change=COUNT,
                     )
@@ -145,7 +145,7 @@ def check_episode_id(subject: Subject) -> None:
         for given in (ID, OTHER_ID):
             subject.reset(client, episode_id=given)
             if (got := client.state().get("episode_id")) != given:
-                raise CheckFailed(
+                raise CheckError(
                     f"expected episode_id {given!r} in the state after reset(episode_id={given!r}), got {got!r}",
                     change="let reset take episode_id, and put it into the state",
                 )
@@ -154,7 +154,7 @@ def check_episode_id(subject: Subject) -> None:
             subject.reset(client)
             drawn.append(client.state().get("episode_id"))
     if None in drawn or drawn[0] == drawn[1] or ID in drawn or OTHER_ID in drawn:
-        raise CheckFailed(
+        raise CheckError(
             f"expected a new episode_id after each reset without one, got {drawn[0]!r} and {drawn[1]!r}",
             change="let reset draw one: str(uuid4()) if episode_id is None else episode_id",
         )
@@ -172,7 +172,7 @@ def check_state_is_only_read(subject: Subject) -> str:
                 seen += 1
                 if first != second:
                     names = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
-                    raise CheckFailed(
+                    raise CheckError(
                         f"expected two reads of the state {turn.where} to be the same, "
                         f"got other values of {', '.join(names)}",
                         change=change,
@@ -190,16 +190,16 @@ def check_invalid_action_refused(subject: Subject) -> None:
         valid = next(subject.actions(0))
         _refused(client, {**valid, NOT_A_FIELD: 1}, "with an unknown key")
         if (after := client.state()) != before:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a refused action to leave the state as it was, got {after} after {before}",
                 change="leave the validation of actions to the model: it is done before step() is called",
             )
         try:
             client.step(valid)
-        except (ExecutionFailed, ValidationFailed):
+        except (ExecutionError, ValidationFailedError):
             pass  # it may be against the environment's rules just now; the session answers
         except ClientError as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
                 change="raise nothing but Exception in validators of the action",
             ) from error
@@ -212,9 +212,9 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
     with subject.http() as http:
         reply = http.post("/step", json={"action": {**valid, NOT_A_FIELD: 1}})
     if reply.status_code == 404:
-        raise NotApplicable("the server has no /step")
+        raise NotApplicableError("the server has no /step")
     if reply.status_code != 422:
-        raise CheckFailed(
+        raise CheckError(
             f"expected status 422 for an action with an unknown key, got {reply.status_code} {reply.text[:200]}",
             change='keep extra="forbid" on the action model, and raise ValueError alone in its validators',
         )
@@ -229,27 +229,27 @@ def _refused(client: Client, action: dict[str, Any], what: str) -> None:
     change = 'keep extra="forbid" on the action model, and raise ValueError alone in its validators'
     try:
         client.step(action)
-    except ValidationFailed:
+    except ValidationFailedError:
         return
     except ClientError as error:
-        raise CheckFailed(
+        raise CheckError(
             f"expected VALIDATION_ERROR for an action {what}, got {type(error).__name__}: {error}",
             change=change,
         ) from error
-    raise CheckFailed(f"expected VALIDATION_ERROR for an action {what}, got an observation", change=change)
+    raise CheckError(f"expected VALIDATION_ERROR for an action {what}, got an observation", change=change)
 
 
 def _play_to_the_end(subject: Subject, client: Client) -> None:
     promised = subject.promises.validation.episodes
     if promised.endless:
-        raise NotApplicable("its episodes are declared endless")
+        raise NotApplicableError("its episodes are declared endless")
     until = time.monotonic() + BUDGET_S
     for turn in played(subject, client, 0, steps=promised.max_steps, seconds=BUDGET_S):
         if turn.result.done:
             return
         if time.monotonic() > until:
             break
-    raise NotApplicable("no episode came to an end; see episode_ends")
+    raise NotApplicableError("no episode came to an end; see episode_ends")
 
 
 def _done_at_once(subject: Subject) -> bool:
@@ -274,7 +274,7 @@ def _compare_with_and_without_reads(subject: Subject, change: str) -> None:
 
     plain = answers(False)
     if plain == answers(False) and plain != answers(True):
-        raise CheckFailed(
+        raise CheckError(
             "expected an episode in which the state is read to go as one in which it is not, got another",
             change=change,
         )
@@ -296,18 +296,18 @@ def check_reward_finite(subject: Subject) -> str:
         try:
             number = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError) as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a number or None for the reward {where}, got {reward!r:.80}",
                 change="return a float",
             ) from error
         if not math.isfinite(number):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a finite reward {where}, got {number}: it crosses the wire as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
         rewarded += reward is not None
     if steps and not rewarded:
-        raise CheckWarned(
+        raise CheckWarnedError(
             f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
             change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
             "validation.episodes.example_actions",
@@ -320,7 +320,7 @@ def check_reward_in_range(subject: Subject) -> str:
     """Every reward of a step lies within the range that the manifest declares."""
     declared = subject.promises.validation.reward
     if declared is None:
-        raise NotApplicable("no range is declared: validation.reward.range in openenv.yaml")
+        raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
     slack = (high - low) * SLACK
     seen: list[float] = []
@@ -332,7 +332,7 @@ def check_reward_in_range(subject: Subject) -> str:
                     continue
                 seen.append(float(reward))
                 if not low - slack <= reward <= high + slack:
-                    raise CheckFailed(
+                    raise CheckError(
                         f"expected the reward {turn.where} to lie within {low:g} to {high:g}, got {reward}",
                         change="correct the reward, or validation.reward.range in openenv.yaml; rewards are those "
                         "of one step, never a sum",
@@ -347,7 +347,7 @@ def check_observations_serialisable(subject: Subject) -> str:
     for where, observation in _raw(subject):
         seen += 1
         if not isinstance(observation, Observation):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected an Observation {where}, got {type(observation).__name__}: {observation!r:.120}",
                 change="return an instance of the observation model",
             )
@@ -362,7 +362,7 @@ def check_observations_stay(subject: Subject) -> str:
     before: tuple[str, BaseModel, bytes] | None = None
     for where, observation in _raw(subject):
         if before is not None and _text(before[1]) != before[2]:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the observation {before[0]} to stay as it was, got another one after the next call",
                 change="give observations copies of what the environment goes on to change: list(self._board), "
                 "array.copy(); whoever plays it without a server keeps them",
@@ -387,14 +387,14 @@ def _round_trip(observation: BaseModel, where: str) -> None:
             encode_observation(observation)
         text = encode_model(observation)
     except Exception as error:  # pydantic's, or that of a serialiser of the author's own
-        raise CheckFailed(
+        raise CheckError(
             f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
             change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",
         ) from error
     try:
         model.model_validate(json.loads(text))
     except Exception as error:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {model.__name__} {where} to be read back from its own JSON, got {error}",
             change="give each field the type of what is put into it; assignments after construction are not "
             "checked unless validate_assignment says so",
@@ -408,7 +408,7 @@ def _raw(subject: Subject) -> Iterator[tuple[str, Any]]:
             try:
                 observation = environment.reset(seed=seed)
             except Exception as error:
-                raise CheckFailed(
+                raise CheckError(
                     f"expected reset(seed={seed}) to return an observation, got {type(error).__name__}: {error}",
                     change="make reset work on a new instance, with a seed and without any other option, or give what "
                     "it needs in openenv.yaml: validation.episodes.reset_options",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import (
     LocalSession,
@@ -29,7 +29,7 @@ from openenv_core.checker.subject import Client, Subject, plain
 from openenv_core.checker.subject_servers import RunningServer
 from openenv_core.checker.watching import hook
 from openenv_core.checker.watching.watched import hooked
-from openenv_core.errors import CapacityReached, ExecutionFailed, ValidationFailed
+from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 from openenv_core.targets import TargetKind
 
 EPISODES: Final = 3
@@ -45,13 +45,15 @@ def check_network_policy_holds(subject: Subject) -> None:
     container is played without any network.
     """
     if subject.kind is TargetKind.URL:
-        raise NotApplicable("whom a server at a URL talks to cannot be seen from here")
+        raise NotApplicableError("whom a server at a URL talks to cannot be seen from here")
     network = subject.promises.validation.network
     if network.mode == "public":
-        raise NotApplicable("the manifest lets it talk to anybody (validation.network.mode)")
+        raise NotApplicableError("the manifest lets it talk to anybody (validation.network.mode)")
     if subject.kind is TargetKind.IMAGE:
         if network.mode != "no-network":
-            raise NotApplicable("whom a container talks to is not looked at where it may talk to somebody")
+            raise NotApplicableError(
+                "whom a container talks to is not looked at where it may talk to somebody"
+            )
         with subject.server(docker_options={"network": "none"}) as server:
             _play(subject, server)
         return
@@ -61,11 +63,13 @@ def check_network_policy_holds(subject: Subject) -> None:
         with subject.server(env_vars=env_vars) as server, _looking(server) as seen:
             _play(subject, server)
         if not notes.exists():
-            raise NotApplicable("the server's interpreter cannot be watched: it was started without its site")
+            raise NotApplicableError(
+                "the server's interpreter cannot be watched: it was started without its site"
+            )
         asked = notes.read_text(encoding="utf-8").split()
     hosts = sorted({*asked, *(seen if not network.allowed_hosts else ())})
     if hosts:
-        raise CheckFailed(
+        raise CheckError(
             f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
             change="take the request out, or declare it: validation.network in openenv.yaml, mode allowlist "
             "with allowed_hosts, or public",
@@ -140,11 +144,11 @@ def check_same_seed_same_episode(subject: Subject) -> None:
     if found is None:
         return
     if shared := _shared(subject):
-        raise CheckFailed(
+        raise CheckError(
             f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
             change="make it anew for each instance and episode: on self, in reset, never on the class",
         )
-    raise CheckFailed(f"expected the same episode twice, got two: {found}", change=SEEDED)
+    raise CheckError(f"expected the same episode twice, got two: {found}", change=SEEDED)
 
 
 @check(CheckLevel.SEMANTIC)
@@ -166,7 +170,7 @@ def check_reset_forgets(subject: Subject) -> None:
             again.append(play_there(subject, client, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
         if (found := parting(expected, played)) is not None:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a used instance to play as a fresh one, got: {found}",
                 change="make everything that belongs to an episode anew in reset, the generator included",
             )
@@ -178,7 +182,7 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
     need_repeats(subject)
     if not local(subject):
         if subject.kind is TargetKind.URL:
-            raise NotApplicable("there is one process at a URL, and its code is not here")
+            raise NotApplicableError("there is one process at a URL, and its code is not here")
         with subject.server(env_vars={"PYTHONHASHSEED": HASH_SEEDS[0]}) as server:
             _need_same(
                 _job(subject), [_there(subject, seed, a, server.url) for seed, a in _job(subject)], subject
@@ -204,7 +208,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
         for (seed, actions), expected in zip(job, without, strict=True):
             played = _there(subject, seed, actions, server.url)
             if (found := parting(expected, played)) is not None:
-                raise CheckFailed(
+                raise CheckError(
                     f"expected seed {seed} to give over the wire what it gives without, got: {found}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
                     "in, nor on what else its process has done",
@@ -216,7 +220,9 @@ def check_different_seeds_differ(subject: Subject) -> None:
     """Different seeds give different episodes."""
     need_seeds(subject)
     if not subject.promises.validation.episodes.varied:
-        raise NotApplicable("the manifest says that every episode is the same (validation.episodes.varied)")
+        raise NotApplicableError(
+            "the manifest says that every episode is the same (validation.episodes.varied)"
+        )
     need_repeats(subject)
     start = subject.limits.seed
     for action_seed in range(2):
@@ -224,7 +230,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
         episodes = [_fresh(subject, seed, actions) for seed in range(start, start + DIFFERENT)]
         if any(parting(episodes[0], other) is not None for other in episodes[1:]):
             return
-    raise CheckFailed(
+    raise CheckError(
         f"expected different episodes of {DIFFERENT} different seeds, got the same one {DIFFERENT} times",
         change="use the seed that reset is given; where every episode is meant to be the same, say "
         "`varied: false` in validation.episodes of openenv.yaml",
@@ -235,25 +241,25 @@ def need_seeds(subject: Subject) -> None:
     """Return where the environment promises that the seed decides.
 
     Raises:
-        NotApplicable: Its manifest says that it does not, or its reset takes no seed.
+        NotApplicableError: Its manifest says that it does not, or its reset takes no seed.
     """
     if not subject.promises.validation.episodes.deterministic:
-        raise NotApplicable(
+        raise NotApplicableError(
             "the manifest says that the seed does not decide (validation.episodes.deterministic)"
         )
     if local(subject) and takes_seed(subject.app.served) is False:
-        raise NotApplicable("the environment's reset takes no seed")
+        raise NotApplicableError("the environment's reset takes no seed")
 
 
 def need_repeats(subject: Subject) -> None:
     """Return where episodes repeat in one process, without which there is nothing to compare elsewhere.
 
     Raises:
-        NotApplicable: They do not, or are not meant to.
+        NotApplicableError: They do not, or are not meant to.
     """
     need_seeds(subject)
     if _unlike_here(subject) is not None:
-        raise NotApplicable(
+        raise NotApplicableError(
             "the seed does not decide the episode even in one process: see same_seed_same_episode"
         )
 
@@ -262,7 +268,7 @@ def repeats(subject: Subject) -> bool:
     """Whether the same seed gives the same episode in one process."""
     try:
         need_repeats(subject)
-    except NotApplicable:
+    except NotApplicableError:
         return False
     return True
 
@@ -271,7 +277,7 @@ def local(subject: Subject) -> bool:
     """Whether the environment can be played in this process."""
     try:
         return subject.app is not None
-    except NotApplicable:
+    except NotApplicableError:
         return False
 
 
@@ -315,7 +321,7 @@ def _fresh_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) 
     with LocalSession(subject.app.served, subject.reset_options) as session:
         results = play_here(session, seed, actions)
     if "error" in results[0]:
-        raise NotApplicable(f"its reset fails, with seed {seed}: see reward_finite")
+        raise NotApplicableError(f"its reset fails, with seed {seed}: see reward_finite")
     return results
 
 
@@ -334,8 +340,8 @@ def _need_same(job: Job, others: list[list[Result]], subject: Subject) -> None:
             raise _not_there(seed, found)
 
 
-def _not_there(seed: int, found: str) -> CheckFailed:
-    return CheckFailed(
+def _not_there(seed: int, found: str) -> CheckError:
+    return CheckError(
         f"expected seed {seed} to give the same episode in another process, got: {found}",
         change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
         f"process, the time, or which episodes were played before; {SEEDED}",
@@ -377,8 +383,8 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
         return episodes[::order]
 
 
-def _no_end(what: str) -> CheckFailed:
-    return CheckFailed(
+def _no_end(what: str) -> CheckError:
+    return CheckError(
         f"expected another interpreter to play {SEEDS} episodes and end, got {what}",
         change="make the application importable by any process, and its episodes playable in it",
     )
@@ -448,7 +454,7 @@ class Player:
             return False
         try:
             self._keep(plain(self._client.step(self._actions[taken])))
-        except (ValidationFailed, ExecutionFailed) as error:
+        except (ValidationFailedError, ExecutionError) as error:
             self._keep({"error": error.code})
         return True
 
@@ -469,17 +475,17 @@ class Player:
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
     if (found := touching(subject)) is not None:
-        raise CheckFailed(f"expected two sessions not to touch each other, got: {found}", change=CHANGE)
+        raise CheckError(f"expected two sessions not to touch each other, got: {found}", change=CHANGE)
 
 
 def touching(subject: Subject) -> str | None:
     """Return what one of two sessions saw of the other; None where they are separate.
 
     Raises:
-        NotApplicable: There can be only one.
+        NotApplicableError: There can be only one.
     """
     if subject.cap == 1:
-        raise NotApplicable("the server takes one session at a time")
+        raise NotApplicableError("the server takes one session at a time")
     found: str | None = subject.once("touching", lambda: _touching(subject))
     return found
 
@@ -492,8 +498,8 @@ def _touching(subject: Subject) -> str | None:
         try:
             for player in players:
                 player.begin()
-        except CapacityReached:
-            raise NotApplicable("the server takes one session at a time") from None
+        except CapacityError:
+            raise NotApplicableError("the server takes one session at a time") from None
         while sum(player.step() for player in players):  # all of them, each time
             pass
     return compared(alone, [player.trace for player in players], repeats(subject))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import fault_of, sample
 from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
@@ -27,7 +27,7 @@ def classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
     """Yield the key in /schema and the class of every model, those of a union one by one.
 
     Raises:
-        NotApplicable: There is no code to look into.
+        NotApplicableError: There is no code to look into.
     """
     seen: set[type[Any]] = set()
     for key, model in subject.app.served.models.items():
@@ -45,7 +45,7 @@ def arms(model: Any) -> list[Any]:
         return arms(get_args(model)[0])
     found = [one for part in get_args(model) for one in arms(part)]
     if not found:
-        raise NotApplicable(f"a model of a kind that is not known here: {model!r}")
+        raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
     return found
 
 
@@ -63,7 +63,7 @@ def check_manifest_present(subject: Subject) -> None:
     """The folder has an openenv.yaml."""
     folder = subject.need_folder()
     if not (folder / MANIFEST).is_file():
-        raise CheckFailed(
+        raise CheckError(
             f"expected {MANIFEST} in {folder}, got none",
             change=f"add {MANIFEST} with at least spec_version: 1, name, app and port, as `ropewalk init` writes it",
         )
@@ -74,11 +74,11 @@ def check_manifest_valid(subject: Subject) -> None:
     """The manifest has the keys and values that it may have, and no others."""
     folder = subject.need_folder()
     if not (folder / MANIFEST).is_file():
-        raise NotApplicable("there is no manifest")
+        raise NotApplicableError("there is no manifest")
     try:
         read_manifest(folder)
     except ManifestError as error:
-        raise CheckFailed(
+        raise CheckError(
             str(error),
             change=f"correct these keys in {folder / MANIFEST}; docs/validate.md lists them",
         ) from error
@@ -93,7 +93,7 @@ def check_manifest_app(subject: Subject) -> None:
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
     place = folder.joinpath(*inside)
     if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
-        raise CheckFailed(
+        raise CheckError(
             f"expected {manifest.app!r} to lie in {folder}, got no {'/'.join(inside)}.py there",
             change=f"let `app:` in {MANIFEST} name the module and attribute of the application: server.app:app",
         )
@@ -105,9 +105,9 @@ def check_declared_tools(subject: Subject) -> None:
     subject.need_folder()
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
-        raise NotApplicable("the manifest declares no tools")
+        raise NotApplicableError("the manifest declares no tools")
     if wrong := sorted(RESERVED_TOOL_NAMES & set(declared)):
-        raise CheckFailed(
+        raise CheckError(
             f"expected tools with names of their own, got {', '.join(wrong)}",
             change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
         )
@@ -119,13 +119,13 @@ def check_readme(subject: Subject) -> None:
     folder = subject.need_folder()
     found = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
     if found is None:
-        raise CheckFailed(
+        raise CheckError(
             f"expected README.md in {folder}, got none",
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
     words = found.read_text(encoding="utf-8", errors="replace").split()
     if len(words) < README_WORDS:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {found.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
         )
@@ -160,27 +160,29 @@ def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
     factory = subject.app.served.factory
     if not isinstance(factory, type):
-        raise NotApplicable("a factory makes the environment, whose class is not known before there is one")
+        raise NotApplicableError(
+            "a factory makes the environment, whose class is not known before there is one"
+        )
     for method in ("reset", "step"):
         found = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(found):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected {name(factory)}.{method} to be a method, got {found!r}",
                 change=f"write {method}() on {name(factory)}",
             )
         if getattr(found, "__isabstractmethod__", False):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected {name(factory)} to have a {method} of its own, got none",
                 change=f"write {method}() on {name(factory)}",
             )
     state = inspect.getattr_static(factory, "state", None)
     if inspect.isfunction(state):
-        raise CheckFailed(
+        raise CheckError(
             f"expected {name(factory)}.state to be a property, got a method",
             change="put @property before def state(self)",
         )
     if state is None or getattr(state, "__isabstractmethod__", False):
-        raise CheckFailed(
+        raise CheckError(
             f"expected {name(factory)}.state to be a property, got none",
             change=f"write the property `state` on {name(factory)}, returning a State",
         )
@@ -194,7 +196,7 @@ def check_models_derived(subject: Subject) -> None:
         if issubclass(model, base):
             continue
         if not issubclass(model, BaseModel) or set(base.model_fields) - set(model.model_fields):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the {key} model {name(model)} to be a {base.__name__}, got a class that is none and "
                 f"lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
                 change=f"derive it: class {name(model)}({base.__name__})",
@@ -207,7 +209,7 @@ def check_models_forbid_unknown_keys(subject: Subject) -> None:
     for key, model in classes(subject):
         extra = getattr(model, "model_config", {}).get("extra")
         if key in FORBIDDING and extra != "forbid":
-            raise CheckFailed(
+            raise CheckError(
                 f"expected the {key} model {name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
                 "key would pass unseen here and be refused by other servers and clients",
                 change=f'leave model_config of {name(model)} as its base has it, with extra="forbid"',
@@ -221,13 +223,13 @@ def check_models_have_schemas(subject: Subject) -> None:
         try:
             schema = TypeAdapter(model).json_schema()
         except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError) as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected every field of {name(model)} ({key}) in a JSON schema, got: {_first_line(error)}",
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
         if fault := fault_of(schema):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a JSON schema of {name(model)} ({key}), got a fault at "
                 f"{fault.json_path}: {fault.message}",
                 change="correct what json_schema_extra or WithJsonSchema says of that field",
@@ -245,7 +247,7 @@ def check_reserved_fields(subject: Subject) -> None:
                 continue
             kinds = _kinds(TypeAdapter(info.annotation or Any).json_schema())
             if wrong := sorted(kinds - allowed):
-                raise CheckFailed(
+                raise CheckError(
                     f"expected {name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
                     f"got {' or '.join(wrong)}: it hides what the wire means by {field!r}",
                     change=f"rename the field {field!r} of {name(model)}",
@@ -262,9 +264,9 @@ def check_reserved_tool_names(subject: Subject) -> None:
         tool = part.get("properties", {}).get("tool_name", {})
         named |= {str(one) for one in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]}
     if not any("tool_name" in part.get("properties", {}) for part in parts):
-        raise NotApplicable("its actions are no calls of tools")
+        raise NotApplicableError("its actions are no calls of tools")
     if wrong := sorted(RESERVED_TOOL_NAMES & named):
-        raise CheckFailed(
+        raise CheckError(
             f"expected tools with names of their own, got {', '.join(wrong)}",
             change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
         )
@@ -277,7 +279,7 @@ def check_action_schema_agrees(subject: Subject) -> str:
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
-        raise CheckFailed(
+        raise CheckError(
             f"expected the model to take actions that its schema allows, got {len(refused)} of {len(drawn)} "
             f"refused; the last: {refused[-1]}",
             change="put what the validators ask for into the types: Field(ge=, le=, pattern=), Literal, an enum; "
@@ -292,11 +294,11 @@ def check_example_actions(subject: Subject) -> str:
     subject.need_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
-        raise NotApplicable("the manifest gives no example_actions")
+        raise NotApplicableError("the manifest gives no example_actions")
     adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
     for example in examples:
         if (fault := _refusal(adapter, example)) is not None:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected every one of validation.episodes.example_actions to be an action, got {example}: {fault}",
                 change="correct it in openenv.yaml",
             )

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, Self
 
-from openenv_core.checker.check import CheckFailed, CheckLevel, NotApplicable, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.subject import Subject
 from openenv_core.targets import TargetKind, exposed_port
 
@@ -20,7 +20,7 @@ def check_image_user(subject: Subject) -> str:
     """The image runs as another user than root."""
     user = str(_config(subject).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
-        raise CheckFailed(
+        raise CheckError(
             f"expected an image whose user is not root, got {f'user {user!r}' if user else 'no user'}",
             change="end the Dockerfile with `USER env`, and build again",
         )
@@ -32,7 +32,7 @@ def check_image_health(subject: Subject) -> None:
     """The image tells whether its server is healthy."""
     test = (_config(subject).get("Healthcheck") or {}).get("Test") or []
     if not test or test[0] == "NONE":
-        raise CheckFailed(
+        raise CheckError(
             "expected an image with a HEALTHCHECK, got none",
             change='add `HEALTHCHECK CMD ["healthcheck"]` to the Dockerfile on our base, and build again',
         )
@@ -44,7 +44,7 @@ def check_image_port(subject: Subject) -> str:
     exposed = sorted(_config(subject).get("ExposedPorts") or {})
     port = exposed_port(subject.target.text)
     if f"{port}/tcp" not in exposed:
-        raise CheckFailed(
+        raise CheckError(
             f"expected an image that exposes one port, or {port} among them, got {', '.join(exposed) or 'none'}",
             change=f"add `EXPOSE {port}` to the Dockerfile, and build again",
         )
@@ -56,7 +56,7 @@ def check_image_size(subject: Subject) -> str:
     """The image is small enough to be pulled while somebody waits."""
     size = int(_image(subject).get("Size") or 0)
     if size > LARGEST_BYTES:
-        raise CheckFailed(
+        raise CheckError(
             f"expected an image of at most {_megabytes(LARGEST_BYTES)}, got {_megabytes(size)}",
             change="build in stages, leave caches and compilers behind, and mount models and data",
         )
@@ -69,7 +69,7 @@ def _megabytes(size: int) -> str:
 
 def _image(subject: Subject) -> dict[str, Any]:
     if subject.kind is not TargetKind.IMAGE:
-        raise NotApplicable(f"there is no image to look into, for a target of kind {subject.kind}")
+        raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
     from openenv_core.providers.docker.engine import DockerEngine
 
     found: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
@@ -283,7 +283,7 @@ def check_dockerfile_present(subject: Subject) -> None:
     """The folder has a Dockerfile."""
     folder = subject.need_folder()
     if ParsedDockerfile.find(folder, _named(subject)) is None:
-        raise CheckFailed(
+        raise CheckError(
             f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
             change="add server/Dockerfile as `ropewalk init` writes it",
         )
@@ -294,7 +294,7 @@ def check_dockerfile_base(subject: Subject) -> str:
     """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
     file = _dockerfile(subject)
     if "BASE_IMAGE" not in file.arguments or "BASE_IMAGE" not in file.base_variables:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
             change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that whoever builds "
             "can pin it or build on their own",
@@ -312,7 +312,7 @@ def check_dockerfile_user(subject: Subject) -> str:
     name = file.resolved(user.rest).partition(":")[0] if user is not None else ""
     if name in ("", "0", "root"):
         whose = ", as the released `openenv init` writes it," if file.on_released_base else ""
-        raise CheckFailed(
+        raise CheckError(
             f"expected {_short(file)}{whose} to end as another user than root, "
             f"got {f'USER {name}' if name else 'no USER'}",
             change="end with `USER env` on our base; elsewhere with a user of a number that you make: "
@@ -329,7 +329,7 @@ def check_dockerfile_health(subject: Subject) -> None:
     if found is None and file.on_our_base:
         return
     if found is None or found.rest.upper() == "NONE":
-        raise CheckFailed(
+        raise CheckError(
             f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if found else 'none'}",
             change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; elsewhere ask GET /health with Python',
         )
@@ -350,12 +350,12 @@ def check_dockerfile_port(subject: Subject) -> str:
     started = " ".join(one.rest for one in (file.last("ENTRYPOINT"), file.last("CMD")) if one is not None)
     served = {match["port"] for match in _PORT.finditer(file.resolved(started))}
     if served and str(port) not in served:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
             change="let `port:` in openenv.yaml and the server's --port say the same",
         )
     if str(port) not in exposed:
-        raise CheckFailed(
+        raise CheckError(
             f"expected {_short(file)} to expose port {port} of the manifest, got "
             f"{f'port {chr(44).join(sorted(exposed))}' if exposed else 'no EXPOSE'}",
             change=f"add `EXPOSE {port}`",
@@ -369,7 +369,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
     file = _dockerfile(subject)
     for one in file.all:
         if one.word == "ADD" and re.search(r"(https?|ftp|git)(://|@)", file.resolved(one.rest)):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected no ADD of a URL, got line {one.line} of {_short(file)}: ADD {one.rest}",
                 change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
             )
@@ -386,17 +386,17 @@ def check_dockerfile_secrets(subject: Subject) -> None:
             if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or _SECRET_VALUE.search(
                 one.rest
             ):
-                raise CheckFailed(
+                raise CheckError(
                     f"expected no secret in {_short(file)}, got {one.word} {name} with a value on line {one.line}",
                     change="take it out, revoke it if it was real, and give it to the container when it starts",
                 )
         elif one.word == "RUN" and _SECRET_VALUE.search(one.rest):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected no secret in {_short(file)}, got one on line {one.line}",
                 change="take it out, revoke it, and use `RUN --mount=type=secret`",
             )
         elif one.word in ("COPY", "ADD") and (found := _secret_among(one.rest, folder)):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected no secrets among what is copied, got {found} by line {one.line} of {_short(file)}: "
                 f"{one.word} {one.rest}",
                 change=f"add {found} to .dockerignore",
@@ -411,7 +411,7 @@ def _named(subject: Subject) -> str | None:
 def _dockerfile(subject: Subject) -> ParsedDockerfile:
     found = ParsedDockerfile.find(subject.need_folder(), _named(subject))
     if found is None:
-        raise NotApplicable("there is no Dockerfile")
+        raise NotApplicableError("there is no Dockerfile")
     return found
 
 

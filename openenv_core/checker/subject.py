@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import drawing as action_source
-from openenv_core.checker.outcomes import CheckFailed, CheckTimeoutError, NotApplicable, within
+from openenv_core.checker.outcomes import CheckError, CheckTimeoutError, NotApplicableError, within
 from openenv_core.checker.subject_servers import RunningServer, Servers, manifest_in
 from openenv_core.client import GenericEnvClient, SyncEnvClient
-from openenv_core.errors import CapacityReached, ConfigurationError, ExecutionFailed, ValidationFailed
+from openenv_core.errors import CapacityError, ConfigurationError, ExecutionError, ValidationFailedError
 from openenv_core.manifest import Manifest, ManifestError, read_manifest
 from openenv_core.targets import Target, TargetKind, target_of
 from openenv_core.types import StepResult
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-def imported(text: str, seconds: float) -> LoadedApp | CheckFailed | NotApplicable:
+def imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicableError:
     """Import an application; return what became of it where that cannot be done.
 
     Args:
@@ -35,16 +35,16 @@ def imported(text: str, seconds: float) -> LoadedApp | CheckFailed | NotApplicab
     try:
         return within(seconds, lambda: load_app(text), "openenv-import")
     except ConfigurationError as error:
-        return NotApplicable(str(error))
+        return NotApplicableError(str(error))
     except CheckTimeoutError:
-        return CheckFailed(
+        return CheckError(
             f"expected to import {text} within {seconds:g} s, got no end",
             change="do the work in the environment's constructor or reset, not while the module is imported",
         )
     except BaseException as error:  # anybody's code
         if isinstance(error, KeyboardInterrupt):
             raise
-        return CheckFailed(
+        return CheckError(
             f"expected to import {text}, got {type(error).__name__}: {error}",
             change="make the application importable: `ropewalk serve` with the same target shows the traceback",
         )
@@ -92,7 +92,7 @@ def play(
         actions: What to play.
 
     Raises:
-        CheckFailed: The environment refuses one action after the other.
+        CheckError: The environment refuses one action after the other.
         ClientError: Whatever else the client met.
     """
     played = PlayedEpisode([plain(first)])
@@ -101,7 +101,7 @@ def play(
         played.actions.append(action)
         try:
             result = client.step(action)
-        except (ValidationFailed, ExecutionFailed) as error:
+        except (ValidationFailedError, ExecutionError) as error:
             played.results.append({"error": error.code})
             refused += 1
             if refused >= REFUSED_AT_MOST:
@@ -115,9 +115,9 @@ def play(
     return played
 
 
-def refusing(count: int, action: dict[str, Any], error: Exception) -> CheckFailed:
+def refusing(count: int, action: dict[str, Any], error: Exception) -> CheckError:
     """Return the failure of an environment that takes nothing that its schema allows."""
-    return CheckFailed(
+    return CheckError(
         f"expected actions that the schema allows to be taken, got {count} refusals in a row, "
         f"the last for {action}: {error}",
         change="narrow the action's schema to what the environment takes, or list "
@@ -185,7 +185,7 @@ class Subject:
         self.token = token
         self._lock = threading.RLock()
         self._servers = Servers(target, self.limits.start_timeout_s)
-        self._app: LoadedApp | CheckFailed | NotApplicable | None = None
+        self._app: LoadedApp | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
         self._pool: action_source.ActionPool | None = None
         self._found: dict[str, Any] = {}
@@ -221,10 +221,10 @@ class Subject:
         """Return the folder.
 
         Raises:
-            NotApplicable: There is none.
+            NotApplicableError: There is none.
         """
         if self.folder is None:
-            raise NotApplicable(f"there is no folder to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
         return self.folder
 
     @cached_property
@@ -232,15 +232,15 @@ class Subject:
         """The manifest of the folder, or of the folder in the image.
 
         Raises:
-            CheckFailed: It is absent or wrong.
-            NotApplicable: There is no folder.
+            CheckError: It is absent or wrong.
+            NotApplicableError: There is no folder.
         """
         try:
             if self.kind is TargetKind.IMAGE:
                 return manifest_in(self._servers.shared())
             return read_manifest(self.need_folder())
         except ManifestError as error:
-            raise CheckFailed(
+            raise CheckError(
                 str(error), change="write openenv.yaml as docs/validate.md has it, or as `ropewalk init` does"
             ) from error
 
@@ -249,7 +249,7 @@ class Subject:
         """The manifest where there is a good one, else one of defaults: for checks that only want the promises."""
         try:
             return self.manifest
-        except (CheckFailed, NotApplicable):
+        except (CheckError, NotApplicableError):
             return Manifest(spec_version=1, name="unknown")
 
     @property
@@ -257,11 +257,11 @@ class Subject:
         """The application, imported into this process, after a process of its own has survived importing it.
 
         Raises:
-            NotApplicable: A URL or an image, or an application that cannot be looked into.
-            CheckFailed: It cannot be imported.
+            NotApplicableError: A URL or an image, or an application that cannot be looked into.
+            CheckError: It cannot be imported.
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
-            raise NotApplicable(f"there is no code to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
         with self._lock:
             if self._app is None:
                 assert self.url
@@ -275,7 +275,7 @@ class Subject:
         """How many sessions the server takes at once; None where that cannot be known beforehand."""
         try:
             return self.app.served.cap
-        except (CheckFailed, NotApplicable):
+        except (CheckError, NotApplicableError):
             return None
 
     @property
@@ -283,7 +283,7 @@ class Subject:
         """A running server, shared by all checks; started when first asked for, and again when it has died.
 
         Raises:
-            CheckFailed: It does not start.
+            CheckError: It does not start.
         """
         if self.kind is TargetKind.URL:
             return self.target.text.rstrip("/")
@@ -306,11 +306,11 @@ class Subject:
                 An image has its own command, so none of them apply to it.
 
         Raises:
-            NotApplicable: The target is a URL, whose server is not ours to start.
-            CheckFailed: It does not start.
+            NotApplicableError: The target is a URL, whose server is not ours to start.
+            CheckError: It does not start.
         """
         if self.kind is TargetKind.URL:
-            raise NotApplicable("a server at a URL is not the checker's to start, kill or measure")
+            raise NotApplicableError("a server at a URL is not the checker's to start, kill or measure")
         with self._servers.own(env_vars, docker_options, serve_options) as server:
             yield server
 
@@ -338,7 +338,7 @@ class Subject:
         """Open a client for plain HTTP on a server, the shared one by default.
 
         Raises:
-            CheckFailed: A request in the block is not answered.
+            CheckError: A request in the block is not answered.
         """
         import httpx
 
@@ -352,7 +352,7 @@ class Subject:
                 client.base_url, client.timeout = httpx.URL(where), httpx.Timeout(self.limits.step_timeout_s)
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a server at {where} that answers, got {type(error).__name__}: {error}",
                 change="see what the server prints under `ropewalk serve`",
             ) from error
@@ -362,7 +362,7 @@ class Subject:
         """What GET /schema says: the JSON schemas of action, observation and state.
 
         Raises:
-            CheckFailed: It says something else.
+            CheckError: It says something else.
         """
         with self.http() as http:
             reply = http.get("/schema")
@@ -372,7 +372,7 @@ class Subject:
             found = None
         wanted = ("action", "observation", "state")
         if reply.status_code != 200 or not isinstance(found, dict) or not all(n in found for n in wanted):
-            raise CheckFailed(
+            raise CheckError(
                 f"expected GET /schema to answer 200 with action, observation and state, got "
                 f"{reply.status_code} {reply.text[:200]}",
                 change="serve with create_app, and give it the models",
@@ -389,7 +389,7 @@ class Subject:
             seed: Decides the choice; the limits' own by default.
 
         Raises:
-            CheckFailed: None can be made.
+            CheckError: None can be made.
         """
         with self._lock:
             if self._pool is None:
@@ -423,7 +423,7 @@ class Subject:
             reset_options: Further options of the reset.
 
         Raises:
-            CheckFailed: The environment refuses one action after the other.
+            CheckError: The environment refuses one action after the other.
             ClientError: Whatever else the client met.
         """
         chosen = self.actions(action_seed) if actions is None else actions
@@ -452,13 +452,13 @@ class Subject:
             options: Of the reset; those of the manifest go with them.
 
         Raises:
-            CapacityReached: None came free.
+            CapacityError: None came free.
         """
         deadline = time.monotonic() + wait_s
         while True:
             try:
                 return client.reset(**{**self.reset_options, **options})
-            except CapacityReached:
+            except CapacityError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)

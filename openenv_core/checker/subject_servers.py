@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from openenv_core.checker.outcomes import CheckFailed, NotApplicable
+from openenv_core.checker.outcomes import CheckError, NotApplicableError
 from openenv_core.errors import OpenEnvError, ProviderError
 from openenv_core.manifest import MANIFEST, Manifest, load_manifest
 from openenv_core.targets import Target, provider_of
@@ -56,16 +56,16 @@ class RunningServer:
         """Start it.
 
         Raises:
-            CheckFailed: It does not become healthy.
+            CheckError: It does not become healthy.
         """
         if self._stopped:
-            raise NotApplicable("the checker is coming to its end")
+            raise NotApplicableError("the checker is coming to its end")
         provider = self._provider = self._provider_of()
         try:
             self._url = provider.start()
         except ProviderError as error:
             provider.stop()
-            raise CheckFailed(
+            raise CheckError(
                 f"expected a server that starts, got: {error}",
                 change="make the application importable and its server healthy: `ropewalk serve` with the same "
                 "target shows what it prints",
@@ -81,13 +81,13 @@ class RunningServer:
         """Return every process of the server, the environment's own children included.
 
         Raises:
-            NotApplicable: The server runs in a container, whose processes are not this machine's to look at.
+            NotApplicableError: The server runs in a container, whose processes are not this machine's to look at.
         """
         import psutil
 
         guard = getattr(self._provider, "pid", None)
         if guard is None:
-            raise NotApplicable("the processes of a container are not this machine's to look at")
+            raise NotApplicableError("the processes of a container are not this machine's to look at")
         with suppress(psutil.NoSuchProcess):
             return tuple(child.pid for child in psutil.Process(guard).children(recursive=True))
         return ()
@@ -105,7 +105,7 @@ class RunningServer:
         """Start it anew, after whatever became of it; `url` is another afterwards.
 
         Raises:
-            CheckFailed: It does not become healthy.
+            CheckError: It does not become healthy.
         """
         if self._provider is not None:
             self._provider.stop()
@@ -126,14 +126,14 @@ class Servers:
         self._lock = threading.RLock()
         self._running: list[RunningServer] = []
         self._shared: RunningServer | None = None
-        self._start_failure: CheckFailed | None = None
+        self._start_failure: CheckError | None = None
         self._closed = False
 
     def shared(self) -> RunningServer:
         """Return the server of all checks, started when first asked for, and again when it has died.
 
         Raises:
-            CheckFailed: It does not start.
+            CheckError: It does not start.
         """
         with self._lock:
             if self._start_failure is not None:
@@ -143,7 +143,7 @@ class Servers:
                 server = self._shared = self._new()
                 try:
                     server.start()
-                except CheckFailed as failure:
+                except CheckError as failure:
                     if first:  # it would be the same for every check, each after as long a wait
                         self._start_failure = failure
                     raise
@@ -164,7 +164,7 @@ class Servers:
             serve_options: Options of `ropewalk serve` with underscores; an image has its own command.
 
         Raises:
-            CheckFailed: It does not start.
+            CheckError: It does not start.
         """
         server = self._new(env_vars, docker_options, serve_options)
         try:
@@ -203,7 +203,7 @@ class Servers:
             )
 
         if self._closed:
-            raise NotApplicable("the checker is coming to its end")
+            raise NotApplicableError("the checker is coming to its end")
         server = RunningServer(provider)
         with self._lock:
             self._running.append(server)
@@ -219,13 +219,13 @@ def manifest_in(server: "RunningServer | None") -> Manifest:
 
     Raises:
         ManifestError: It says what it cannot say.
-        NotApplicable: There is none.
+        NotApplicableError: There is none.
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
     container = None if server is None else getattr(server.provider, "container", None)
     if container is None:
-        raise NotApplicable("there is no container to look into")
+        raise NotApplicableError("there is no container to look into")
     try:
         packed = DockerEngine.find().archive(container.id, PLACE)
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -233,5 +233,5 @@ def manifest_in(server: "RunningServer | None") -> Manifest:
             file = None if member is None else archive.extractfile(member)
             text = "" if file is None else file.read().decode("utf-8", "replace")
     except (OpenEnvError, tarfile.TarError) as error:
-        raise NotApplicable(f"the image has no {PLACE}: {error}") from error
+        raise NotApplicableError(f"the image has no {PLACE}: {error}") from error
     return load_manifest(text, PLACE)

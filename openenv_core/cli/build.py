@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigurationError: What is asked for is impossible; nothing was built then.
-        EngineUnavailable: No engine answers.
+        EngineUnavailableError: No engine answers.
     """
     plans = _plans(arguments)
     from openenv_core.images.engine import engine

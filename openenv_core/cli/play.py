@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.cli.command import Command
-from openenv_core.errors import ConfigurationError, ExecutionFailed, OpenEnvError
+from openenv_core.errors import ConfigurationError, ExecutionError, OpenEnvError
 
 if TYPE_CHECKING:
     from openenv_core.play.game import Game
@@ -164,7 +164,7 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
     from openenv_core.play.reporters import harmless
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
-    if not isinstance(error, ExecutionFailed) or not isinstance(provider, LocalProcessProvider):
+    if not isinstance(error, ExecutionError) or not isinstance(provider, LocalProcessProvider):
         return
     deadline = time.monotonic() + TRACEBACK_S
     # The reply may be here before what was printed ahead of it has been read.

@@ -92,7 +92,7 @@ def _image(target: str) -> str:
 def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
-    from openenv_core.images.errors import PushFailed
+    from openenv_core.images.errors import PushError
     from openenv_core.images.space import check_name, stage, upload
 
     if arguments.registry is not None:
@@ -110,7 +110,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
             return 0
         try:
             url = upload(Path(made), arguments.space, private=arguments.private)
-        except PushFailed as error:
+        except PushError as error:
             print(f"ropewalk: {error}", file=sys.stderr)
             return FAILED
     print(url)

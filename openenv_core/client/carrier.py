@@ -9,11 +9,11 @@ from time import time
 from typing import Protocol
 
 from openenv_core.errors import (
-    AccessRefused,
-    AuthenticationFailed,
-    CapacityReached,
+    AccessRefusedError,
+    AuthenticationError,
+    CapacityError,
     ClientError,
-    ConnectionFailed,
+    ConnectionFailedError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
 from openenv_core.protocol.http import shown
@@ -57,7 +57,7 @@ class Carrier(Protocol):
         """Wait until a frame can be sent.
 
         Raises:
-            ConnectionLost: The connection has broken.
+            ConnectionLostError: The connection has broken.
             Overdue: `interrupt` was called.
         """
 
@@ -65,14 +65,14 @@ class Carrier(Protocol):
         """Send one text frame, given as UTF-8.
 
         Raises:
-            ConnectionLost: The connection has broken.
+            ConnectionLostError: The connection has broken.
         """
 
     async def recv(self) -> bytes:
         """Return the next frame. Cancelling or interrupting the wait loses nothing.
 
         Raises:
-            ConnectionLost: The connection has broken, and every frame that came before was read.
+            ConnectionLostError: The connection has broken, and every frame that came before was read.
             Overdue: `interrupt` was called.
         """
 
@@ -195,21 +195,21 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
     other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:
-            return AuthenticationFailed(f"{got}; pass token= with a token that the server knows")
+            return AuthenticationError(f"{got}; pass token= with a token that the server knows")
         case 403 | 421:
             cause = "the path" if status == 403 else "the port"
-            return AccessRefused(
+            return AccessRefusedError(
                 f"{got}; use a host name and an origin that the server allows, check {cause} of the "
                 f"URL{other_way if status == 403 else ''}"
             )
         case 429 | 503:
             wait = retry_after(headers.get("retry-after"))
             data = {} if wait is None else {"retry_after_s": wait}
-            return CapacityReached(
+            return CapacityError(
                 detail or f"the server takes no more sessions (HTTP {status})", CAPACITY_REACHED, data
             )
     hint = other_way if status in _NO_SOCKET else ""
-    return ConnectionFailed(f"{got}; check that the URL is an OpenEnv server's{hint}")
+    return ConnectionFailedError(f"{got}; check that the URL is an OpenEnv server's{hint}")
 
 
 def retry_after(value: str | None) -> float | None:

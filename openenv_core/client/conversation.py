@@ -7,19 +7,19 @@ from typing import Final, NoReturn
 
 from openenv_core.client.carrier import Carrier, ReplyOverdueError
 from openenv_core.errors import (
-    CapacityReached,
+    CapacityError,
     ClientError,
-    ConnectionLost,
-    FactoryFailed,
+    ConnectionLostError,
+    FactoryError,
     ProtocolError,
-    RequestTimeout,
+    RequestTimeoutError,
     ServerError,
-    SessionFailed,
+    SessionError,
 )
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.watchdog import Watchdog
 
-SESSION_ENDED: Final = (CapacityReached, FactoryFailed, SessionFailed)
+SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 """What a server says last."""
 
 
@@ -46,8 +46,8 @@ class Conversation:
         Cancelled, or out of time, the reply is dropped when it comes.
 
         Raises:
-            RequestTimeout: No reply came in time.
-            ConnectionLost: The connection has broken.
+            RequestTimeoutError: No reply came in time.
+            ConnectionLostError: The connection has broken.
             ServerError: The server said, before it was asked, why the session is over.
             ProtocolError: The server said something else before it was asked.
         """
@@ -63,7 +63,7 @@ class Conversation:
                 if carrier.full:
                     await carrier.room()
                 carrier.send(frame)
-            except ConnectionLost:
+            except ConnectionLostError:
                 pass
             self._stale += 1
             while True:
@@ -75,11 +75,11 @@ class Conversation:
                 if self._overdue:
                     raise ReplyOverdueError
         except ReplyOverdueError:
-            raise RequestTimeout(
+            raise RequestTimeoutError(
                 f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
                 "drops the reply when it comes. Ask again, or raise message_timeout_s"
             ) from None
-        except ConnectionLost:
+        except ConnectionLostError:
             if dropped is not None:
                 _raise_if_ended(dropped)
             raise

@@ -166,7 +166,7 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
     Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
     A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
     its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
-    `state` keep raising ConnectionLost.
+    `state` keep raising ConnectionLostError.
 
     Args:
         base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which

@@ -24,8 +24,8 @@ from openenv_core.client.carrier import (
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
-    ConnectionFailed,
-    ConnectionLost,
+    ConnectionFailedError,
+    ConnectionLostError,
     ProtocolError,
 )
 from openenv_core.protocol.http import (
@@ -91,7 +91,7 @@ class HttpCarrier(Inbox):
 
     def abort(self) -> None:
         """Break off what is under way, and begin to give session and connection back."""
-        self._lose(ConnectionLost("the connection was closed by this client"))
+        self._lose(ConnectionLostError("the connection was closed by this client"))
         if self._ended:
             return
         self._ended = True
@@ -198,11 +198,11 @@ class HttpCarrier(Inbox):
                             f"expected a reply of at most {limit} bytes, got more; raise max_message_size_mb"
                         )
         except httpx.ConnectError as error:
-            raise ConnectionFailed(_nobody(self._base_url, error)) from None
+            raise ConnectionFailedError(_nobody(self._base_url, error)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if isinstance(error, httpx.ConnectTimeout):
-                raise ConnectionFailed(_nobody(self._base_url, error)) from None
-            raise ConnectionLost(
+                raise ConnectionFailedError(_nobody(self._base_url, error)) from None
+            raise ConnectionLostError(
                 f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
                 "call reset() to start a new session"
             ) from None
@@ -222,10 +222,10 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
         options: How the connection is made and kept.
 
     Raises:
-        AuthenticationFailed: The server asks for a token, or for another one.
-        AccessRefused: The server refuses the host name or the origin.
-        CapacityReached: The server takes nobody for now.
-        ConnectionFailed: Nothing answered there in time.
+        AuthenticationError: The server asks for a token, or for another one.
+        AccessRefusedError: The server refuses the host name or the origin.
+        CapacityError: The server takes nobody for now.
+        ConnectionFailedError: Nothing answered there in time.
     """
     carrier = HttpCarrier(base_url, session_id, options)
     try:
@@ -233,7 +233,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
             await carrier.probe()
     except TimeoutError as error:
         await carrier.close()
-        raise ConnectionFailed(
+        raise ConnectionFailedError(
             _nobody(base_url, f"no answer within {options.connect_timeout_s:g} s")
         ) from error
     except BaseException:

@@ -19,11 +19,11 @@ from openenv_core.client.settings import (
 )
 from openenv_core.client.socket import open_socket
 from openenv_core.errors import (
-    ClientClosed,
+    ClientClosedError,
     ClientError,
     ConfigurationError,
-    ConnectionFailed,
-    ConnectionLost,
+    ConnectionFailedError,
+    ConnectionLostError,
     ProtocolError,
     ServerError,
 )
@@ -168,9 +168,9 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         """Start the server if that is this client's to do, and open a session. Does nothing when open.
 
         Raises:
-            ClientClosed: The client was closed.
-            ConnectionFailed: The server does not answer, or lets nobody in without a token.
-            CapacityReached: The server takes no more sessions, and says so before one is made.
+            ClientClosedError: The client was closed.
+            ConnectionFailedError: The server does not answer, or lets nobody in without a token.
+            CapacityError: The server takes no more sessions, and says so before one is made.
             ProviderError: The server could not be started.
         """
         self._come_to_loop()
@@ -184,8 +184,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         It is closed when this one is, at the latest.
 
         Raises:
-            CapacityReached: The server takes no more sessions.
-            ConnectionFailed: The server does not answer.
+            CapacityError: The server takes no more sessions.
+            ConnectionFailedError: The server does not answer.
         """
         self._come_to_loop()
         with await self._turn.wait():
@@ -212,10 +212,10 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeout: No reply came in time. The session and its episode live on, and the late reply
+            RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply
                 is dropped; a further request waits until the environment is done with this one.
-            ConnectionLost: The connection broke before the reply.
-            ConnectionFailed: There was no connection, and none could be made.
+            ConnectionLostError: The connection broke before the reply.
+            ConnectionFailedError: There was no connection, and none could be made.
         """
         data = await self._request(encode_request("reset", options), "observation", fresh=True)
         return self._parse_result(data)
@@ -226,8 +226,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         Raises:
             TypeError: The action is of another type.
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeout: No reply came in time; see `reset`. The step may still happen.
-            ConnectionLost: The connection broke, now or earlier; `reset` opens a new session.
+            RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
+            ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
         return self._parse_result(data)
@@ -237,8 +237,8 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The environment raised.
-            RequestTimeout: No reply came in time; see `reset`.
-            ConnectionLost: The connection broke, now or earlier.
+            RequestTimeoutError: No reply came in time; see `reset`.
+            ConnectionLostError: The connection broke, now or earlier.
         """
         return self._parse_state(await self._request(encode_request("state"), "state"))
 
@@ -294,14 +294,14 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             conversation = self._conversation
             if conversation is None:
                 if self._lost is not None and not fresh and not self._closed:
-                    raise ConnectionLost(self._lost)
+                    raise ConnectionLostError(self._lost)
                 conversation = await self._connect()
             try:
                 reply = await conversation.ask(frame)
-            except ConnectionLost as error:
+            except ConnectionLostError as error:
                 self._give_up(str(error))
                 raise await self._explained(error) from None
-            except (ConnectionFailed, ServerError, ProtocolError) as error:
+            except (ConnectionFailedError, ServerError, ProtocolError) as error:
                 self._give_up(str(error))
                 raise
             try:
@@ -350,7 +350,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         await self._part()  # a server with room for one session has to be rid of the former first
         try:
             carrier = await self._open(base_url)
-        except ConnectionFailed as error:
+        except ConnectionFailedError as error:
             raise await self._explained(error) from error.__cause__
         self._conversation = Conversation(carrier, self._message_timeout_s)
         self._lost = None
@@ -366,7 +366,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
         if self._closed:
-            raise ClientClosed("this client is closed; make a new one")
+            raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
             self._base_url = _checked_url(await self._started(self._provider))
@@ -381,7 +381,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise
-            raise ClientClosed(
+            raise ClientClosedError(
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
@@ -401,7 +401,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (ConnectionFailed, ConnectionLost):
+        if self._provider is None or type(error) not in (ConnectionFailedError, ConnectionLostError):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
@@ -421,7 +421,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             carrier.abort()
 
     def _break_off(self) -> None:
-        """Make whoever waits for a reply get ConnectionLost."""
+        """Make whoever waits for a reply get ConnectionLostError."""
         if self._turn.taken and self._carrier is not None:
             self._carrier.abort()
 
@@ -444,7 +444,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
                     await carrier.room()
                 carrier.send(encode_request("close"))
             await carrier.close()
-        except (ConnectionLost, TimeoutError):
+        except (ConnectionLostError, TimeoutError):
             carrier.abort()
             await carrier.close()
         except BaseException:

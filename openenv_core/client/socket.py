@@ -16,7 +16,7 @@ import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import CarrierOptions, Inbox, refusal
-from openenv_core.errors import ClientError, ConnectionFailed, ConnectionLost
+from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.http import detail_text, shown
 from openenv_core.proxies import proxy_for
 
@@ -112,7 +112,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             return
         transport = self._transport
         assert transport is not None
-        self._lose(ConnectionLost("the connection was closed by this client"))
+        self._lose(ConnectionLostError("the connection was closed by this client"))
         try:
             self._resume()  # the answer comes behind what nobody wants to read any more
             transport.send_close(WSCloseCode.OK)
@@ -125,7 +125,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
 
     def abort(self) -> None:
         """Break the connection at once."""
-        self._lose(ConnectionLost("the connection was broken off by this client"))
+        self._lose(ConnectionLostError("the connection was broken off by this client"))
         if self._transport is not None and not self._transport.is_disconnected:
             self._transport.disconnect(graceful=False)
 
@@ -157,7 +157,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         if kind is _TEXT or kind is _BINARY:
             if frame.payload_size > self._options.max_message_bytes:
                 # picows has refused it, and hands it out all the same if it is whole before the hang-up.
-                self._lose(ConnectionLost(_closed(transport)))
+                self._lose(ConnectionLostError(_closed(transport)))
                 return
             if self._parts is not None:
                 raise self._broken(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
@@ -176,7 +176,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
                 parts, self._parts = self._parts, None
                 self._deliver(bytes(parts))
         elif kind is _CLOSE:
-            self._lose(ConnectionLost(_closed(transport)))
+            self._lose(ConnectionLostError(_closed(transport)))
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
             transport.disconnect()
 
@@ -184,7 +184,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         """Note the end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lose(ConnectionLost(_closed(transport)))
+        self._lose(ConnectionLostError(_closed(transport)))
         if not self._gone.done():
             self._gone.set_result(None)
         # A violation of the protocol is kept by picows as an exception that somebody has to look at.
@@ -212,7 +212,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
 
     def _broken(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
         """Give the connection up; what is returned makes picows tell the server."""
-        self._lose(ConnectionLost(_against_the_rules(what)))
+        self._lose(ConnectionLostError(_against_the_rules(what)))
         return picows.WSProtocolError(code, what)
 
     def _resume(self) -> None:
@@ -246,7 +246,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             return
         timeout = self._options.ping_timeout_s
         self._lose(
-            ConnectionLost(
+            ConnectionLostError(
                 f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
                 "off; call reset() to start a new session"
             )
@@ -269,10 +269,10 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     """Connect to a ws:// or wss:// URL.
 
     Raises:
-        AuthenticationFailed: The server asks for a token, or for another one.
-        AccessRefused: The server refuses the host name or the origin.
-        CapacityReached: The server takes no more sessions.
-        ConnectionFailed: Nothing answered there in time, or not as a WebSocket server does.
+        AuthenticationError: The server asks for a token, or for another one.
+        AccessRefusedError: The server refuses the host name or the origin.
+        CapacityError: The server takes no more sessions.
+        ConnectionFailedError: Nothing answered there in time, or not as a WebSocket server does.
     """
     target = url
     try:
@@ -282,7 +282,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                     return await _connect(target, options)
                 except picows.WSInvalidStatusError as error:
                     target = _redirected(target, error)
-            raise ConnectionFailed(
+            raise ConnectionFailedError(
                 f"expected a server at {shown(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
@@ -291,7 +291,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
         reason = str(error) or type(error).__name__
-    raise ConnectionFailed(
+    raise ConnectionFailedError(
         f"expected an OpenEnv server at {shown(url)}, got: {reason}; check that it runs and that the URL is right"
     )
 
@@ -362,7 +362,7 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     here = urlsplit(url)
     if parts.hostname != here.hostname or scheme not in (here.scheme, "wss"):
-        raise ConnectionFailed(
+        raise ConnectionFailedError(
             f"expected an OpenEnv server at {shown(url)}, got a redirect to {shown(place)}; use that URL if you "
             "trust it"
         ) from None

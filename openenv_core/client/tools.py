@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from openenv_core.client.env_client import EnvClient
-from openenv_core.errors import ServerError, ValidationFailed
+from openenv_core.errors import ServerError, ValidationFailedError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
     CALL_TOOL,
@@ -56,8 +56,8 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
 
         Raises:
             ServerError: The server has no tools, or could not list them.
-            RequestTimeout: See `EnvClient.step`.
-            ConnectionLost: See `EnvClient.step`.
+            RequestTimeoutError: See `EnvClient.step`.
+            ConnectionLostError: See `EnvClient.step`.
         """
         if self._tools is None or not use_cache:
             self._tools = await self._listed()
@@ -72,21 +72,21 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             arguments: By name, as the tool's schema has them.
 
         Raises:
-            ToolCallFailed: The tool, or the call of it, failed; `error_type` says how. It is a RuntimeError too.
+            ToolCallError: The tool, or the call of it, failed; `error_type` says how. It is a RuntimeError too.
             ServerError: The server refused, or the environment raised: the episode may be over.
-            RequestTimeout: See `EnvClient.step`. The call may still happen.
-            ConnectionLost: See `EnvClient.step`.
+            RequestTimeoutError: See `EnvClient.step`. The call may still happen.
+            ConnectionLostError: See `EnvClient.step`.
         """
         name = arguments.pop("name", None) if tool is None else tool
         if not isinstance(name, str):
             raise TypeError(
                 f'expected the name of a tool, got {name!r}; write call_tool("name", argument=value)'
             )
-        refused: ValidationFailed | None = None
+        refused: ValidationFailedError | None = None
         if self._by_steps:
             try:
                 step = await self.step(CallToolAction(tool_name=name, arguments=arguments))
-            except ValidationFailed as error:
+            except ValidationFailedError as error:
                 refused = (
                     error  # any arguments make a valid action: it is calls that this server does not step
                 )
@@ -121,13 +121,13 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             return read_tools(await self._ask(LIST_TOOLS, {}))
         except JsonRpcFaultError as fault:
             error: ServerError = ServerError(fault.message, str(fault.code), {"data": fault.data})
-        except ValidationFailed as unknown:  # releases before 0.3 know no such frame
+        except ValidationFailedError as unknown:  # releases before 0.3 know no such frame
             error = unknown
         if not self._by_steps:
             raise error
         try:
             return tools_of(await self.step(ListToolsAction()))
-        except ValidationFailed:
+        except ValidationFailedError:
             raise error from None
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:

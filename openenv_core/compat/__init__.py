@@ -16,11 +16,11 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Final
 
-from openenv_core.compat.hook import Extra, Hook, NotProvided
+from openenv_core.compat.hook import Extra, Hook, NotProvidedError
 from openenv_core.compat.names import FORMER, RELEASED
 from openenv_core.errors import ConfigurationError
 
-__all__ = ["Extra", "NotProvided", "check", "install", "installed", "released", "uninstall"]
+__all__ = ["Extra", "NotProvidedError", "check", "install", "installed", "released", "uninstall"]
 
 _DISTRIBUTIONS: Final = ("openenv", "openenv-core")
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
-from openenv_core.errors import ConfigurationError, ServerStartFailed
+from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.providers.base import status_of
 from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
 
@@ -102,7 +102,7 @@ class LocalDockerProvider(ContainerProvider):
         """Return when the server is healthy; it was when it started.
 
         Raises:
-            ServerStartFailed: It is not within the time.
+            ServerStartError: It is not within the time.
         """
         provider = self._provider  # which another thread may stop meanwhile
         if provider is None or base_url != provider.url:
@@ -119,6 +119,6 @@ class LocalDockerProvider(ContainerProvider):
             if seen == "healthy":
                 return
             time.sleep(LOOK_S)
-        raise ServerStartFailed(
+        raise ServerStartError(
             f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", provider.output()
         )

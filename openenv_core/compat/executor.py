@@ -15,10 +15,17 @@ from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from openenv_core.compat.types import CodeExecResult
-from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.errors import ClientClosedError, ConfigurationError
 from openenv_core.loop_thread import LoopThread
 from openenv_core.outcomes import SANDBOX_ERROR
-from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxClosed, SandboxSession, SandboxUnavailable
+from openenv_core.sandbox import (
+    Execution,
+    Limits,
+    Sandbox,
+    SandboxClosedError,
+    SandboxSession,
+    SandboxUnavailableError,
+)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -64,7 +71,7 @@ class PyExecutor:
         """Run code and wait for its end, never longer than the sandbox's limit of time.
 
         Raises:
-            SandboxFailure: The infrastructure failed, which is no result of the code's.
+            SandboxFailureError: The infrastructure failed, which is no result of the code's.
         """
         with self._turn:
             if self._engine is None:
@@ -84,7 +91,7 @@ class PyExecutor:
 
 def _sound(execution: Execution) -> Execution:
     if execution.status == SANDBOX_ERROR:
-        raise SandboxUnavailable(
+        raise SandboxUnavailableError(
             f"expected the sandbox to run code, got no result: {execution.reason or 'it failed'}; run it again"
         )
     return execution
@@ -132,8 +139,8 @@ class _Engine:
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
         try:
             return self._thread.run(work, *args, **options)
-        except ClientClosed:
-            raise SandboxClosed(
+        except ClientClosedError:
+            raise SandboxClosedError(
                 "expected an executor of this process, got one that it has from before it forked, or that has "
                 "been closed with it; make a new one"
             ) from None
@@ -151,7 +158,7 @@ class _Engine:
                 await asyncio.wait_for(self._sandbox.close(), CLOSE_S)
 
         if not self.inherited:
-            with suppress(ClientClosed):
+            with suppress(ClientClosedError):
                 self._thread.run(end)
 
 

@@ -25,7 +25,7 @@ Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
 """ReleasedNames beyond the table, by released module."""
 
 
-class NotProvided(ModuleNotFoundError):  # noqa: N818 - it says what is wrong
+class NotProvidedError(ModuleNotFoundError):
     """A name of the released package that is not provided here yet."""
 
 
@@ -84,7 +84,7 @@ class AliasModule(ModuleType):
         """Find a name.
 
         Raises:
-            NotProvided: The released package has it, and Ropewalk has not yet.
+            NotProvidedError: The released package has it, and Ropewalk has not yet.
             AttributeError: Neither has it.
         """
         if name.startswith("__"):
@@ -97,7 +97,7 @@ class AliasModule(ModuleType):
         elif module_for(f"{source}.{name}") is not None:
             value = import_module(f"{self.__name__}.{name}")
         elif (belongs := names.later(source, name)) is not None:
-            raise NotProvided(
+            raise NotProvidedError(
                 f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
                 f"belongs to {belongs}; {DOCS} lists the names that are there",
                 name=f"{self.__name__}.{name}",

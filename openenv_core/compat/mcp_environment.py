@@ -31,11 +31,11 @@ from openenv_core.tools import (
     ArgumentCompletion,
     CallToolAction,
     CallToolObservation,
-    InvalidArguments,
+    InvalidArgumentsError,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPrompt,
-    NoSuchResource,
+    NoSuchPromptError,
+    NoSuchResourceError,
     PromptResult,
     PromptSpec,
     ResourceContents,
@@ -44,10 +44,10 @@ from openenv_core.tools import (
     ToolContext,
     ToolError,
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
     ToolResult,
     ToolSpec,
-    ToolUnavailable,
+    ToolUnavailableError,
 )
 from openenv_core.types import Action, Observation
 
@@ -122,12 +122,14 @@ class McpHost:
         """Read a resource.
 
         Raises:
-            NoSuchResource: There is none at that address, or it cannot be read.
+            NoSuchResourceError: There is none at that address, or it cannot be read.
         """
         try:
             found = await self._link.arun(lambda client: client.read_resource(uri))
         except Exception as error:
-            raise NoSuchResource(f"expected the address of a resource, got {uri[:200]!r}: {error}") from error
+            raise NoSuchResourceError(
+                f"expected the address of a resource, got {uri[:200]!r}: {error}"
+            ) from error
         return [mcp_json(part) for part in getattr(found, "contents", found)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
@@ -138,8 +140,8 @@ class McpHost:
         """Return the messages of a prompt.
 
         Raises:
-            NoSuchPrompt: There is none of that name.
-            InvalidArguments: It could not be made of these arguments.
+            NoSuchPromptError: There is none of that name.
+            InvalidArgumentsError: It could not be made of these arguments.
         """
         try:
             found = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
@@ -147,8 +149,8 @@ class McpHost:
             there_are = [prompt.name for prompt in await self.list_prompts()]
             if name not in there_are:
                 known = ", ".join(there_are) or "none"
-                raise NoSuchPrompt(f"expected one of the prompts {known}, got {name[:200]!r}") from error
-            raise InvalidArguments(f"expected arguments of the prompt {name!r}, got: {error}") from error
+                raise NoSuchPromptError(f"expected one of the prompts {known}, got {name[:200]!r}") from error
+            raise InvalidArgumentsError(f"expected arguments of the prompt {name!r}, got: {error}") from error
         return PromptResult(
             messages=[mcp_json(message) for message in found.messages], description=found.description
         )
@@ -278,7 +280,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return self._link.run(self._call(action), limit_s)
-        except (TimeoutError, ToolFailed, ToolUnavailable) as error:
+        except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
             return _given_up(action, error, limit_s)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
@@ -291,7 +293,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return await self._link.arun(self._call(action), limit_s)
-        except (TimeoutError, ToolFailed, ToolUnavailable) as error:
+        except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
             return _given_up(action, error, limit_s)
 
     @abstractmethod
@@ -308,7 +310,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         """Call a tool, as a step of the episode.
 
         Raises:
-            EpisodeOver: The author's step says so.
+            EpisodeOverError: The author's step says so.
         """
         action = CallToolAction(tool_name=name, arguments=dict(arguments))
         if inspect.iscoroutinefunction(type(self).step_async):
@@ -387,10 +389,10 @@ def _failed(
 
 
 def _given_up(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
-    if isinstance(error, ToolUnavailable):
+    if isinstance(error, ToolUnavailableError):
         text = text_of(error)
         return _failed(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    if isinstance(error, ToolFailed):
+    if isinstance(error, ToolFailedError):
         return _failed(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
     message = (
         f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"

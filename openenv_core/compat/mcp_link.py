@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from openenv_core.errors import ClientClosed, ConfigurationError
+from openenv_core.errors import ClientClosedError, ConfigurationError
 from openenv_core.loop_thread import LoopThread
 from openenv_core.protocol.errors import text_of
 from openenv_core.protocol.jsonio import dumps, from_json
@@ -21,9 +21,9 @@ from openenv_core.tools import (
     CallToolObservation,
     ToolContext,
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
     ToolResult,
-    ToolUnavailable,
+    ToolUnavailableError,
 )
 from openenv_core.tools.results import cancellations_of_task
 from openenv_core.types import Observation
@@ -100,11 +100,11 @@ class McpObjectSession:
         """Call a function with the client, in the session's thread.
 
         Raises:
-            ClientClosed: The session has ended.
+            ClientClosedError: The session has ended.
         """
         with self._lock:
             if self._closed:
-                raise ClientClosed("expected an open environment, got a tool call after close()")
+                raise ClientClosedError("expected an open environment, got a tool call after close()")
             if self._thread is None:
                 self._thread = LoopThread()
         return self._thread.submit(self._do, work)
@@ -114,7 +114,7 @@ class McpObjectSession:
 
         Raises:
             TimeoutError: It took longer; it is cancelled.
-            ToolFailed: It cancelled itself, or would have ended the process.
+            ToolFailedError: It cancelled itself, or would have ended the process.
         """
         future = self.submit(work)
         try:
@@ -157,19 +157,19 @@ class McpObjectSession:
 
     def _cancelled(self) -> Exception:
         if self._closed:
-            return ClientClosed("expected an open environment, got its close() during a tool call")
-        return ToolFailed(
+            return ClientClosedError("expected an open environment, got its close() during a tool call")
+        return ToolFailedError(
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
         )
 
-    def _left(self, error: BaseException) -> ToolFailed:
+    def _left(self, error: BaseException) -> ToolFailedError:
         """Begin anew with the next request: an exit ends the event loop that it comes to."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._opened = self._holder = self._end = None
         if thread is not None:
             thread.stop()
-        return ToolFailed(f"{type(error).__name__}: {text_of(error)}")
+        return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
 
     async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:
@@ -179,7 +179,9 @@ class McpObjectSession:
         try:
             client = await asyncio.shield(self._opened)
         except Exception as error:
-            raise ToolUnavailable(f"expected the environment's MCP server to start, got: {error}") from error
+            raise ToolUnavailableError(
+                f"expected the environment's MCP server to start, got: {error}"
+            ) from error
         return await work(client)
 
     async def _hold(self, opened: "asyncio.Future[Any]") -> None:

@@ -226,7 +226,7 @@ def ensure(
     """Return the base's tag, after making it where it is missing or made from another Ropewalk.
 
     Raises:
-        BuildFailed: It cannot be made.
+        BuildError: It cannot be made.
     """
     named = tags(variant)
     with context() as request:

@@ -390,7 +390,7 @@ def build(api: "docker.APIClient", planned: BuildPlan, tell: Tell) -> str:
     """Build one environment's image and return its identity.
 
     Raises:
-        BuildFailed: A step failed, or the engine refused the build.
+        BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The Dockerfile needs BuildKit, and no command here has it.
     """
     for note in planned.notes:

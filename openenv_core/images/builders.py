@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.engine import hanging_up
-from openenv_core.images.errors import BuildFailed, remedy_for
+from openenv_core.images.errors import BuildError, remedy_for
 from openenv_core.images.events import BuildRequest, Cached, Layer, Step, StepOutput, Tell, printed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def build_by_sdk(api: "docker.APIClient", request: BuildRequest, tell: Tell) -> 
     When this is interrupted, the engine stops the build, and the container of its running step is removed.
 
     Raises:
-        BuildFailed: A step failed, or the engine refused the build.
+        BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The context cannot be read.
     """
     progress = _Progress(tell)
@@ -45,7 +45,7 @@ def build_by_sdk(api: "docker.APIClient", request: BuildRequest, tell: Tell) -> 
         progress.clean(api)
         raise
     if progress.image is None:
-        raise BuildFailed(
+        raise BuildError(
             f"expected an image of {request.context}, got an end of the engine's answer before it was built",
             step=progress.step,
             output=progress.output,
@@ -63,7 +63,7 @@ def _name(api: "docker.APIClient", image: str, request: BuildRequest) -> None:
         try:
             api.tag(image, repository, name)
         except APIError as error:
-            raise BuildFailed(
+            raise BuildError(
                 f"expected the engine to call the image {tag}, got: {error.explanation}"
             ) from error
 
@@ -91,11 +91,11 @@ def _stream(api: "docker.APIClient", request: BuildRequest) -> Iterator[dict[str
         )
     except APIError as error:
         said = str(error.explanation or error)
-        raise BuildFailed(
+        raise BuildError(
             f"expected the engine to build {request.context}, got: {said}", remedy=remedy_for(said)
         ) from error
     except (RequestException, HTTPError) as error:
-        raise BuildFailed(
+        raise BuildError(
             f"expected the engine to answer until {request.context} is built, got: {error}",
             remedy="is it still running? `docker info` says",
         ) from error
@@ -117,7 +117,7 @@ class _Progress:
         """Handle one message."""
         if "error" in said:
             text = str(said["error"]).strip()
-            raise BuildFailed(
+            raise BuildError(
                 f"expected {self.step or 'the build'} to succeed, got: {text}",
                 step=self.step,
                 output=self.output,
@@ -173,7 +173,7 @@ def build_by_command(request: BuildRequest, tell: Tell) -> str:
     """Build an image and return its identity.
 
     Raises:
-        BuildFailed: A step failed, or the engine refused the build.
+        BuildError: A step failed, or the engine refused the build.
         ConfigurationError: No command on the path can do it.
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
@@ -320,7 +320,7 @@ class _CommandProgress:
                 self._tell(StepOutput(one))
             del lines[:-_KEPT]
 
-    def failure(self, request: BuildRequest, status: int) -> BuildFailed:
+    def failure(self, request: BuildRequest, status: int) -> BuildError:
         """Return what went wrong."""
         step = self._steps[self._failed].text if self._failed in self._steps else ""
         output = self._output.get(self._failed or "", [])
@@ -328,7 +328,7 @@ class _CommandProgress:
             (line for line in reversed(self._said) if re.search("error|failed|ERROR", line)),
             f"exit status {status}",
         )
-        return BuildFailed(
+        return BuildError(
             f"expected {step or f'the build of {request.context}'} to succeed, got: {reason.strip()}",
             step=step,
             output=output or self._said,

@@ -22,7 +22,7 @@ def engine() -> Iterator["docker.APIClient"]:
 
     Raises:
         ConfigurationError: The Docker SDK is not installed, or the engine is named in a way that cannot be followed.
-        EngineUnavailable: Nobody answers, or not to this user.
+        EngineUnavailableError: Nobody answers, or not to this user.
     """
     try:
         import docker
@@ -32,7 +32,7 @@ def engine() -> Iterator["docker.APIClient"]:
         raise ConfigurationError(
             f"expected the Docker SDK, got: {error}; pip install 'ropewalk[docker]'"
         ) from error
-    from openenv_core.errors import EngineUnavailable
+    from openenv_core.errors import EngineUnavailableError
     from openenv_core.providers.docker.engine import DockerEngine
 
     found = DockerEngine.find()
@@ -49,7 +49,7 @@ def engine() -> Iterator["docker.APIClient"]:
     try:
         client = docker.APIClient(base_url=address.url, tls=tls, timeout=ANSWER_S, version="auto")
     except DockerException as error:
-        raise EngineUnavailable(
+        raise EngineUnavailableError(
             f"expected the Docker engine at {address.url} to speak with the Docker SDK, got: {error}; "
             "pip install -U docker"
         ) from error

@@ -1,7 +1,5 @@
 """What can go wrong with images, and what to do about what builds commonly fail of."""
 
-# ruff: noqa: N818 - the names say what happened; the tree says that they are errors
-
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +14,7 @@ class ImageError(OpenEnvError):
     """The root of what goes wrong with images."""
 
 
-class BuildFailed(ImageError):
+class BuildError(ImageError):
     """A step of a Dockerfile failed, or the engine refused the build.
 
     Attributes:
@@ -35,19 +33,19 @@ class BuildFailed(ImageError):
         super().__init__("\n".join(parts))
 
 
-class PushFailed(ImageError):
+class PushError(ImageError):
     """An image or a folder did not arrive where it was pushed to."""
 
 
-class NotReached(PushFailed):
+class NotReachedError(PushError):
     """Nobody answers at that address."""
 
 
-class NotAllowed(PushFailed):
+class NotAllowedError(PushError):
     """The other side does not know us, or does not let us write there."""
 
 
-class NoSuchImage(PushFailed):
+class NoSuchImageError(PushError):
     """The engine has no image of that name to push."""
 
 

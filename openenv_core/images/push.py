@@ -12,10 +12,10 @@ from openenv_core.images.engine import (
     inspect,
 )
 from openenv_core.images.errors import (
-    NoSuchImage,
-    NotAllowed,
-    NotReached,
-    PushFailed,
+    NoSuchImageError,
+    NotAllowedError,
+    NotReachedError,
+    PushError,
 )
 from openenv_core.images.events import (
     Layer,
@@ -73,10 +73,10 @@ def push(api: "docker.APIClient", image: str, remote: str, tell: Tell) -> str:
     Who we are is what `docker login` has stored. Afterwards the image has the registry's name here too.
 
     Raises:
-        NoSuchImage: The engine does not have it.
-        NotReached: The registry does not answer.
-        NotAllowed: It does not let us.
-        PushFailed: Something else went wrong on the way.
+        NoSuchImageError: The engine does not have it.
+        NotReachedError: The registry does not answer.
+        NotAllowedError: It does not let us.
+        PushError: Something else went wrong on the way.
     """
     from docker.errors import APIError, ImageNotFound
 
@@ -86,7 +86,9 @@ def push(api: "docker.APIClient", image: str, remote: str, tell: Tell) -> str:
         if image != remote:
             api.tag(image, repository, tag)
     except (ImageNotFound, APIError) as error:
-        raise _absent(image) if isinstance(error, ImageNotFound) else _failure(remote, str(error)) from error
+        raise (
+            _absent(image) if isinstance(error, ImageNotFound) else _failure(remote, str(error))
+        ) from error
     try:
         with hanging_up(api):
             return _pushed(api, repository, tag, tell)
@@ -109,7 +111,7 @@ def _pushed(api: "docker.APIClient", repository: str, tag: str, tell: Tell) -> s
         elif isinstance(said.get("aux"), dict):
             digest = said["aux"].get("Digest") or digest
     if digest is None:
-        raise PushFailed(
+        raise PushError(
             f"expected the registry's digest of {repository}:{tag} at the end of the push, got none; "
             "push again, and see the engine's log"
         )
@@ -126,7 +128,7 @@ def _stream(api: "docker.APIClient", repository: str, tag: str) -> Iterator[dict
     except DockerException as error:
         raise _failure(f"{repository}:{tag}", str(getattr(error, "explanation", None) or error)) from error
     except (RequestException, HTTPError) as error:
-        raise PushFailed(
+        raise PushError(
             f"expected the engine to answer until {repository}:{tag} has arrived, got: {error}; is it still running? "
             "`docker info` says"
         ) from error
@@ -142,22 +144,22 @@ def _has(api: "docker.APIClient", image: str) -> bool:
     return True
 
 
-def _absent(image: str) -> NoSuchImage:
-    return NoSuchImage(
+def _absent(image: str) -> NoSuchImageError:
+    return NoSuchImageError(
         f"expected an image {image} here, got none; `ropewalk build` makes it, `docker images` lists"
     )
 
 
-def _failure(remote: str, said: str) -> PushFailed:
+def _failure(remote: str, said: str) -> PushError:
     host = remote.partition("/")[0]
     text = f"expected {remote} to arrive, got: {said.strip()}"
     if re.search(_ABSENT, said):
         return _absent(remote)
     if re.search(_REFUSED, said):
-        return NotAllowed(f"{text}; `docker login {host}` with an account that may write there")
+        return NotAllowedError(f"{text}; `docker login {host}` with an account that may write there")
     if re.search(_SILENT, said):
-        return NotReached(
+        return NotReachedError(
             f"{text}; see that {host} is right and reachable from the engine, with a certificate that it trusts "
             "(or as one of its insecure-registries)"
         )
-    return PushFailed(text)
+    return PushError(text)

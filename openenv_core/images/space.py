@@ -10,7 +10,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
 from openenv_core.images.build import BASE_ARG, MANIFEST, PLACES, Dockerfile, name_of, variant_for
-from openenv_core.images.errors import NotAllowed, NotReached, PushFailed
+from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
 from openenv_core.images.leaving_out import secret_in, walk
 
 PARTS: Final = "ropewalk-base"
@@ -221,9 +221,9 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
     Raises:
         ConfigurationError: The hub's library is not installed, or no Space can be called so.
-        NotAllowed: There is no token, or it may not write there.
-        NotReached: The hub does not answer.
-        PushFailed: Something else went wrong on the way.
+        NotAllowedError: There is no token, or it may not write there.
+        NotReachedError: The hub does not answer.
+        PushError: Something else went wrong on the way.
     """
     try:
         from huggingface_hub import HfApi
@@ -247,15 +247,15 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
     except LocalTokenNotFoundError as error:
-        raise NotAllowed(f"expected a token of the hub, got none; {_LOGIN}") from error
+        raise NotAllowedError(f"expected a token of the hub, got none; {_LOGIN}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         text = f"expected the hub to take {space}, got {status}: {error.server_message or error}"
         if status in _FORBIDDEN:
-            raise NotAllowed(f"{text}; {_LOGIN}") from error
-        raise PushFailed(text) from error
+            raise NotAllowedError(f"{text}; {_LOGIN}") from error
+        raise PushError(text) from error
     except _silences() as error:
-        raise NotReached(
+        raise NotReachedError(
             f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
         ) from error
     return str(made)

@@ -4,13 +4,19 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError, ConnectionLost, RequestTimeout, ServerError, SessionFailed
+from openenv_core.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    ServerError,
+    SessionError,
+)
 from openenv_core.play.form import Json
 from openenv_core.play.game import Game, Reporter
 from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, described
 from openenv_core.play.reporters import Terminal
 
-SURVIVED: Final = (ServerError, RequestTimeout, ConnectionLost)
+SURVIVED: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
 """What a game goes on after."""
 
 DEATH_S: Final = 2.0
@@ -86,12 +92,12 @@ class Loop:
             work(given)
         except SURVIVED as error:
             # Connections break before the process that had them is known to have ended.
-            if not self._serves(DEATH_S if isinstance(error, ConnectionLost) else 0.0):
+            if not self._serves(DEATH_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
             self._failed += 1
             self._explain(error)
             self._reporter.failed(error)
-            if isinstance(error, ConnectionLost | SessionFailed):
+            if isinstance(error, ConnectionLostError | SessionError):
                 self._game.lost()
 
     def _do(self, asked: CommandTypedError) -> None:

@@ -8,13 +8,13 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from openenv_core.errors import (
-    CapacityReached,
-    ExecutionFailed,
-    FactoryFailed,
+    CapacityError,
+    ExecutionError,
+    FactoryError,
     ProtocolError,
     ServerError,
-    SessionFailed,
-    ValidationFailed,
+    SessionError,
+    ValidationFailedError,
 )
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps, to_plain
@@ -23,13 +23,13 @@ from openenv_core.types import Observation
 _LIFTED = {"reward", "done"}
 
 _ERRORS: Mapping[str, type[ServerError]] = {
-    codes.INVALID_JSON: ValidationFailed,
-    codes.UNKNOWN_TYPE: ValidationFailed,
-    codes.VALIDATION_ERROR: ValidationFailed,
-    codes.EXECUTION_ERROR: ExecutionFailed,
-    codes.CAPACITY_REACHED: CapacityReached,
-    codes.FACTORY_ERROR: FactoryFailed,
-    codes.SESSION_ERROR: SessionFailed,
+    codes.INVALID_JSON: ValidationFailedError,
+    codes.UNKNOWN_TYPE: ValidationFailedError,
+    codes.VALIDATION_ERROR: ValidationFailedError,
+    codes.EXECUTION_ERROR: ExecutionError,
+    codes.CAPACITY_REACHED: CapacityError,
+    codes.FACTORY_ERROR: FactoryError,
+    codes.SESSION_ERROR: SessionError,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, ValidationError
 
-from openenv_core.errors import ProtocolError, ToolCallFailed
+from openenv_core.errors import ProtocolError, ToolCallError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool, ToolError, ToolErrorType
@@ -119,13 +119,13 @@ def value_of(name: str, step: StepResult[Observation]) -> Any:
     """Return what a tool gave, from the result of a step.
 
     Raises:
-        ToolCallFailed: The call failed.
+        ToolCallError: The call failed.
     """
     observation = step.observation
     if not isinstance(observation, CallToolObservation):
         return observation  # released environments may answer the call that ends an episode with another one
     if observation.error is not None:
-        raise ToolCallFailed(name, observation.error.error_type, observation.error.message, step)
+        raise ToolCallError(name, observation.error.error_type, observation.error.message, step)
     return _value(name, observation.result, step)
 
 
@@ -133,17 +133,17 @@ def value_of_rpc(name: str, result: Any) -> Any:
     """Return what a tool gave, from the result of `tools/call`.
 
     Raises:
-        ToolCallFailed: The call failed.
+        ToolCallError: The call failed.
     """
     if isinstance(result, Mapping) and "tool_name" in result:  # released servers, where tools are steps
         return value_of(name, read_result({"observation": result}))
     return _value(name, result, None)
 
 
-def call_failed(name: str, fault: JsonRpcFaultError) -> ToolCallFailed:
+def call_failed(name: str, fault: JsonRpcFaultError) -> ToolCallError:
     """Return what a failed `tools/call` is for the caller."""
     said = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
-    return ToolCallFailed(name, _kind(said), fault.message)
+    return ToolCallError(name, _kind(said), fault.message)
 
 
 def _observation(fields: dict[str, Any]) -> Observation:
@@ -194,7 +194,7 @@ def _value(name: str, result: Any, step: StepResult[Observation] | None) -> Any:
     ]
     if failed:
         message = "\n".join(texts) or "the tool gave no reason"
-        raise ToolCallFailed(name, ToolErrorType.EXECUTION_ERROR, message, step)
+        raise ToolCallError(name, ToolErrorType.EXECUTION_ERROR, message, step)
     if result.get("data") is not None:
         return result["data"]
     structured = result.get("structured_content", result.get("structuredContent"))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Self
 
-from openenv_core.errors import ProviderError, ServerStartFailed
+from openenv_core.errors import ProviderError, ServerStartError
 from openenv_core.providers.base import (
     LOOPBACK,
     TOKEN_FILE,
@@ -129,7 +129,7 @@ class LocalProcessProvider:
         """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
 
         Raises:
-            ServerStartFailed: It ended, or stayed silent, before it was healthy.
+            ServerStartError: It ended, or stayed silent, before it was healthy.
             ProviderError: The process could not be made.
         """
         with self._lock:
@@ -214,12 +214,12 @@ class LocalProcessProvider:
                 guard.wait(RETRY_S)
             except subprocess.TimeoutExpired:
                 continue
-            raise ServerStartFailed(
+            raise ServerStartError(
                 f"expected {self.app} to start, but its process ended with status {guard.returncode}; "
                 "the output tells why",
                 output.text(),
             )
-        raise ServerStartFailed(
+        raise ServerStartError(
             f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {seen}; "
             "raise start_timeout_s if it needs longer",
             output.text(),

@@ -5,13 +5,14 @@ Standard library only; usable without servers and environments. docs/sandbox.md 
 
 from typing import TYPE_CHECKING, Any
 
+from openenv_core.errors import former_names
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import (
-    FileRefused,
+    FileRefusedError,
     LimitsError,
-    SandboxClosed,
-    SandboxFailure,
-    SandboxUnavailable,
+    SandboxClosedError,
+    SandboxFailureError,
+    SandboxUnavailableError,
 )
 from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
 from openenv_core.sandbox.results import (
@@ -34,7 +35,7 @@ __all__ = [
     "CodeError",
     "Execution",
     "FileInfo",
-    "FileRefused",
+    "FileRefusedError",
     "FunctionCall",
     "Interpreter",
     "Interruptible",
@@ -43,11 +44,11 @@ __all__ = [
     "LimitsError",
     "Output",
     "Sandbox",
-    "SandboxClosed",
+    "SandboxClosedError",
     "SandboxConfig",
-    "SandboxFailure",
+    "SandboxFailureError",
     "SandboxSession",
-    "SandboxUnavailable",
+    "SandboxUnavailableError",
     "Status",
     "SyncSandbox",
     "SyncSession",
@@ -61,4 +62,15 @@ def __getattr__(name: str) -> Any:
         from openenv_core.sandbox import sync
 
         return getattr(sync, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _former(name)
+
+
+_former = former_names(
+    globals(),
+    {
+        "SandboxClosed": "SandboxClosedError",
+        "SandboxFailure": "SandboxFailureError",
+        "SandboxUnavailable": "SandboxUnavailableError",
+        "Session": "SandboxSession",
+    },
+)

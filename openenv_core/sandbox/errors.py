@@ -1,36 +1,34 @@
 """Every error that the sandbox raises, as one tree.
 
-    SandboxFailure
-    ├── SandboxUnavailable   no interpreter can be had: no rung of the ladder holds, or the zygote cannot be started
-    ├── SandboxClosed        the sandbox or the session was used after close()
-    ├── LimitsError          a limit that makes no sense, or exceeds its ceiling
-    └── FileRefused          a path that leaves the workspace, a file that is missing, too large, or no plain file
+    SandboxFailureError
+    ├── SandboxUnavailableError  no interpreter can be had: no rung of the ladder holds, or the zygote cannot be started
+    ├── SandboxClosedError       the sandbox or the session was used after close()
+    ├── LimitsError              a limit that makes no sense, or exceeds its ceiling
+    └── FileRefusedError         a path that leaves the workspace, a file that is missing, too large, or no plain file
 
 What code does never raises: it is told by `Execution.status`.
 """
 
-# ruff: noqa: N818 - the names say what happened; the root and the tree say that they are errors
-
 from openenv_core.errors import OpenEnvError
 
 
-class SandboxFailure(OpenEnvError):
+class SandboxFailureError(OpenEnvError):
     """The root of what the sandbox raises."""
 
 
-class SandboxUnavailable(SandboxFailure):
+class SandboxUnavailableError(SandboxFailureError):
     """No interpreter can be had here, or not now."""
 
 
-class SandboxClosed(SandboxFailure):
+class SandboxClosedError(SandboxFailureError):
     """The sandbox or the session was used after `close()`."""
 
 
-class LimitsError(SandboxFailure, ValueError):
+class LimitsError(SandboxFailureError, ValueError):
     """A limit that makes no sense, or exceeds its ceiling."""
 
 
-class FileRefused(SandboxFailure):
+class FileRefusedError(SandboxFailureError):
     """A file cannot be put, read or listed.
 
     Attributes:

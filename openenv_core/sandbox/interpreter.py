@@ -28,37 +28,37 @@ class Interpreter(Protocol):
             stdin: What the code reads from standard input; None: nothing.
 
         Raises:
-            SandboxClosed: The interpreter was closed.
+            SandboxClosedError: The interpreter was closed.
         """
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         """Write a file of the workspace, and the folders above it.
 
         Raises:
-            FileRefused: The path leaves the workspace, or a limit is reached.
-            SandboxFailure: The infrastructure failed.
+            FileRefusedError: The path leaves the workspace, or a limit is reached.
+            SandboxFailureError: The infrastructure failed.
         """
 
     async def get_file(self, path: str) -> bytes:
         """Return a file's content.
 
         Raises:
-            FileRefused: There is no plain file there, or it is too large.
-            SandboxFailure: The infrastructure failed.
+            FileRefusedError: There is no plain file there, or it is too large.
+            SandboxFailureError: The infrastructure failed.
         """
 
     async def list_files(self) -> list[FileInfo]:
         """Return the files of the workspace, sorted by path.
 
         Raises:
-            SandboxFailure: The infrastructure failed.
+            SandboxFailureError: The infrastructure failed.
         """
 
     async def restart(self) -> None:
         """Begin anew: an interpreter without variables, a workspace without files.
 
         Raises:
-            SandboxFailure: None can be had.
+            SandboxFailureError: None can be had.
         """
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class Backend(Protocol):
         """Make ready, and prove the isolation.
 
         Raises:
-            SandboxUnavailable: It cannot be had here.
+            SandboxUnavailableError: It cannot be had here.
         """
 
     async def open(
@@ -98,7 +98,7 @@ class Backend(Protocol):
             snapshot: Keeps the state of before an execution that had to be killed.
 
         Raises:
-            SandboxUnavailable: None can be had now.
+            SandboxUnavailableError: None can be had now.
             ConfigurationError: This backend has no such packages, or no snapshots.
         """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.sandbox.config import Isolation, Limits
-from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.session import SandboxSession
 
 
@@ -156,25 +156,25 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
         open_session: Starts an interpreter on it.
 
     Raises:
-        SandboxUnavailable: An attack was not stopped, or the interpreter does not work.
+        SandboxUnavailableError: An attack was not stopped, or the interpreter does not work.
     """
     session = await open_session(Limits(timeout_s=10.0))
     try:
         with _canary() as told:
             defined = await session.execute(source(isolation))
             if defined.status != "ok":
-                raise SandboxUnavailable(
+                raise SandboxUnavailableError(
                     f"an interpreter that runs code did not: {defined.error or defined.reason}"
                 )
             call = await session.call("attack", [told])
             if call.execution.status != "ok":
                 said = call.execution.error or call.execution.reason
-                raise SandboxUnavailable(f"the self-test did not end: {said}")
+                raise SandboxUnavailableError(f"the self-test did not end: {said}")
             passed = list(call.value)
             if await asyncio.to_thread(Path(told["canary"]).read_text) != CONTENT:
                 passed.append("the canary has changed")
             if passed:
-                raise SandboxUnavailable(
+                raise SandboxUnavailableError(
                     f"the self-test was not stopped where it had to be: {', '.join(passed)}"
                 )
     finally:

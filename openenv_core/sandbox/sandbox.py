@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
-from openenv_core.sandbox.errors import SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.errors import SandboxClosedError, SandboxUnavailableError
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import session_uid
@@ -210,10 +210,10 @@ class Sandbox:
         """The rung of the ladder that the self-test has proved.
 
         Raises:
-            SandboxClosed: It was not started.
+            SandboxClosedError: It was not started.
         """
         if self._isolation is None:
-            raise SandboxClosed(
+            raise SandboxClosedError(
                 "expected a running sandbox, got one that was not started; await start() first"
             )
         return self._isolation
@@ -237,7 +237,7 @@ class Sandbox:
         """Find the strongest rung of the ladder that holds here, by trying.
 
         Raises:
-            SandboxUnavailable: None does, at or above the minimum.
+            SandboxUnavailableError: None does, at or above the minimum.
             ConfigurationError: A module that is to be imported cannot be.
         """
         _raise_descriptor_limit()
@@ -249,7 +249,7 @@ class Sandbox:
             try:
                 await self._boot()
                 await prove(isolation, self.open)
-            except SandboxUnavailable as error:
+            except SandboxUnavailableError as error:
                 refusals.append(f"{isolation}: {error}")
                 await self._unboot()
                 continue
@@ -261,7 +261,7 @@ class Sandbox:
                 logger.info("code runs at the level %s; %s", isolation, "; ".join(refusals))
             return
         self._isolation = None
-        raise SandboxUnavailable(
+        raise SandboxUnavailableError(
             f"expected isolation of at least {config.minimum}, and no such level holds here; {'; '.join(refusals)}. "
             "docs/sandbox.md says what each level needs"
         )
@@ -274,8 +274,8 @@ class Sandbox:
             snapshot: Keeps the state of before an execution that had to be killed.
 
         Raises:
-            SandboxUnavailable: None can be had now.
-            SandboxClosed: The sandbox was closed, or not started.
+            SandboxUnavailableError: None can be had now.
+            SandboxClosedError: The sandbox was closed, or not started.
         """
         session = self._make(limits or Limits(), snapshot=snapshot)
         try:
@@ -317,7 +317,7 @@ class Sandbox:
 
     async def _bear(self, limits: Limits, snapshot: bool) -> Life:
         if self._closed:
-            raise SandboxClosed("expected an open sandbox, got one that was closed; make another")
+            raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
         birth = Birth(zygote, self._scratch, self._cgroups, limits)
         slot = self._slots.take()

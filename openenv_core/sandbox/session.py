@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import InterpreterAnswer
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.errors import FileRefused, SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox.errors import FileRefusedError, SandboxClosedError, SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import MAX_VALUE
 from openenv_core.sandbox.results import (
     EXIT_INTERRUPTED,
@@ -25,7 +25,7 @@ from openenv_core.sandbox.results import (
     Truncated,
 )
 from openenv_core.sandbox.snapshots import BranchingWorker
-from openenv_core.sandbox.values import NotPlain, encode, loads
+from openenv_core.sandbox.values import NotPlainError, encode, loads
 from openenv_core.sandbox.worker import Exit, Worker, WorkerReply
 from openenv_core.sandbox.workspace import DiskWatch, Workspace
 from openenv_core.signals import signal_name
@@ -228,7 +228,7 @@ class SandboxSession:
         """Start the interpreter now rather than with the first request.
 
         Raises:
-            SandboxUnavailable: None can be had.
+            SandboxUnavailableError: None can be had.
         """
         async with self._turn:
             await self._living()
@@ -244,7 +244,7 @@ class SandboxSession:
             stdin: What it reads from standard input; None: nothing.
 
         Raises:
-            SandboxClosed: The session was closed.
+            SandboxClosedError: The session was closed.
         """
         return (await self._ask({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
 
@@ -267,8 +267,8 @@ class SandboxSession:
             stdin: What it reads from standard input; None: nothing.
 
         Raises:
-            NotPlain: An argument is no such value.
-            SandboxClosed: The session was closed.
+            NotPlainError: An argument is no such value.
+            SandboxClosedError: The session was closed.
         """
         message = {
             "op": "call",
@@ -283,7 +283,7 @@ class SandboxSession:
         if execution.status == "ok":
             try:
                 value = loads(text or b"", max_bytes=MAX_VALUE)
-            except NotPlain as error:
+            except NotPlainError as error:
                 # Only an interpreter that the code has taken over says such a thing.
                 execution = replace(
                     execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
@@ -294,8 +294,8 @@ class SandboxSession:
         """Write a file of the workspace, and the folders above it.
 
         Raises:
-            FileRefused: The path leaves the workspace, or a limit is reached.
-            SandboxUnavailable: No interpreter can be had.
+            FileRefusedError: The path leaves the workspace, or a limit is reached.
+            SandboxUnavailableError: No interpreter can be had.
         """
         async with self._turn:
             workspace = await self._readable(path)
@@ -305,8 +305,8 @@ class SandboxSession:
         """Return a file's content.
 
         Raises:
-            FileRefused: There is no plain file there, or it is too large.
-            SandboxUnavailable: No interpreter can be had.
+            FileRefusedError: There is no plain file there, or it is too large.
+            SandboxUnavailableError: No interpreter can be had.
         """
         async with self._turn:
             workspace = await self._readable(path)
@@ -316,7 +316,7 @@ class SandboxSession:
         """Return the files of the workspace, sorted by path.
 
         Raises:
-            SandboxUnavailable: No interpreter can be had.
+            SandboxUnavailableError: No interpreter can be had.
         """
         async with self._turn:
             workspace = await self._readable("")
@@ -332,8 +332,8 @@ class SandboxSession:
 
         Raises:
             ConfigurationError: It was not opened with `snapshot`.
-            SandboxUnavailable: They cannot be had.
-            FileRefused: There is no room for a copy of the files.
+            SandboxUnavailableError: They cannot be had.
+            FileRefusedError: There is no room for a copy of the files.
         """
         begun, given_up = asyncio.Event(), asyncio.Event()
         making = asyncio.create_task(self._branches(count, begun, given_up))
@@ -387,7 +387,7 @@ class SandboxSession:
         """Begin anew, without variables and files.
 
         Raises:
-            SandboxUnavailable: No interpreter can be had.
+            SandboxUnavailableError: No interpreter can be had.
         """
         async with self._turn:
             await self._end_life()
@@ -411,10 +411,10 @@ class SandboxSession:
             began = time.perf_counter()
             try:
                 workspace = await self._living()
-            except SandboxUnavailable as error:
+            except SandboxUnavailableError as error:
                 took = time.perf_counter() - began
                 return unavailable(str(error), self._id, self._isolation, took), None
-            except _EndedItself as error:
+            except _EndedItselfError as error:
                 await self._end_life()
                 return self._told(_nothing(str(error)), timeout, ()), None
             worker = self._worker
@@ -440,16 +440,20 @@ class SandboxSession:
 
     async def _living(self) -> Workspace:
         if self._closed:
-            raise SandboxClosed("expected an open session, got one that was closed; open another")
+            raise SandboxClosedError("expected an open session, got one that was closed; open another")
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.own_end()) is not None:
-                raise _EndedItself(f"{own}; variables and files are gone, and the next request begins anew")
+                raise _EndedItselfError(
+                    f"{own}; variables and files are gone, and the next request begins anew"
+                )
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             why = (
                 ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
             )
-            raise SandboxUnavailable(f"{why}; variables and files are gone, and the next request begins anew")
+            raise SandboxUnavailableError(
+                f"{why}; variables and files are gone, and the next request begins anew"
+            )
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._start()
         return self._workspace
@@ -457,9 +461,9 @@ class SandboxSession:
     async def _readable(self, path: str) -> Workspace:
         try:
             return await self._living()
-        except _EndedItself as error:
+        except _EndedItselfError as error:
             # Told here as the code's doing, and once more with the next execution.
-            raise FileRefused(path, str(error)) from None
+            raise FileRefusedError(path, str(error)) from None
 
     def _told(self, reply: WorkerReply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
         execution = told(reply, timeout_s, self._limits)
@@ -472,7 +476,7 @@ class SandboxSession:
         await asyncio.shield(_give_back(worker, workspace))
 
 
-class _EndedItself(Exception):  # noqa: N818 - it says what happened
+class _EndedItselfError(Exception):
     """The code has ended its interpreter, and nobody was told yet."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from openenv_core.sandbox.answers import AnswerReader
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import MAX_VALUE, READY, pack_request
 from openenv_core.sandbox.worker import (
     EXIT_S,
@@ -199,10 +199,12 @@ class BranchingWorker(Worker):
             folder: Where the branch reads and writes, as the interpreter sees it.
 
         Raises:
-            SandboxUnavailable: It did not come to life.
+            SandboxUnavailableError: It did not come to life.
         """
         if not self.alive:
-            raise SandboxUnavailable("expected a living interpreter to branch from, got one that has ended")
+            raise SandboxUnavailableError(
+                "expected a living interpreter to branch from, got one that has ended"
+            )
         ends = make_ends()
         other = BranchingWorker(ends, self.limits, self.family)
         self.family.members += 1
@@ -242,7 +244,7 @@ class BranchingWorker(Worker):
             self._pace(signal.SIGSTOP)
         if not born:
             await other.close()
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 "expected a branch of the interpreter, got none; it may have too many already"
             )
         self.family.over.add_done_callback(other._root_ended)

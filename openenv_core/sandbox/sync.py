@@ -79,7 +79,7 @@ class SyncSandbox:
         config: How interpreters are made.
 
     Raises:
-        SandboxUnavailable: No level of isolation at or above the minimum holds here.
+        SandboxUnavailableError: No level of isolation at or above the minimum holds here.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:

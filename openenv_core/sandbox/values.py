@@ -46,7 +46,7 @@ _TAG_COST: Final = 10
 _MAX_SAME_HASH: Final = 50
 
 
-class NotPlain(ValueError):  # noqa: N818 - it says what the value is
+class NotPlainError(ValueError):
     """A value that does not cross: of another type, too deep, too big, or JSON that means no value."""
 
 
@@ -54,7 +54,7 @@ def dumps(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH)
     """Return a value as tagged JSON.
 
     Raises:
-        NotPlain: It holds something of another type, or is too deep or too big.
+        NotPlainError: It holds something of another type, or is too deep or too big.
     """
     plain = encode(value, max_bytes=max_bytes, max_depth=max_depth)
     data = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -67,14 +67,14 @@ def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
     """Return the value that tagged JSON stands for, whoever wrote it.
 
     Raises:
-        NotPlain: It is too big, too deep, no JSON, or JSON with a tag that means nothing.
+        NotPlainError: It is too big, too deep, no JSON, or JSON with a tag that means nothing.
     """
     if len(data) > max_bytes:
         raise _too_big(max_bytes)
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise NotPlain(f"expected JSON, got: {type(error).__name__}") from None
+        raise NotPlainError(f"expected JSON, got: {type(error).__name__}") from None
     return decode(plain, max_depth=max_depth)
 
 
@@ -87,20 +87,20 @@ def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
         max_depth: how deep containers may be in containers.
 
     Raises:
-        NotPlain: It holds something of another type, or is too deep or too big.
+        NotPlainError: It holds something of another type, or is too deep or too big.
     """
     encoder = _Encoder(max_bytes)
     try:
         return encoder.encode(value, max_depth)
     except RuntimeError as error:  # another thread changes a dict meanwhile, or the stack was nearly full
-        raise NotPlain(f"expected a value that stays as it is, got: {type(error).__name__}") from None
+        raise NotPlainError(f"expected a value that stays as it is, got: {type(error).__name__}") from None
 
 
 def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
     """Return the value that parsed JSON stands for.
 
     Raises:
-        NotPlain: It is too deep, or has a tag that means nothing.
+        NotPlainError: It is too deep, or has a tag that means nothing.
     """
     kind = type(plain)
     if kind is list:
@@ -117,7 +117,7 @@ def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
         return {key: decode(item, max_depth=max_depth - 1) for key, item in plain.items()}
     if plain is None or kind is str or kind is int or kind is float or kind is bool:
         return plain
-    raise NotPlain(f"expected parsed JSON, got {type_name(kind)}")
+    raise NotPlainError(f"expected parsed JSON, got {type_name(kind)}")
 
 
 def type_name(kind: type) -> str:
@@ -165,7 +165,7 @@ class _Encoder:
         if kind is complex:
             self._pay(_TAG_COST)
             return {"$complex": [self.encode(value.real, depth), self.encode(value.imag, depth)]}
-        raise NotPlain(
+        raise NotPlainError(
             "expected None, a bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, "
             f"got an instance of {type_name(kind)!r}"
         )
@@ -213,13 +213,13 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
 def _untag(tag: str, held: Any, depth: int) -> Any:
     reader = _READERS.get(tag)
     if reader is None:
-        raise NotPlain(f"expected a known tag, got {tag[:20]!r}")
+        raise NotPlainError(f"expected a known tag, got {tag[:20]!r}")
     try:
         return reader(held, depth)
-    except NotPlain:
+    except NotPlainError:
         raise
     except (TypeError, ValueError, binascii.Error):
-        raise NotPlain(f"expected what {tag} stands for, got something else") from None
+        raise NotPlainError(f"expected what {tag} stands for, got something else") from None
 
 
 def _sequence(held: Any, depth: int) -> list[Any]:
@@ -277,7 +277,7 @@ def _check_spread(items: list[Any]) -> None:
         return
     hashes = sorted(map(hash, items))
     if any(first == last for first, last in zip(hashes, hashes[_MAX_SAME_HASH:], strict=False)):
-        raise NotPlain("expected a set or dict whose keys differ, got too many with one hash")
+        raise NotPlainError("expected a set or dict whose keys differ, got too many with one hash")
 
 
 _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
@@ -292,9 +292,9 @@ _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
 }
 
 
-def _too_big(limit: int) -> NotPlain:
-    return NotPlain(f"expected a value of at most {limit} bytes as JSON, got a bigger one")
+def _too_big(limit: int) -> NotPlainError:
+    return NotPlainError(f"expected a value of at most {limit} bytes as JSON, got a bigger one")
 
 
-def _too_deep() -> NotPlain:
-    return NotPlain("expected a value that is not nested so deep (or within itself)")
+def _too_deep() -> NotPlainError:
+    return NotPlainError("expected a value that is not nested so deep (or within itself)")

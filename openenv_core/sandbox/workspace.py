@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.errors import FileRefused
+from openenv_core.sandbox.errors import FileRefusedError
 from openenv_core.sandbox.kernel.namespaces import WORKSPACE
 from openenv_core.sandbox.results import FileInfo
 from openenv_core.sandbox.scratch import remove_below
@@ -45,11 +45,11 @@ def _scanners() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(SCANNERS, "openenv-scan")
 
 
-class _Slow(Exception):  # noqa: N818 - no failure
+class _SlowError(Exception):
     """There is more to look at than may be looked at on the event loop."""
 
 
-class _Unseen(Exception):  # noqa: N818 - no failure
+class _UnseenError(Exception):
     """There is a folder whose content cannot be counted: too deep, or made unreadable."""
 
 
@@ -95,20 +95,20 @@ class Workspace:
         """Write a file, and the folders above it. Blocks.
 
         Raises:
-            FileRefused: The path leaves the workspace, or a limit is reached.
+            FileRefusedError: The path leaves the workspace, or a limit is reached.
         """
         parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
-            raise FileRefused(path, f"{len(data)} bytes are more than a file may have")
+            raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
         if not self.bounded and self._used() > self._limits.disk_bytes - len(data):
-            raise FileRefused(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
+            raise FileRefusedError(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
         with contextlib.ExitStack() as stack, _told(path):
             folder = self._descend(parts[:-1], stack, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
             stack.callback(os.close, file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise FileRefused(path, "something else has this name")
+                raise FileRefusedError(path, "something else has this name")
             os.ftruncate(file, 0)
             self._own(file)
             left = memoryview(data)
@@ -123,7 +123,7 @@ class Workspace:
         """Return a file's content. Blocks.
 
         Raises:
-            FileRefused: There is no plain file there, or it is too large.
+            FileRefusedError: There is no plain file there, or it is too large.
         """
         with self._reading(path) as file:
             return _read(file, self._limits.file_bytes)
@@ -137,9 +137,9 @@ class Workspace:
             stack.callback(os.close, file)
             told = os.fstat(file)
             if not stat.S_ISREG(told.st_mode):
-                raise FileRefused(path, "it is no plain file")
+                raise FileRefusedError(path, "it is no plain file")
             if told.st_size > self._limits.file_bytes:
-                raise FileRefused(path, f"its {told.st_size} bytes are more than a file may have")
+                raise FileRefusedError(path, f"its {told.st_size} bytes are more than a file may have")
             yield file
 
     def list(self) -> "list[FileInfo]":
@@ -151,7 +151,7 @@ class Workspace:
         before = {path: info for path, (_, info) in self._known.items()}
         try:
             now = self._scan(_QUICK_ENTRIES)
-        except _Slow:
+        except _SlowError:
             now = await asyncio.get_running_loop().run_in_executor(_scanners(), self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
@@ -162,7 +162,7 @@ class Workspace:
             name: Of the folder.
 
         Raises:
-            FileRefused: There is no room for it.
+            FileRefusedError: There is no room for it.
         """
         with contextlib.ExitStack() as stack, _told(name):
             inner = self._descend((TEMPORARY, name), stack, make=True)
@@ -192,8 +192,8 @@ class Workspace:
                 if count > self._limits.files or size > self._limits.disk_bytes:
                     return True
                 if quick is not None and count > quick:
-                    raise _Slow
-        except _Unseen:
+                    raise _SlowError
+        except _UnseenError:
             return True
         return False
 
@@ -203,7 +203,7 @@ class Workspace:
             return False
         try:
             return self.exceeded(_QUICK_ENTRIES)
-        except _Slow:
+        except _SlowError:
             return await asyncio.to_thread(self.exceeded)
 
     async def close(self) -> None:
@@ -237,7 +237,7 @@ class Workspace:
     def _used(self) -> float:
         try:
             return sum(told.st_size for _, told in self._walk(everything=True))
-        except _Unseen:
+        except _UnseenError:
             return math.inf
 
     def _scan(self, quick: int | None) -> dict[str, FileInfo]:
@@ -245,7 +245,7 @@ class Workspace:
         hashed = 0
         for count, (path, told) in enumerate(self._walk(everything=False), 1):
             if quick is not None and count > quick:
-                raise _Slow
+                raise _SlowError
             if not stat.S_ISREG(told.st_mode):
                 continue
             mark, known = _mark(told), self._known.get(path)
@@ -254,10 +254,10 @@ class Workspace:
                 continue
             hashed += told.st_size
             if quick is not None and hashed > _QUICK_BYTES:
-                raise _Slow
+                raise _SlowError
             if hashed > self._limits.disk_bytes:
                 continue  # holes: it says to be larger than all files together may be
-            with contextlib.suppress(OSError, FileRefused):
+            with contextlib.suppress(OSError, FileRefusedError):
                 found[path] = (mark, self._looked_at(path))
         self._known = found
         return {path: info for path, (_, info) in found.items()}
@@ -283,7 +283,7 @@ class Workspace:
                     entries = stack.enter_context(os.scandir(folder))
                 except PermissionError:
                     if everything:
-                        raise _Unseen from None
+                        raise _UnseenError from None
                     continue
                 except OSError:
                     continue
@@ -302,7 +302,7 @@ class Workspace:
                         if len(here) <= MAX_DEPTH:
                             left.append(here)
                         elif everything:
-                            raise _Unseen
+                            raise _UnseenError
                     path = "/".join(here)
                     if everything or path.isprintable():
                         yield path, told
@@ -344,13 +344,13 @@ def _nothing() -> None:
 
 def _parts(path: str) -> tuple[str, ...]:
     if not path or "\0" in path or len(path) > 1024 or not path.isprintable():
-        raise FileRefused(path[:200], "expected a relative path of printable characters")
+        raise FileRefusedError(path[:200], "expected a relative path of printable characters")
     pure = PurePosixPath(path)
     parts = pure.parts
     if pure.is_absolute() or ".." in parts or not parts:
-        raise FileRefused(path, "expected a path inside of the workspace, relative to it")
+        raise FileRefusedError(path, "expected a path inside of the workspace, relative to it")
     if len(parts) > MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
-        raise FileRefused(path, "it is too deep, or a name in it is too long")
+        raise FileRefusedError(path, "it is too deep, or a name in it is too long")
     return parts
 
 
@@ -373,10 +373,10 @@ def _told(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise FileRefused(path, "a part of it is a link, or no folder") from None
+            raise FileRefusedError(path, "a part of it is a link, or no folder") from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise FileRefused(path, "the workspace is full") from None
-        raise FileRefused(path, (error.strerror or "it cannot be opened").lower()) from None
+            raise FileRefusedError(path, "the workspace is full") from None
+        raise FileRefusedError(path, (error.strerror or "it cannot be opened").lower()) from None
 
 
 PERIOD_S: Final = 0.25

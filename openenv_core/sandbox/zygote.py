@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.errors import SandboxUnavailable
+from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
 from openenv_core.sandbox.inside.standing import FOR_THE_LOADER
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
@@ -73,7 +73,7 @@ class Zygote:
         """Start it, and return what it says of itself once it is ready.
 
         Raises:
-            SandboxUnavailable: It ended, or was not ready in time.
+            SandboxUnavailableError: It ended, or was not ready in time.
             ConfigurationError: A module cannot be imported.
         """
         try:
@@ -102,7 +102,7 @@ class Zygote:
                 return await asyncio.shield(self._ready)
         except TimeoutError:
             await self.close()
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 f"expected interpreters within {timeout_s:g} s, got none; raise boot_timeout_s, or preload less"
             ) from None
         except BaseException:
@@ -121,17 +121,17 @@ class Zygote:
             A future of its exit.
 
         Raises:
-            SandboxUnavailable: The zygote is gone.
+            SandboxUnavailableError: The zygote is gone.
         """
         if self.gone:
-            raise SandboxUnavailable("expected a running zygote, got one that has ended")
+            raise SandboxUnavailableError("expected a running zygote, got one that has ended")
         exit_ = self._loop.create_future()
         self._exits[number] = exit_
         try:
             await self._send({"fork": number, **spec}, descriptors)
         except OSError:
             self._exits.pop(number, None)
-            raise SandboxUnavailable("expected a running zygote, got one that has ended") from None
+            raise SandboxUnavailableError("expected a running zygote, got one that has ended") from None
         return exit_
 
     async def close(self) -> None:
@@ -204,7 +204,7 @@ class Zygote:
         if not self._ready.done():
             said = self.said()
             self._ready.set_exception(
-                SandboxUnavailable(
+                SandboxUnavailableError(
                     f"expected a zygote, got one that ended at once{': ' if said else ''}{said}"
                 )
             )
@@ -236,7 +236,7 @@ def _refusal(message: dict[str, str]) -> Exception:
             f"expected modules that can be imported before interpreters are forked, got {message['unimportable']}; "
             "install it beside this Python, or leave it out"
         )
-    return SandboxUnavailable(message["refused"])
+    return SandboxUnavailableError(message["refused"])
 
 
 class Birth:
@@ -269,7 +269,7 @@ class Birth:
             snapshot: Keeps the state of before an execution that had to be killed.
 
         Raises:
-            SandboxUnavailable: It was not.
+            SandboxUnavailableError: It was not.
         """
         uid = session_uid(slot)
         owner = None if uid is None else (uid, uid)
@@ -295,7 +295,7 @@ class Birth:
                         worker.group = root
                     process, _ = await _hear(worker, READY)
             except TimeoutError:
-                raise SandboxUnavailable(
+                raise SandboxUnavailableError(
                     f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
                 ) from None
             if self._limits.allow_subprocess or snapshot:
@@ -332,7 +332,7 @@ class Birth:
             worker.follow(await self._zygote.fork(number, {"spec": spec}, [*ends.inner, *doors]))
         except OSError as error:
             worker.release()
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 f"expected a control group for the interpreter, got none: {error}"
             ) from None
         except BaseException:
@@ -365,8 +365,10 @@ async def _opened(worker: Worker, process: int) -> int:
         raise await _stillborn(worker) from None
 
 
-async def _stillborn(worker: Worker) -> SandboxUnavailable:
+async def _stillborn(worker: Worker) -> SandboxUnavailableError:
     await asyncio.wait([worker.exited], timeout=1.0)
     if worker.exited.done() and worker.exited.result().zygote:
-        return SandboxUnavailable("the process that interpreters are forked from has ended")
-    return SandboxUnavailable(f"expected an interpreter, got none: {worker.words() or 'it said nothing'}")
+        return SandboxUnavailableError("the process that interpreters are forked from has ended")
+    return SandboxUnavailableError(
+        f"expected an interpreter, got none: {worker.words() or 'it said nothing'}"
+    )

@@ -3,6 +3,7 @@
 Importing this loads pydantic and nothing heavier; the MCP SDK is the server's.
 """
 
+from openenv_core.errors import former_names
 from openenv_core.tools.context import SILENT, Elicit, LogLevel, Request, Roots, Sample, ToolContext
 from openenv_core.tools.declare import (
     completion,
@@ -40,29 +41,29 @@ from openenv_core.tools.toolset import (
 )
 from openenv_core.tools.wire import (
     RESERVED_TOOL_NAMES,
-    AskingUnavailable,
+    AskingUnavailableError,
     CallToolAction,
     CallToolObservation,
-    InvalidArguments,
+    InvalidArgumentsError,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPrompt,
-    NoSuchResource,
-    NoSuchTool,
+    NoSuchPromptError,
+    NoSuchResourceError,
+    NoSuchToolError,
     Tool,
     ToolAction,
     ToolError,
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
     ToolObservation,
-    ToolUnavailable,
+    ToolUnavailableError,
 )
 
 __all__ = [
     "RESERVED_TOOL_NAMES",
     "SILENT",
     "ArgumentCompletion",
-    "AskingUnavailable",
+    "AskingUnavailableError",
     "Audio",
     "CallToolAction",
     "CallToolObservation",
@@ -72,13 +73,13 @@ __all__ = [
     "Elicit",
     "Embedded",
     "Image",
-    "InvalidArguments",
+    "InvalidArgumentsError",
     "ListToolsAction",
     "ListToolsObservation",
     "LogLevel",
-    "NoSuchPrompt",
-    "NoSuchResource",
-    "NoSuchTool",
+    "NoSuchPromptError",
+    "NoSuchResourceError",
+    "NoSuchToolError",
     "PromptArgument",
     "PromptMessage",
     "PromptResult",
@@ -97,12 +98,12 @@ __all__ = [
     "ToolEnvironment",
     "ToolError",
     "ToolErrorType",
-    "ToolFailed",
+    "ToolFailedError",
     "ToolHost",
     "ToolObservation",
     "ToolResult",
     "ToolSpec",
-    "ToolUnavailable",
+    "ToolUnavailableError",
     "Toolset",
     "completion",
     "is_tool_host",
@@ -110,3 +111,17 @@ __all__ = [
     "resource",
     "tool",
 ]
+
+__getattr__ = former_names(
+    globals(),
+    {
+        "AskingUnavailable": "AskingUnavailableError",
+        "Completion": "ArgumentCompletion",
+        "InvalidArguments": "InvalidArgumentsError",
+        "Link": "ResourceLink",
+        "Message": "PromptMessage",
+        "NoSuchTool": "NoSuchToolError",
+        "ToolFailed": "ToolFailedError",
+        "ToolUnavailable": "ToolUnavailableError",
+    },
+)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from openenv_core.tools.wire import AskingUnavailable
+from openenv_core.tools.wire import AskingUnavailableError
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
@@ -95,9 +95,9 @@ class ToolContext:
             The answers in MCP's own JSON, each under the name of its question.
 
         Raises:
-            AskingUnavailable: The caller cannot be asked this.
+            AskingUnavailableError: The caller cannot be asked this.
         """
-        raise AskingUnavailable(
+        raise AskingUnavailableError(
             "expected a caller that can be asked back, got a step; call the tool over MCP, or let it do without"
         )
 

@@ -76,7 +76,7 @@ def tool(
     """Declare that a method is a tool.
 
     Its arguments are described by its types and its docstring. What it returns is told as it is: plain values, models,
-    dataclasses, content (`Image` and its kin). A `ToolFailed` that it raises tells the caller why it failed.
+    dataclasses, content (`Image` and its kin). A `ToolFailedError` that it raises tells the caller why it failed.
 
     Args:
         function: The method, where the decorator stands without parentheses.

@@ -36,6 +36,6 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         """List the tools, or call one.
 
         Raises:
-            EpisodeOver: There is no episode under way.
+            EpisodeOverError: There is no episode under way.
         """
         return self.tool_step(action)

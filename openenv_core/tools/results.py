@@ -11,7 +11,13 @@ from pydantic_core import PydanticSerializationError
 
 from openenv_core.protocol.errors import text_of
 from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.tools.wire import CallToolObservation, ToolError, ToolErrorType, ToolFailed, ToolUnavailable
+from openenv_core.tools.wire import (
+    CallToolObservation,
+    ToolError,
+    ToolErrorType,
+    ToolFailedError,
+    ToolUnavailableError,
+)
 
 ContentBlock: TypeAlias = dict[str, Any]
 """One block of content in MCP's own JSON, with a key `type`."""
@@ -261,22 +267,24 @@ def failure(error: BaseException) -> ToolResult:
     if (unavailable := _unavailable(error)) is not None:
         text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    text = text_of(error) if isinstance(error, ToolFailed) else f"{type(error).__name__}: {text_of(error)}"
+    text = (
+        text_of(error) if isinstance(error, ToolFailedError) else f"{type(error).__name__}: {text_of(error)}"
+    )
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
 
 
-def _unavailable(error: BaseException) -> ToolUnavailable | None:
+def _unavailable(error: BaseException) -> ToolUnavailableError | None:
     """Return what failed beside the caller, also where it came out of a group of tasks."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_unavailable, error.exceptions)), None)
-    return error if isinstance(error, ToolUnavailable) else None
+    return error if isinstance(error, ToolUnavailableError) else None
 
 
 async def apart(call: Callable[[], Any]) -> Any:
     """Call a function, and await what it returns, in a task of its own: what a tool does to it ends the tool alone.
 
     Raises:
-        ToolFailed: It was cancelled, and not by whoever waits here.
+        ToolFailedError: It was cancelled, and not by whoever waits here.
         BaseException: Whatever it raised.
     """
 
@@ -299,7 +307,7 @@ async def apart(call: Callable[[], Any]) -> Any:
         why = (
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
         )
-        raise ToolFailed(why) from None
+        raise ToolFailedError(why) from None
     finally:
         task.cancel()
     if error is not None:

@@ -20,7 +20,7 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools.context import ToolContext
 from openenv_core.tools.declare import Method
 from openenv_core.tools.results import ToolResult
-from openenv_core.tools.wire import InvalidArguments
+from openenv_core.tools.wire import InvalidArgumentsError
 
 _FIELD: Final = "argument_"
 """Fields are not called as arguments are: a model has attributes of its own, and refuses some names."""
@@ -112,12 +112,12 @@ class Signature:
             strict: A number is no text and the reverse. Prompts and addresses have texts alone, so they are lenient.
 
         Raises:
-            InvalidArguments: They are not what the schema says.
+            InvalidArgumentsError: They are not what the schema says.
         """
         try:
             text = dumps(arguments)
         except PydanticSerializationError as error:  # lone surrogates, or deeper than anybody reads
-            raise InvalidArguments(f"expected arguments that JSON can hold, got: {error}") from None
+            raise InvalidArgumentsError(f"expected arguments that JSON can hold, got: {error}") from None
         try:
             read = self._model.model_validate_json(text, strict=strict)
         except ValidationError as error:
@@ -126,7 +126,7 @@ class Signature:
                 for fault in faults_of(error, len(text))
             )
             told = short(faults, _MAX_FAULTS_CHARS)
-            raise InvalidArguments(f"expected arguments as the schema has them, got: {told}") from None
+            raise InvalidArgumentsError(f"expected arguments as the schema has them, got: {told}") from None
         found = {name: getattr(read, _FIELD + name) for name in self.names}
         for name in self._contexts:
             found[name] = context

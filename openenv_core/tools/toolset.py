@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from openenv_core.environment import Environment
-from openenv_core.errors import ConfigurationError, EpisodeOver
+from openenv_core.errors import ConfigurationError, EpisodeOverError
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.declare import Declared, Method, declared_as
@@ -38,11 +38,11 @@ from openenv_core.tools.wire import (
     RESERVED_TOOL_NAMES,
     CallToolAction,
     CallToolObservation,
-    InvalidArguments,
+    InvalidArgumentsError,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPrompt,
-    NoSuchResource,
+    NoSuchPromptError,
+    NoSuchResourceError,
     ToolAction,
     ToolErrorType,
     ToolObservation,
@@ -270,7 +270,7 @@ class ToolHost(Protocol):
         """Call a tool. What the tool does wrong is in the result.
 
         Raises:
-            EpisodeOver: The episode has ended.
+            EpisodeOverError: The episode has ended.
         """
 
     def list_resources(self) -> Now[Sequence[ResourceSpec]]:
@@ -283,7 +283,7 @@ class ToolHost(Protocol):
         """Read a resource.
 
         Raises:
-            NoSuchResource: There is none at that address.
+            NoSuchResourceError: There is none at that address.
         """
 
     def list_prompts(self) -> Now[Sequence[PromptSpec]]:
@@ -293,8 +293,8 @@ class ToolHost(Protocol):
         """Return the messages of a prompt.
 
         Raises:
-            NoSuchPrompt: There is none of that name.
-            InvalidArguments: The arguments are not those that it takes.
+            NoSuchPromptError: There is none of that name.
+            InvalidArgumentsError: The arguments are not those that it takes.
         """
 
     def complete(
@@ -350,8 +350,8 @@ class DeclaredTools:
     """What a class that declares tools beside its actions is a `ToolHost` by: all of `ToolEnvironment` but the step.
 
     A call is the same whether it comes as a step or over MCP: it goes through `call_tool`, and is a step of the
-    episode. What a tool raises is told to the caller as the call's error, and the session lives on; an `EpisodeOver`
-    is told as that.
+    episode. What a tool raises is told to the caller as the call's error, and the session lives on; an
+    `EpisodeOverError` is told as that.
 
     Attributes:
         TOOLSET: What the class declares.
@@ -377,7 +377,7 @@ class DeclaredTools:
         """Be asked before each call, one of a tool that is not there too; what this returns is the call's result.
 
         Raises:
-            EpisodeOver: There is no episode under way.
+            EpisodeOverError: There is no episode under way.
         """
         return None
 
@@ -389,7 +389,7 @@ class DeclaredTools:
         """List the tools, or call one, as a step.
 
         Raises:
-            EpisodeOver: There is no episode under way.
+            EpisodeOverError: There is no episode under way.
         """
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=[spec.wire() for spec in self.list_tools()])
@@ -406,7 +406,7 @@ class DeclaredTools:
         """Call a tool; what it does wrong is in the result.
 
         Raises:
-            EpisodeOver: There is no episode under way.
+            EpisodeOverError: There is no episode under way.
         """
         if (result := self.before_call(name, arguments)) is not None:
             return checked_result("before_call", result)
@@ -416,7 +416,7 @@ class DeclaredTools:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
         try:
             given = tool.signature.read(arguments, context)
-        except InvalidArguments as error:
+        except InvalidArgumentsError as error:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except Exception as error:  # of a validator that the author has written
             return self._after(name, arguments, failure(error))
@@ -425,7 +425,7 @@ class DeclaredTools:
             return self._call_async(tool, arguments, lambda: method(**given))
         try:
             result = ToolResult.of(now(method(**given), tool.attribute), wrapped=tool.returned.wrapped)
-        except (EpisodeOver, KeyboardInterrupt):
+        except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # an exit, or the panic of a compiled library
             result = failure(error)
@@ -445,12 +445,14 @@ class DeclaredTools:
         """Read what is at an address.
 
         Raises:
-            NoSuchResource: The class declares none there, or says that there is none.
+            NoSuchResourceError: The class declares none there, or says that there is none.
         """
         for one in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
             if (values := one.form.match(uri)) is not None:
                 return self._read(one, uri, values, context)
-        raise NoSuchResource(f"expected the address of a resource, got {uri[:200]!r}, where there is none")
+        raise NoSuchResourceError(
+            f"expected the address of a resource, got {uri[:200]!r}, where there is none"
+        )
 
     def list_prompts(self) -> Sequence[PromptSpec]:
         """Return the prompts that the class declares."""
@@ -460,12 +462,12 @@ class DeclaredTools:
         """Return the messages of a prompt.
 
         Raises:
-            NoSuchPrompt: The class declares none of that name.
-            InvalidArguments: The arguments are not those that it takes.
+            NoSuchPromptError: The class declares none of that name.
+            InvalidArgumentsError: The arguments are not those that it takes.
         """
         if (one := self.TOOLSET.prompts.get(name)) is None:
             there_are = ", ".join(self.TOOLSET.prompts) or "none"
-            raise NoSuchPrompt(f"expected one of the prompts {there_are}, got {name[:200]!r}")
+            raise NoSuchPromptError(f"expected one of the prompts {there_are}, got {name[:200]!r}")
         given = one.signature.read(arguments, context, strict=False)
         description = one.spec.description
         return _then(
@@ -491,9 +493,11 @@ class DeclaredTools:
     ) -> Now[ResourceContents]:
         try:
             given = one.signature.read(values, context, strict=False)
-        except InvalidArguments as error:
+        except InvalidArgumentsError as error:
             form = one.form.template
-            raise NoSuchResource(f"expected an address like {form}, got {uri[:200]!r}; {error}") from None
+            raise NoSuchResourceError(
+                f"expected an address like {form}, got {uri[:200]!r}; {error}"
+            ) from None
         return _then(
             getattr(self, one.attribute)(**given),
             lambda held: [resource_contents(uri, held, one.spec.mime_type)],
@@ -507,7 +511,7 @@ class DeclaredTools:
             async with deadline:
                 value = await apart(call)
             result = ToolResult.of(value, wrapped=tool.returned.wrapped)
-        except (EpisodeOver, KeyboardInterrupt):
+        except (EpisodeOverError, KeyboardInterrupt):
             raise
         except (Exception, SystemExit) as error:
             if deadline.expired():

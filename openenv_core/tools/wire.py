@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 from openenv_core.types import Action, Observation
 
 RESERVED_TOOL_NAMES: Final = frozenset({"reset", "step", "state", "close"})
@@ -84,29 +84,29 @@ ToolObservation: TypeAlias = ListToolsObservation | CallToolObservation
 """What it answers."""
 
 
-class ToolFailed(EnvironmentFailure):
+class ToolFailedError(EnvironmentFailureError):
     """Raised by a tool that cannot do what it was asked; its text is what the caller is told."""
 
 
-class ToolUnavailable(EnvironmentFailure):
+class ToolUnavailableError(EnvironmentFailureError):
     """Raised by a tool where something beside the caller failed: it tells nothing of the policy."""
 
 
-class InvalidArguments(EnvironmentFailure):
+class InvalidArgumentsError(EnvironmentFailureError):
     """The arguments are not those that a tool or a prompt takes."""
 
 
-class NoSuchTool(EnvironmentFailure):
+class NoSuchToolError(EnvironmentFailureError):
     """There is no tool of that name."""
 
 
-class NoSuchResource(EnvironmentFailure):
+class NoSuchResourceError(EnvironmentFailureError):
     """There is no resource at that address."""
 
 
-class NoSuchPrompt(EnvironmentFailure):
+class NoSuchPromptError(EnvironmentFailureError):
     """There is no prompt of that name."""
 
 
-class AskingUnavailable(EnvironmentFailure):
+class AskingUnavailableError(EnvironmentFailureError):
     """Nobody is there to answer: the caller of a tool cannot be asked back."""

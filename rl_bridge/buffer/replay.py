@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger, UnfinishedGroup
-from rl_bridge.errors import ReplicaLost, RolloutError, TrainerWentBack, WeightsError
+from rl_bridge.errors import ReplicaLostError, RolloutError, TrainerWentBackError, WeightsError
 from rl_bridge.types import Group, PolicyVersion
 
 
@@ -229,7 +229,7 @@ class ReplayBuffer:
                 f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
                 f"got {sorted(finished)}; it is damaged: resume from an older one"
             )
-        if isinstance(self._failure, ReplicaLost | TrainerWentBack | WeightsError):
+        if isinstance(self._failure, ReplicaLostError | TrainerWentBackError | WeightsError):
             self._failure = None  # what was lost is there again: that is why we go back
         self.ledger.restore(ledger)
         self.admission.begin_from(served, trained=self.ledger.trained)

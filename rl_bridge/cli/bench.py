@@ -48,14 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0, 1 where there is nothing to measure, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
     try:
         if not 0 < arguments.seconds < float("inf"):
             raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
         _print(_measure(arguments), as_json=arguments.json)
     except ModuleNotFoundError as error:
-        print(f"ropewalk bench: {MissingStack(str(error.name))}", file=sys.stderr)
+        print(f"ropewalk bench: {MissingDependencyError(str(error.name))}", file=sys.stderr)
         return FAILED
     except BridgeError as error:
         print(f"ropewalk bench: {error}", file=sys.stderr)

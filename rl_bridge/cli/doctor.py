@@ -55,12 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look and print; returns 0, 1 where a run would fail, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
     try:
         return _look(arguments)
     except ModuleNotFoundError as error:
-        print(f"ropewalk doctor: {MissingStack(str(error.name))}", file=sys.stderr)
+        print(f"ropewalk doctor: {MissingDependencyError(str(error.name))}", file=sys.stderr)
         return FAILED
     except BridgeError as error:
         print(f"ropewalk doctor: {error}", file=sys.stderr)

@@ -26,12 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit status: 0, 1 if it failed, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
     try:
         _evaluate(arguments)
     except ModuleNotFoundError as error:
-        print(f"ropewalk evaluate: {MissingStack(str(error.name))}", file=sys.stderr)
+        print(f"ropewalk evaluate: {MissingDependencyError(str(error.name))}", file=sys.stderr)
         return FAILED
     except ConfigError as error:
         print(f"ropewalk evaluate: {error}", file=sys.stderr)

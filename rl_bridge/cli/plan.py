@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
     try:
         found = _plan(arguments)
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
     except ModuleNotFoundError as error:
-        print(f"ropewalk plan: {MissingStack(str(error.name))}", file=sys.stderr)
+        print(f"ropewalk plan: {MissingDependencyError(str(error.name))}", file=sys.stderr)
         return FAILED
     except BridgeError as error:
         print(f"ropewalk plan: {error}", file=sys.stderr)

@@ -51,22 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _folder(named: str | None) -> Path:
     from rl_bridge.cli.status import RUNS
-    from rl_bridge.errors import NoRecords
+    from rl_bridge.errors import NoRecordsError
     from rl_bridge.records.writer import FOLDER, segment_files
 
     if named is not None:
         folder = Path(named)
         if not folder.is_dir():
-            raise NoRecords(f"expected the folder of a run, there is no {named!r}")
+            raise NoRecordsError(f"expected the folder of a run, there is no {named!r}")
         if not segment_files(folder):
-            raise NoRecords(
+            raise NoRecordsError(
                 f"expected rollouts in {str(folder / FOLDER)!r}, there are none; no iteration is over yet, or the run "
                 "keeps none (records.groups=0)"
             )
         return folder
     kept = [folder for folder in Path(RUNS).glob("*") if segment_files(folder)]
     if not kept:
-        raise NoRecords(
+        raise NoRecordsError(
             f"expected a run with rollouts in {str(Path(RUNS).absolute())!r}, found none; name its folder, or start "
             "one by ropewalk train"
         )
@@ -95,13 +95,13 @@ def _write(folder: Path, out: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[bytes]:
-    from rl_bridge.errors import NoRecords
+    from rl_bridge.errors import NoRecordsError
     from rl_bridge.records.writer import read_lines
 
     try:
         yield from read_lines(folder)
     except OSError as error:  # what cannot be read is not to pass for what cannot be written
-        raise NoRecords(f"cannot read {str(error.filename)!r}: {error.strerror}") from error
+        raise NoRecordsError(f"cannot read {str(error.filename)!r}: {error.strerror}") from error
 
 
 def _serve(folder: Path, port: int) -> None:

@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingStack
+    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
     try:
         if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
         return _watch(arguments) if arguments.watch is not None else _look(arguments)
     except ModuleNotFoundError as error:
-        print(f"ropewalk status: {MissingStack(str(error.name))}", file=sys.stderr)
+        print(f"ropewalk status: {MissingDependencyError(str(error.name))}", file=sys.stderr)
         return FAILED
     except BridgeError as error:
         print(f"ropewalk status: {error}", file=sys.stderr)

@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
-    from rl_bridge.errors import ConfigError, MissingStack
+    from rl_bridge.errors import ConfigError, MissingDependencyError
 
     try:
         from rl_bridge.config import CONFIG_FILE, folder_exists, load_config, ready_to_train, require_name
         from rl_bridge.loops.folder_lock import is_unused
     except ModuleNotFoundError as error:
-        raise MissingStack(str(error.name)) from error
+        raise MissingDependencyError(str(error.name)) from error
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")

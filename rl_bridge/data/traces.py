@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from openenv_core.errors import ToolCallFailed
+from openenv_core.errors import ToolCallError
 from openenv_core.tools import CallToolObservation
 from rl_bridge.data.examples import require_encodable
 from rl_bridge.errors import ConfigError
@@ -73,7 +73,7 @@ class Recorder:
         """Begin the episode of a seed; returns its first observation.
 
         Raises:
-            rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed. So may `call`.
+            rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed. So may `call`.
         """
         result = await self._session.reset(seed=seed, **options)
         require_play(result)
@@ -86,7 +86,7 @@ class Recorder:
         """Call a tool, and return what it gave: its result, or the observation where that is none of tools.
 
         Raises:
-            openenv_core.errors.ToolCallFailed: The call failed. That is recorded as any call is: the solver may go on.
+            openenv_core.errors.ToolCallError: The call failed. That is recorded as any call is: the solver may go on.
         """
         call = ToolCall(name, arguments)
         self._messages.append({"role": ASSISTANT, "content": written(call)})
@@ -101,7 +101,7 @@ class Recorder:
         if not isinstance(observation, CallToolObservation):  # what ends an episode may be another
             return observation
         if (error := observation.error) is not None:
-            raise ToolCallFailed(name, error.error_type, error.message, result)
+            raise ToolCallError(name, error.error_type, error.message, result)
         return observation.result
 
     def trace(self) -> Trace:

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from openenv_core.errors import CapacityReached
+from openenv_core.errors import CapacityError
 from rl_bridge.environments.pool import Connect, SessionPool, shut
 from rl_bridge.environments.session import LeasedSession, SessionDeadlines
-from rl_bridge.errors import SessionUnavailable
+from rl_bridge.errors import SessionUnavailableError
 from rl_bridge.metrics.spans import span
 
 
@@ -105,8 +105,8 @@ class SessionLeases:
         It is kept for the next one, unless a request failed or the block is left by an exception.
 
         Raises:
-            SessionUnavailable: None was to be had within the deadlines.
-            openenv_core.AuthenticationFailed: The server wants a token, or another one; also `AccessRefused`.
+            SessionUnavailableError: None was to be had within the deadlines.
+            openenv_core.AuthenticationError: The server wants a token, or another one; also `AccessRefusedError`.
             openenv_core.ClientError: The server refuses sessions for a reason that will not pass.
             RolloutError: The leases were closed.
         """
@@ -142,7 +142,7 @@ class SessionLeases:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise SessionUnavailable(
+            raise SessionUnavailableError(
                 f"expected one of {self._sessions} sessions to be free within {self._deadlines.free_s:g} s, "
                 "all are in use; raise env.sessions, or let fewer episodes wait"
             ) from None
@@ -152,7 +152,7 @@ class SessionLeases:
         self._free += 1
         self._places.release()
 
-    async def _exchange(self, session: LeasedSession, since: float, refusal: CapacityReached) -> None:
+    async def _exchange(self, session: LeasedSession, since: float, refusal: CapacityError) -> None:
         """Put another session into the place of one that was refused after it was opened."""
         refused = session.address, session.client
         session.address, session.client = await self._pool.obtain(since=since, last=refusal)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from openenv_core.errors import (
-    AccessRefused,
-    AuthenticationFailed,
-    CapacityReached,
+    AccessRefusedError,
+    AuthenticationError,
+    CapacityError,
     ClientError,
-    ConnectionFailed,
-    ConnectionLost,
+    ConnectionFailedError,
+    ConnectionLostError,
 )
 from rl_bridge.environments.session import (
     Client,
     ServerRecord,
     SessionDeadlines,
 )
-from rl_bridge.errors import RolloutError, SessionUnavailable
+from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class SessionPool:
             last: What came of the attempt before.
 
         Raises:
-            SessionUnavailable: None was to be had within the deadlines.
+            SessionUnavailableError: None was to be had within the deadlines.
             openenv_core.ClientError: A server refuses sessions for a reason that will not pass.
             RolloutError: The pool is closed.
         """
@@ -112,8 +112,8 @@ class SessionPool:
                         else:
                             try:
                                 return address, await self._open(address)
-                            except (CapacityReached, ConnectionFailed, ConnectionLost) as error:
-                                if isinstance(error, AuthenticationFailed | AccessRefused):
+                            except (CapacityError, ConnectionFailedError, ConnectionLostError) as error:
+                                if isinstance(error, AuthenticationError | AccessRefusedError):
                                     raise
                                 last = error
             except TimeoutError:
@@ -122,7 +122,7 @@ class SessionPool:
                 if self._crowded and clock() < latest:
                     continue  # the time went by in a pause, or while this process stood still
                 servers = ", ".join(self._addresses) or "no server"
-                raise SessionUnavailable(
+                raise SessionUnavailableError(
                     f"expected a session on {servers} within {clock() - began:.3g} s, got none: "
                     f"{last or 'none of them serves'}; see whether the environment's servers run, or raise "
                     "env.connect_timeout_s"
@@ -154,10 +154,10 @@ class SessionPool:
     def learn(self, address: ServerRecord, error: BaseException) -> None:
         """Draw from a failure what it says of the server."""
         now = asyncio.get_running_loop().time()
-        if isinstance(error, CapacityReached):
+        if isinstance(error, CapacityError):
             address.refused(now, error.retry_after_s)
             self._tell_of_refusal(address, error)
-        elif isinstance(error, ConnectionFailed | ConnectionLost):
+        elif isinstance(error, ConnectionFailedError | ConnectionLostError):
             address.failed(now)
             # They have most likely broken too, and would each cost an episode an attempt.
             self._close_idle(address)
@@ -209,7 +209,7 @@ class SessionPool:
         self.opened += 1
         return client
 
-    def _tell_of_refusal(self, address: ServerRecord, refusal: CapacityReached) -> None:
+    def _tell_of_refusal(self, address: ServerRecord, refusal: CapacityError) -> None:
         if not self._told_of_refusal:
             self._told_of_refusal = True
             logger.warning(

@@ -130,7 +130,7 @@ class EnvironmentServers:
         """Wait for the worst; it never returns while the servers can be had.
 
         Raises:
-            RoleFailed: A server died and its restart budget is gone.
+            RoleError: A server died and its restart budget is gone.
             Exception: What `on_change` raised.
         """
         if not self._tasks:

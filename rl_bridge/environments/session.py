@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from openenv_core import EnvClient, StepResult
-from openenv_core.errors import CapacityReached, ClientError, RequestTimeout, ValidationFailed
+from openenv_core.errors import CapacityError, ClientError, RequestTimeoutError, ValidationFailedError
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -111,7 +111,7 @@ class ServerRecord:
 
 
 Learn: TypeAlias = Callable[[ServerRecord, BaseException], None]
-Exchange: TypeAlias = Callable[["LeasedSession", float, CapacityReached], Awaitable[None]]
+Exchange: TypeAlias = Callable[["LeasedSession", float, CapacityError], Awaitable[None]]
 
 
 class LeasedSession:
@@ -160,8 +160,8 @@ class LeasedSession:
             options: `seed` and whatever else the environment takes.
 
         Raises:
-            openenv_core.ClientError: As `EnvClient.reset`; `RequestTimeout` after the deadline.
-            rl_bridge.errors.SessionUnavailable: No server had room in time.
+            openenv_core.ClientError: As `EnvClient.reset`; `RequestTimeoutError` after the deadline.
+            rl_bridge.errors.SessionUnavailableError: No server had room in time.
         """
         began = asyncio.get_running_loop().time()
         while True:
@@ -169,7 +169,7 @@ class LeasedSession:
                 return await self._within(
                     self._deadlines.reset_s, "reset", "env.reset_timeout_s", self.client.reset(**options)
                 )
-            except CapacityReached as refusal:
+            except CapacityError as refusal:
                 await self._exchange(self, began, refusal)
                 self.broken = False
 
@@ -177,7 +177,7 @@ class LeasedSession:
         """Take a step.
 
         Raises:
-            openenv_core.ClientError: As `EnvClient.step`; `RequestTimeout` after the deadline.
+            openenv_core.ClientError: As `EnvClient.step`; `RequestTimeoutError` after the deadline.
         """
         return await self._within(
             self._deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
@@ -195,11 +195,11 @@ class LeasedSession:
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            raise RequestTimeout(
+            raise RequestTimeoutError(
                 f"expected a {what} of {self.url} within {seconds:g} s, it is not done; "
                 f"raise {key}, or see what the environment waits for"
             ) from error
-        except ValidationFailed:
+        except ValidationFailedError:
             sound = True
             raise
         except ClientError as error:

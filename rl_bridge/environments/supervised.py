@@ -13,7 +13,7 @@ from openenv_core.errors import ProviderError
 from openenv_core.play.reporters import harmless
 from openenv_core.providers.base import status_of
 from openenv_core.providers.process import last_traceback
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 from rl_bridge.services.options import (
     RestartBudget,
     RestartPolicy,
@@ -142,7 +142,7 @@ class SupervisedServer:
         """Start it again whenever it dies, or answers nobody.
 
         Raises:
-            RoleFailed: The restart budget is gone.
+            RoleError: The restart budget is gone.
         """
         while True:
             reason = await self._until_lost()
@@ -195,7 +195,7 @@ class SupervisedServer:
             pause = self._budget.spend(asyncio.get_running_loop().time())
             if pause is None:
                 self._set(None, ServerState.FAILED)
-                raise RoleFailed(
+                raise RoleError(
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
                     f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
                 )

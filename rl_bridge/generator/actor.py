@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from monarch.actor import concurrent_endpoint
 
-from rl_bridge.errors import EngineFailed
+from rl_bridge.errors import EngineFailedError
 from rl_bridge.generator.replica import (
     PolicyReplica,
     UpdateFigures,
@@ -65,7 +65,7 @@ class PolicyActor(ServiceActor):
         """
         try:
             return await work
-        except EngineFailed:
+        except EngineFailedError:
             await asyncio.sleep(END_S)
             raise
 

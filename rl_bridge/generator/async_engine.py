@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.errors import EngineFailed, GeneratorError, PromptRefused
+from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.batches import require_tokens
 from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
 from rl_bridge.generator.handover import Giver
@@ -156,7 +156,7 @@ class AsyncVllmEngine:
             raise
         except Exception as error:
             self._thread.end(error)
-            raise EngineFailed(f"the engine has failed: {error}") from error
+            raise EngineFailedError(f"the engine has failed: {error}") from error
         finally:
             if collectors:
                 await self._abort(collectors)
@@ -188,7 +188,7 @@ class AsyncVllmEngine:
                 tokens = {"type": "token", "prompt_token_ids": list(prompt)}
                 collectors.append(await self._llm.add_request(str(next(self._ids)), tokens, how))
             except refusals() as error:
-                raise PromptRefused(place, str(error)) from error
+                raise PromptRefusedError(place, str(error)) from error
 
     async def _load(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
         # In one piece: an engine left in the middle of it would be paused for good.
@@ -215,7 +215,7 @@ class AsyncVllmEngine:
                     await self._llm.resume_generation()
             except Exception as error:
                 # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
-                failure = EngineFailed(
+                failure = EngineFailedError(
                     f"expected the engine to load version {version} within {limit_s:g} s, it has not"
                     if deadline.expired()
                     else f"loading version {version} failed half-way: {error}"

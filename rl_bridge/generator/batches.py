@@ -7,7 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.generator.vllm_api import completion_of, refusals, sampling_params
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -79,7 +79,7 @@ class Batches:
                 batch.under_way[request_id] = index
         except refusals() as error:
             self._abort(batch)
-            fail(batch.future, PromptRefused(index, str(error)))
+            fail(batch.future, PromptRefusedError(index, str(error)))
 
     def step(self) -> None:
         """Make one step of the engine; tell who is answered, and give up what comes too late."""

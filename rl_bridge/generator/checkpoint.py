@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rl_bridge.errors import MissingStack, ModelError, WeightsError
+from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 
 OUTPUT = "lm_head.weight"
 
@@ -85,7 +85,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise MissingStack("safetensors") from error
+        raise MissingDependencyError("safetensors") from error
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -97,7 +97,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise MissingStack("safetensors") from error
+        raise MissingDependencyError("safetensors") from error
     try:
         with safe_open(file, framework="pt") as weights:
             return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

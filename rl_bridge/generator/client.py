@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.types import Completion, SamplingSettings
 
 GenerateCall = Callable[
@@ -83,7 +83,7 @@ class GeneratorClient:
         Raises:
             GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is
                 closed.
-            RoleFailed: No replica is to be had any more.
+            RoleError: No replica is to be had any more.
         """
         if self._closed:
             raise GeneratorError(_CLOSED)
@@ -136,7 +136,7 @@ class GeneratorClient:
                     try:
                         completions = await self._ask(batch)
                         break
-                    except PromptRefused as refused:
+                    except PromptRefusedError as refused:
                         # It was that prompt's caller alone who asked for something wrong.
                         _fail([batch[refused.prompt]], refused)
                         batch = [*batch[: refused.prompt], *batch[refused.prompt + 1 :]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rl_bridge.errors import EngineFailed, GeneratorError
+from rl_bridge.errors import EngineFailedError, GeneratorError
 from rl_bridge.generator.batches import Batch, Batches, answer, fail
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import build_engine
@@ -164,7 +164,7 @@ class VllmEngine:
 
     def _require_open(self) -> None:
         if self._failure is not None:
-            raise EngineFailed(f"the engine has failed: {self._failure}") from self._failure
+            raise EngineFailedError(f"the engine has failed: {self._failure}") from self._failure
         if self._closed:
             raise GeneratorError(CLOSED)
 
@@ -256,4 +256,6 @@ class VllmEngine:
 
 
 def _ending(failure: BaseException | None) -> GeneratorError:
-    return GeneratorError(CLOSED) if failure is None else EngineFailed(f"the engine has failed: {failure}")
+    return (
+        GeneratorError(CLOSED) if failure is None else EngineFailedError(f"the engine has failed: {failure}")
+    )

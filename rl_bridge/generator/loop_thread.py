@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rl_bridge.errors import EngineFailed, GeneratorError
+from rl_bridge.errors import EngineFailedError, GeneratorError
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class EngineLoopThread:
     def _error(self) -> GeneratorError:
         if self._failure is None:
             return GeneratorError(CLOSED)
-        return EngineFailed(f"the engine has failed: {self._failure}")
+        return EngineFailedError(f"the engine has failed: {self._failure}")
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self._ending.wait())

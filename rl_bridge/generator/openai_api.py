@@ -13,7 +13,7 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from openenv_core.proxies import proxy_for
-from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused
+from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -79,7 +79,7 @@ class EndpointClient:
             place: Of the prompt that is in it.
 
         Raises:
-            PromptRefused: The server says that what was posted is wrong.
+            PromptRefusedError: The server says that what was posted is wrong.
             ConfigError: It is none that can be used.
         """
         pause_s = FIRST_PAUSE_S
@@ -102,7 +102,7 @@ class EndpointClient:
                 self.trouble = f"status {status}: {said}"
                 if status not in BUSY:
                     if method == "POST" and status in REFUSED:
-                        raise PromptRefused(place, f"status {status}: {said}")
+                        raise PromptRefusedError(place, f"status {status}: {said}")
                     raise self._refusal(status, said)
                 wait_s = max(pause_s, _asked_to_wait(response))
             self._tell()

@@ -103,7 +103,7 @@ class PolicyReplica:
         """Load the engine; returns when it can answer.
 
         Raises:
-            MissingStack: vLLM is not installed.
+            MissingDependencyError: vLLM is not installed.
             GeneratorError: The engine cannot start.
         """
         await asyncio.wrap_future(self._engine.start())
@@ -130,7 +130,7 @@ class PolicyReplica:
             seeds: One a prompt, which decides its answer; None draws.
 
         Raises:
-            PromptRefused: The engine does not take one of the prompts; it works on none of them.
+            PromptRefusedError: The engine does not take one of the prompts; it works on none of them.
             GeneratorError: The engine failed, refused, or did not answer in time.
         """
         sampling = sampling or self._settings.sampling

@@ -10,7 +10,7 @@ from numbers import Integral
 from types import ModuleType
 from typing import Any
 
-from rl_bridge.errors import GeneratorError, MissingStack
+from rl_bridge.errors import GeneratorError, MissingDependencyError
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -24,7 +24,7 @@ def build_engine(settings: EngineSettings) -> Any:
     """Load a `vllm.LLMEngine` in this process.
 
     Raises:
-        MissingStack: vLLM is not installed.
+        MissingDependencyError: vLLM is not installed.
         GeneratorError: It cannot start.
     """
     # The engine-core process that vLLM would start otherwise is not needed: our thread waits for nothing else.
@@ -32,7 +32,7 @@ def build_engine(settings: EngineSettings) -> Any:
     try:
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
-        raise MissingStack("vllm") from error
+        raise MissingDependencyError("vllm") from error
     options = _options(settings)
     if settings.weight_update == "continue":
         # Or a step that the old weights have computed would be told of after the new ones came.
@@ -52,7 +52,7 @@ def build_async_engine(settings: EngineSettings) -> Any:
     It belongs to the event loop that runs here, and its process to this thread: it ends when the thread does.
 
     Raises:
-        MissingStack: vLLM is not installed.
+        MissingDependencyError: vLLM is not installed.
         GeneratorError: It cannot start.
     """
     # Forked from a process with threads, as an actor's is, it might never start.
@@ -64,7 +64,7 @@ def build_async_engine(settings: EngineSettings) -> Any:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
-        raise MissingStack("vllm") from error
+        raise MissingDependencyError("vllm") from error
     try:
         with _semaphores_without_a_name():
             return AsyncLLM.from_engine_args(

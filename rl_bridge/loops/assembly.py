@@ -19,7 +19,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
-from rl_bridge.errors import ConfigError, RoleFailed
+from rl_bridge.errors import ConfigError, RoleError
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.generator.settings import ONE_THREAD, engine_environment
@@ -133,7 +133,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
                 bound, args = starting[name]
                 tasks[name] = group.create_task(bound.as_service(*args))
     except TimeoutError:
-        raise RoleFailed(
+        raise RoleError(
             f"expected {', '.join(starting)} to be ready within {longest_s:g} s, they are not; "
             f"see the logs in {folder / 'logs'}, or raise monarch.start_timeout_s"
         ) from None

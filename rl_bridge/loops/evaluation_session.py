@@ -25,7 +25,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import EnvironmentServers, read_token
-from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, RolloutError
+from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, RolloutError
 from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
 from rl_bridge.generator.openai_api import plain
 from rl_bridge.generator.settings import engine_environment
@@ -185,7 +185,7 @@ class _OnlyPolicy:
         """Answer one prompt; what fails ends the evaluation, where a run would try again."""
         try:
             return await self._client.complete(prompt, sampling, seed)
-        except PromptRefused:
+        except PromptRefusedError:
             raise
         except GeneratorError as error:
             raise RolloutError(

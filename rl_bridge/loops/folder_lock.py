@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_bridge.config import PARTIAL_CONFIG_FILE
-from rl_bridge.errors import RunInUse
+from rl_bridge.errors import RunInUseError
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def folder_of_ones_own(folder: Path) -> Iterator[None]:
     comes about. Where the file system has no locks, a warning is all there is.
 
     Raises:
-        RunInUse: Another process has it.
+        RunInUseError: Another process has it.
         OSError: Nothing can be written there.
     """
     descriptor = _locked(folder)
@@ -80,7 +80,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
-            raise RunInUse(_taken(descriptor, folder)) from None
+            raise RunInUseError(_taken(descriptor, folder)) from None
         if error.errno not in _WITHOUT_LOCKS:
             raise
         logger.warning(

@@ -17,8 +17,8 @@ async def train(run: Run) -> None:
     """Train until the configured number of iterations is reached.
 
     Raises:
-        rl_bridge.errors.ReplicaLost: A process of the trainer is gone: rewind the run, and call this again.
-        rl_bridge.errors.TrainerWentBack: Likewise, and it has been started again already.
+        rl_bridge.errors.ReplicaLostError: A process of the trainer is gone: rewind the run, and call this again.
+        rl_bridge.errors.TrainerWentBackError: Likewise, and it has been started again already.
         rl_bridge.errors.BridgeError: Something is wrong that trying on would not mend.
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_bridge.background import tell_of_errors
-from rl_bridge.errors import NoReplica, ReplicaLost
+from rl_bridge.errors import NoReplicaError, ReplicaLostError
 from rl_bridge.services import Service
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Introductions:
             self._wake.clear()
             try:
                 await self._tell_all(rollout)
-            except (NoReplica, ReplicaLost):
+            except (NoReplicaError, ReplicaLostError):
                 continue  # workers that are started again are told before they serve
 
     async def _tell_all(self, rollout: Service) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from rl_bridge.data.examples import require_same
-from rl_bridge.errors import ReplicaLost, TrainerWentBack, WeightsError
+from rl_bridge.errors import ReplicaLostError, TrainerWentBackError, WeightsError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.run import PreemptedError, Run
 from rl_bridge.trainer.settings import ResumeState
@@ -71,7 +71,7 @@ async def train_to_the_end(run: Run) -> bool:
 async def _last_checkpoint(run: Run) -> None:
     try:
         await run.checkpoint(now=True)
-    except (ReplicaLost, TrainerWentBack) as lost:
+    except (ReplicaLostError, TrainerWentBackError) as lost:
         run.console.print(f"{lost}; the newest checkpoint is an older one", highlight=False, soft_wrap=True)
 
 
@@ -89,7 +89,7 @@ async def _train(run: Run) -> None:
                 await run.trainer.export.route(str(_policy_folder(run)), run.version)
             await run.sync.finish()
             return
-        except (ReplicaLost, TrainerWentBack, WeightsError) as lost:
+        except (ReplicaLostError, TrainerWentBackError, WeightsError) as lost:
             if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
                 raise
             # Losses are bounded by the trainer's restart budget; what merely looks like one is bounded here.

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import BridgeError, ReplicaLost, RoleFailed
+from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
 from rl_bridge.loops.history import GroupHistory, Iteration
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.settings import overlong
@@ -126,7 +126,7 @@ class Run:
         """Give what a role is asked for within the block `trainer.timeout_s` seconds.
 
         Raises:
-            RoleFailed: They were not enough.
+            RoleError: They were not enough.
         """
         seconds = self.config.trainer.timeout_s
         try:
@@ -135,7 +135,7 @@ class Run:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise RoleFailed(
+            raise RoleError(
                 f"expected {what} within {seconds:g} s, it is not there; "
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
@@ -243,16 +243,16 @@ class Run:
     def lost_the_trainer(self) -> None:
         """Tell whoever waits for rollouts: those may wait for weights that are gone with it."""
         self.trainer_lost.set()
-        self.buffer.fail(ReplicaLost(_TRAINER_GONE))
+        self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
     def require_the_trainer(self) -> None:
         """Let nobody go on with a trainer that was lost since the run last went back, be it there again.
 
         Raises:
-            ReplicaLost: It was.
+            ReplicaLostError: It was.
         """
         if self.trainer_lost.is_set():
-            raise ReplicaLost(_TRAINER_GONE)
+            raise ReplicaLostError(_TRAINER_GONE)
 
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Take the run for one that has trained as many iterations, for as long.

@@ -39,7 +39,7 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
         0, or 130 where the run was interrupted. Either way nothing is left running.
 
     Raises:
-        rl_bridge.errors.RunInUse: Another process writes to the folder.
+        rl_bridge.errors.RunInUseError: Another process writes to the folder.
         rl_bridge.errors.BridgeError: The run failed.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -147,7 +147,7 @@ def fine_tune(
     Raises:
         ValueError: There is no trace to train on, or none to look at.
         rl_bridge.errors.ConfigError: A trace is longer than `max_length`.
-        rl_bridge.errors.NonFiniteLoss: The loss is not finite.
+        rl_bridge.errors.NonFiniteLossError: The loss is not finite.
         rl_bridge.errors.CheckpointError: The weights could not be written.
     """
     if not training or not validation:

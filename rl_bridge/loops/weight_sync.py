@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 
 if TYPE_CHECKING:
     from rl_bridge.generator.replica import UpdateFigures
@@ -110,7 +110,7 @@ class WeightSync:
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            late = RoleFailed(
+            late = RoleError(
                 f"expected new weights to be served within {self._timeout_s:g} s, they are not; "
                 "raise trainer.timeout_s, or see the generators' logs"
             )

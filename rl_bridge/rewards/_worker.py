@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 
-from rl_bridge.errors import RewardFailed
+from rl_bridge.errors import RewardError
 from rl_bridge.rewards.function import (
     RewardFunction,
     checked_reward,
@@ -27,7 +27,7 @@ def main(fd: int, paths: list[str]) -> None:
     with socket.socket(fileno=fd) as connection:
         try:
             functions = [load_function(path) for path in paths]
-        except RewardFailed as error:
+        except RewardError as error:
             send(connection, RewardReply(error=str(error), pid=os.getpid()).encode())
             return
         send(connection, RewardReply(pid=os.getpid()).encode())
@@ -44,7 +44,7 @@ def evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) 
         path = paths[request.function]
         value = functions[request.function](request.prompt, request.response, request.target)
         return RewardReply(reward=checked_reward(path, value))
-    except RewardFailed as error:
+    except RewardError as error:
         return RewardReply(error=str(error))
     except (Exception, SystemExit):
         return RewardReply(error=f"{path!r} raised:\n{traceback.format_exc()[-TRACEBACK_CHARACTERS:]}")

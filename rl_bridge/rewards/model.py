@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from rl_bridge.devices import own_device
-from rl_bridge.errors import BridgeError, MissingStack, ModelError, RewardFailed
+from rl_bridge.errors import BridgeError, MissingDependencyError, ModelError, RewardError
 from rl_bridge.metrics.spans import span
 from rl_bridge.rewards.settings import RewardModelSettings
 from rl_bridge.tokens.chat import ChatMessage
@@ -18,7 +18,7 @@ from rl_bridge.tokens.chat import ChatMessage
 try:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 except ImportError as error:
-    raise MissingStack("transformers") from error
+    raise MissingDependencyError("transformers") from error
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RewardModel:
             One reward a pair, shape [B]; None for one that is longer than the model may see.
 
         Raises:
-            RewardFailed: The model says what is no number.
+            RewardError: The model says what is no number.
         """
         with span("score"):
             return self._score(pairs)
@@ -83,7 +83,7 @@ class RewardModel:
             places = fitting[first : first + self._settings.max_batch]
             for place, value in zip(places, self._forward([rows[place] for place in places]), strict=True):
                 if not math.isfinite(value):
-                    raise RewardFailed(
+                    raise RewardError(
                         f"expected a finite reward of the model at {self._settings.model_path!r}, got {value}; "
                         "look at its weights"
                     )
@@ -138,10 +138,10 @@ class RewardBatches:
         """Score one response.
 
         Raises:
-            RewardFailed: The model failed, or too many wait for it.
+            RewardError: The model failed, or too many wait for it.
         """
         if len(self._waiting) >= MAX_WAITING:
-            raise RewardFailed(
+            raise RewardError(
                 f"expected at most {MAX_WAITING} responses to wait for the reward model, got one more; "
                 "give it more replicas"
             )
@@ -169,7 +169,7 @@ class RewardBatches:
             failure = error
         except Exception as error:
             logger.exception("the reward model failed")
-            failure = RewardFailed(f"expected rewards of the model, got {type(error).__name__}: {error}")
+            failure = RewardError(f"expected rewards of the model, got {type(error).__name__}: {error}")
         for place, (_, future) in enumerate(batch):
             if future.done():  # its caller has been cancelled
                 continue

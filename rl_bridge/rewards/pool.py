@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rl_bridge.errors import RewardFailed
+from rl_bridge.errors import RewardError
 from rl_bridge.rewards.wire import BEGUN, LENGTH, RewardReply, RewardRequest
 
 GUARD = Path(__file__).with_name("_guard.py")
@@ -49,7 +49,7 @@ class RewardWorker:
             timeout_s: Seconds that their import may take.
 
         Raises:
-            RewardFailed: They are not there, or the process ended, or took too long.
+            RewardError: They are not there, or the process ended, or took too long.
             OSError: There can be no further process.
         """
         guard, connection = _spawn(functions)
@@ -58,17 +58,17 @@ class RewardWorker:
             async with asyncio.timeout(timeout_s):
                 reply = RewardReply.decode(await self._frame())
             if reply.error:
-                raise RewardFailed(reply.error)
+                raise RewardError(reply.error)
         except BaseException as error:
             await self.kill()
             names = ", ".join(functions)
             if isinstance(error, TimeoutError):
-                raise RewardFailed(
+                raise RewardError(
                     f"expected {names} to be imported within {timeout_s:g} s, it is not done; "
                     "raise reward.start_timeout_seconds, or see what the import waits for"
                 ) from error
             if isinstance(error, ConnectionError):
-                raise RewardFailed(
+                raise RewardError(
                     f"expected {names} to be imported, but the process ended over it; its output tells why"
                 ) from error
             raise
@@ -235,15 +235,15 @@ class RewardPool:
         return [worker.pid for worker in self._workers]
 
     def check(self) -> None:
-        """Raise RewardFailed where the pool can have no processes any more, or was closed."""
+        """Raise RewardError where the pool can have no processes any more, or was closed."""
         if self._broken:
-            raise RewardFailed(self._broken)
+            raise RewardError(self._broken)
 
     async def __aenter__(self) -> Self:
         """Start the processes.
 
         Raises:
-            RewardFailed: The functions cannot be imported, or are none.
+            RewardError: The functions cannot be imported, or are none.
         """
         try:
             adding = (self._add() for _ in range(self._size))
@@ -271,7 +271,7 @@ class RewardPool:
             The reward; None where there is none, for a reason that is counted.
 
         Raises:
-            RewardFailed: The function raised, or returned something else; or the pool can have no processes any more,
+            RewardError: The function raised, or returned something else; or the pool can have no processes any more,
                 or was closed.
         """
         content = RewardRequest(function=function, prompt=prompt, response=response, target=target).encode()
@@ -310,7 +310,7 @@ class RewardPool:
         return None
 
     async def close(self) -> None:
-        """End every process. Evaluations under way raise RewardFailed."""
+        """End every process. Evaluations under way raise RewardError."""
         self._break("expected an open pool of reward functions, got one that was closed")
         for renewal in self._renewals:
             renewal.cancel()
@@ -326,7 +326,7 @@ class RewardPool:
             "mend the function, let it return None where it cannot say, or set reward.drop_failures"
         )
         if not self._drop_failures:
-            raise RewardFailed(message)
+            raise RewardError(message)
         logger.warning("a response is left out: %s", message)
 
     async def _take(self) -> RewardWorker:
@@ -339,7 +339,7 @@ class RewardPool:
             self._counts.workers_lost += 1
             self._renew(worker)
         if len(self._waiting) >= MAX_WAITING:
-            raise RewardFailed(
+            raise RewardError(
                 f"expected at most {MAX_WAITING} evaluations to wait for {self._size} workers, got one more; "
                 "raise reward.workers"
             )
@@ -375,7 +375,7 @@ class RewardPool:
             try:
                 await self._add()
                 return
-            except (RewardFailed, OSError) as error:
+            except (RewardError, OSError) as error:
                 last = error
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         raise last
@@ -396,4 +396,4 @@ class RewardPool:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_exception(RewardFailed(self._broken))
+                turn.set_exception(RewardError(self._broken))

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
-from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
+from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Absence,
     Assignment,
@@ -262,7 +262,7 @@ class Dispatcher:
                 siblings=tuple(left),
                 settings=episode,
             )
-            with contextlib.suppress(ReplicaLost, NoReplica):
+            with contextlib.suppress(ReplicaLostError, NoReplicaError):
                 result = await self._rollout.play.route(assignment)
                 await self._tell_first_failure(result)
                 outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
@@ -296,7 +296,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(settings.timeout_s):
                 result = await self._rollout.play.route(assignment)
-        except (ReplicaLost, NoReplica, TimeoutError) as error:
+        except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
             self._hand_on(lease, kept, waits=self._buffer.lose(lease, floor=lease.floor if kept else None))
             if isinstance(error, TimeoutError):

@@ -11,10 +11,17 @@ from typing import Any, Final, TypeAlias
 from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
-from openenv_core.errors import OpenEnvError, ValidationFailed
+from openenv_core.errors import OpenEnvError, ValidationFailedError
 from openenv_core.outcomes import infrastructure_failure, unscored_reason
 from openenv_core.tracebacks import shown
-from rl_bridge.errors import BridgeError, EpisodeLost, EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
+from rl_bridge.errors import (
+    BridgeError,
+    EpisodeLostError,
+    EpisodeUnscoredError,
+    NoReplicaError,
+    ReplicaLostError,
+    RolloutError,
+)
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.seeds import sampling_seed
@@ -36,13 +43,13 @@ def require_play(result: StepResult[Any]) -> None:
     """Return where a result is the policy's own doing.
 
     Raises:
-        EpisodeLost: Something beside the policy failed; what was earned so far is worth nothing either.
-        EpisodeUnscored: The episode is over, and nobody can say how well it was played.
+        EpisodeLostError: Something beside the policy failed; what was earned so far is worth nothing either.
+        EpisodeUnscoredError: The episode is over, and nobody can say how well it was played.
     """
     if (failure := infrastructure_failure(result)) is not None:
-        raise EpisodeLost(failure)
+        raise EpisodeLostError(failure)
     if (reason := unscored_reason(result)) is not None:
-        raise EpisodeUnscored(reason)
+        raise EpisodeUnscoredError(reason)
 
 
 Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
@@ -103,9 +110,9 @@ async def play_episode(
 
     Raises:
         openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
-        rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed; likewise.
-        rl_bridge.errors.EpisodeUnscored: It, or the judge, says that nobody knows how well the episode was played, or
-            gives a reward that is no number; or there is no judge to be had.
+        rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed; likewise.
+        rl_bridge.errors.EpisodeUnscoredError: It, or the judge, says that nobody knows how well the episode was played,
+            or gives a reward that is no number; or there is no judge to be had.
         rl_bridge.errors.GeneratorError: The engine failed.
         rl_bridge.errors.RolloutError: The task raised something.
     """
@@ -171,7 +178,7 @@ class _Play:
         if not math.isfinite(
             self.total
         ):  # one of them would make the advantages of all siblings NaN, and so the loss
-            raise EpisodeUnscored(f"expected rewards that are finite, got {reward!s:.20}")
+            raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
     async def to_the_end(self) -> Ending:
         while True:
@@ -224,7 +231,7 @@ class _Play:
             try:
                 with span("step", waits_for="environment"):
                     result = await self._client.step(action)
-            except (ValidationFailed, PydanticSerializationError) as error:
+            except (ValidationFailedError, PydanticSerializationError) as error:
                 return self._refused(error)
             self._steps += 1
             require_play(result)
@@ -257,10 +264,13 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
         with _of_the_task():
             asked, target = task.messages(first), task.target(first)
         earned = await judge(asked, "\n".join(texts), target)
-    except (ReplicaLost, NoReplica) as error:  # calls to judges are repeated, so by now there is none
-        raise EpisodeUnscored(f"no reward function answered: {error}") from error
+    except (
+        ReplicaLostError,
+        NoReplicaError,
+    ) as error:  # calls to judges are repeated, so by now there is none
+        raise EpisodeUnscoredError(f"no reward function answered: {error}") from error
     if earned is None:
-        raise EpisodeUnscored("the reward function gave no reward")
+        raise EpisodeUnscoredError("the reward function gave no reward")
     return earned
 
 

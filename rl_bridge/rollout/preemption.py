@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 INSTALL_TIMEOUT_S = 5.0
 
 
-class NoMainLoop(RuntimeError):  # noqa: N818 - it says what is missing
+class NoMainLoopError(RuntimeError):
     """The main thread of this process runs no event loop that a signal could wake."""
 
 
@@ -21,7 +21,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
     one on a thread of their own; so the handler is put on the main thread's, and hands the news on.
 
     Raises:
-        NoMainLoop: There is none.
+        NoMainLoopError: There is none.
     """
     here = asyncio.get_running_loop()
     installed: asyncio.Future[None] = here.create_future()
@@ -40,7 +40,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
         async with asyncio.timeout(INSTALL_TIMEOUT_S):
             await installed
     except TimeoutError:
-        raise NoMainLoop(
+        raise NoMainLoopError(
             "expected an event loop in the main thread to take SIGTERM, found none; "
             "set rollout.checkpoint_on_preemption=false"
         ) from None

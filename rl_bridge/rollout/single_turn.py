@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.data.examples import Example
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import back_off, shortened
 from rl_bridge.rollout.policy import ChatPolicy
@@ -38,8 +38,8 @@ class SingleTurn:
         """Have one prompt answered by as many siblings as are asked for, or until `cut` says to stop.
 
         Raises:
-            RewardFailed: A reward function raised, and the run is to end then.
-            PromptRefused: The engine takes no such prompt.
+            RewardError: A reward function raised, and the run is to end then.
+            PromptRefusedError: The engine takes no such prompt.
         """
         stop = self._stops[assignment.lease] = asyncio.Event()
         try:
@@ -104,7 +104,7 @@ class SingleTurn:
                     temperature=assignment.settings.temperature,
                     seed=None if key is None else sampling_seed(*key, sibling, 0),
                 )
-            except PromptRefused:
+            except PromptRefusedError:
                 raise
             except GeneratorError as error:
                 failures.append(shortened(f"{type(error).__name__}: {error}"))

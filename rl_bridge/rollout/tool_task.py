@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from openenv_core import MCPToolClient, ValidationFailed
+from openenv_core import MCPToolClient, ValidationFailedError
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv_core.tools.specs import openai_tools
-from rl_bridge.errors import ConfigError, EpisodeLost, RolloutError
+from rl_bridge.errors import ConfigError, EpisodeLostError, RolloutError
 from rl_bridge.rollout.episode import require_play
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
@@ -153,7 +153,7 @@ class ToolTask(Task):
             observation: The first.
 
         Raises:
-            rl_bridge.errors.EpisodeLost: The environment says that its infrastructure failed, or has no tools now.
+            rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed, or has no tools now.
             TypeError: It does not list tools; then this is to be overridden.
         """
         if not isinstance(observation, ListToolsObservation):
@@ -167,7 +167,7 @@ class ToolTask(Task):
             )
         if not observation.tools:  # released environments say so where they could not list them, and why
             why = observation.metadata.get("error", "it does not say why")
-            raise EpisodeLost(f"expected the environment to list its tools, got none: {why}")
+            raise EpisodeLostError(f"expected the environment to list its tools, got none: {why}")
         return openai_tools(observation.tools)
 
     def action(self, call: ToolCall) -> Any | None:
@@ -265,7 +265,7 @@ class ToolWorldTask(ToolTask):
         """
         try:
             return await super().functions(session, observation)
-        except (ValidationFailed, TypeError) as error:
+        except (ValidationFailedError, TypeError) as error:
             raise RolloutError(
                 f"expected an environment of tools, as rollout.task is not set, got one that lists none ({error}); "
                 f"{REMEDY}"

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from openenv_core.errors import (
-    AccessRefused,
-    AuthenticationFailed,
+    AccessRefusedError,
+    AuthenticationError,
     ClientError,
-    ValidationFailed,
+    ValidationFailedError,
 )
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
-    EpisodeLost,
-    EpisodeUnscored,
+    EpisodeLostError,
+    EpisodeUnscoredError,
     GeneratorError,
-    NoReplica,
-    PromptRefused,
-    ReplicaLost,
+    NoReplicaError,
+    PromptRefusedError,
+    ReplicaLostError,
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
@@ -83,7 +83,7 @@ class RolloutWorker:
 
         Raises:
             RolloutError: The environment refuses what is sent, so that trying again cannot help.
-            PromptRefused: The engine takes no such prompt.
+            PromptRefusedError: The engine takes no such prompt.
         """
         if self._leaving.is_set():
             await asyncio.get_running_loop().create_future()
@@ -128,13 +128,13 @@ class RolloutWorker:
                     await back_off(number)
             try:
                 return await self._play(seed, assignment.settings, key, answers)
-            except PromptRefused:
+            except PromptRefusedError:
                 raise
-            except (ClientError, EpisodeLost, GeneratorError, NoReplica, ReplicaLost) as error:
+            except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
                 if _is_refusal(error):
                     raise RolloutError(f"the environment refuses what it is sent: {error}") from error
                 failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
-                its_own = isinstance(error, ClientError | EpisodeLost)
+                its_own = isinstance(error, ClientError | EpisodeLostError)
                 ending = Ending.FAILED_ENVIRONMENT if its_own else Ending.FAILED_POLICY
                 playing.retried += 1
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
@@ -158,7 +158,7 @@ class RolloutWorker:
                     judge=self._judge,
                     answers=answers,
                 )
-            except EpisodeUnscored as reason:
+            except EpisodeUnscoredError as reason:
                 # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
                 return NoTrajectory(
                     absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
@@ -210,4 +210,4 @@ def _is_refusal(error: Exception) -> bool:
     A refused action does not come here: the policy wrote it. Nor is it one when a session could not be made or kept,
     as by a step that took too long: where that is all there is to be had, the dispatcher says so.
     """
-    return isinstance(error, AuthenticationFailed | AccessRefused | ValidationFailed)
+    return isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-from rl_bridge.errors import MissingStack, RoleFailed
+from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
 from rl_bridge.services.options import RestartPolicy, ServiceOptions
 from rl_bridge.services.placement import Place
@@ -17,7 +17,7 @@ from rl_bridge.services.service import Service
 try:
     from monarch.actor import Actor, concurrent_endpoint
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 
 class Launcher(Protocol):
@@ -44,12 +44,12 @@ class BoundOptions:
         """Start the replicas, each an actor made with `args`, and return when all of them serve.
 
         Raises:
-            RoleFailed: No fleet is open, or a replica could not be started.
+            RoleError: No fleet is open, or a replica could not be started.
             BridgeError: What `setup` raised.
         """
         launcher = current_launcher.get()
         if launcher is None:
-            raise RoleFailed(
+            raise RoleError(
                 f"expected an open fleet to start {self.actor.__name__} in, there is none; "
                 "write `async with Fleet(logs):` around it"
             )

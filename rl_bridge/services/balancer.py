@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl_bridge.errors import NoReplica, ReplicaLost
+from rl_bridge.errors import NoReplicaError, ReplicaLostError
 
 SUSPECT_AFTER = 3
 """Calls of a replica that fail in a row before it is a suspect."""
@@ -103,7 +103,7 @@ class Router:
         return load is not None and load.suspended_until > now
 
 
-class TargetGone(ConnectionError):  # noqa: N818 - named as the rest of the bridge names its errors
+class TargetGoneError(ConnectionError):
     """The process behind a target is gone; raised by targets, and by nothing that runs in them."""
 
 
@@ -126,7 +126,7 @@ class ReplicaTarget(Protocol):
         """Call an endpoint on all ranks; the first rank's value.
 
         Raises:
-            TargetGone: A process of it is gone.
+            TargetGoneError: A process of it is gone.
             Exception: What the endpoint raised.
         """
 
@@ -228,7 +228,7 @@ class Balancer:
         """Wait for a target and pick the least loaded.
 
         Raises:
-            NoReplica: None came within the deadline.
+            NoReplicaError: None came within the deadline.
             Exception: What `fail` was told.
         """
         if (target := self._pick()) is not None:
@@ -240,7 +240,7 @@ class Balancer:
                     await self._changed.wait()
                 return target
         except TimeoutError as error:
-            raise NoReplica(
+            raise NoReplicaError(
                 f"expected a replica of {self._service} to serve within {self._wait_s:g} s, none did; "
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
@@ -255,15 +255,15 @@ class Balancer:
         """Call an endpoint of one replica.
 
         Raises:
-            ReplicaLost: The replica's process died, and the endpoint is not one that may be carried out twice.
-            NoReplica: None served within the deadline.
+            ReplicaLostError: The replica's process died, and the endpoint is not one that may be carried out twice.
+            NoReplicaError: None served within the deadline.
             Exception: What the endpoint raised.
         """
         while True:
             target = await self.any_target()
             try:
                 return await self.call(target, name, args, kwargs)
-            except ReplicaLost:
+            except ReplicaLostError:
                 if name not in self._repeatable or self.holds(target):
                     raise
 
@@ -281,7 +281,7 @@ class Balancer:
             value = await under_way
             failed = False
             return value
-        except TargetGone as gone:
+        except TargetGoneError as gone:
             self._on_gone(target, str(gone))
             self.remove(target)
             raise self._loss(target, name, str(gone)) from gone
@@ -306,8 +306,10 @@ class Balancer:
             self._lost.pop(key, None)
             self._wake()
 
-    def _loss(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLost:
-        return ReplicaLost(f"replica {target.replica} of {self._service} was lost during {name}: {reason}")
+    def _loss(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLostError:
+        return ReplicaLostError(
+            f"replica {target.replica} of {self._service} was lost during {name}: {reason}"
+        )
 
     async def drained(self, target: ReplicaTarget, timeout_s: float) -> bool:
         """Wait until a target that takes no more calls has ended those it has begun; whether it did."""

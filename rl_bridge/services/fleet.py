@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import BridgeError, ReplicaLost
+from rl_bridge.errors import BridgeError, ReplicaLostError
 from rl_bridge.services import starts
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
@@ -142,7 +142,7 @@ class Fleet:
         """Run `work` until it ends or the run has lost what it cannot do without, whichever is first.
 
         Raises:
-            RoleFailed: A service is beyond its restart budget; `work` was cancelled.
+            RoleError: A service is beyond its restart budget; `work` was cancelled.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -201,7 +201,7 @@ class Fleet:
 
 
 def _shows_a_loss(task: "asyncio.Task[Any]") -> bool:
-    return not task.cancelled() and isinstance(task.exception(), ReplicaLost)
+    return not task.cancelled() and isinstance(task.exception(), ReplicaLostError)
 
 
 def _snake(name: str) -> str:

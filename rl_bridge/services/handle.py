@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl_bridge.errors import ReplicaLost
+from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget
 
 
@@ -62,9 +62,9 @@ class Endpoint:
         Raises:
             BridgeError: The endpoint raised it.
             RemoteError: The endpoint raised something else.
-            ReplicaLost: The replica's process died meanwhile; whether it was carried out nobody knows.
-            NoReplica: None served within the deadline.
-            RoleFailed: The service has used up its restarts.
+            ReplicaLostError: The replica's process died meanwhile; whether it was carried out nobody knows.
+            NoReplicaError: None served within the deadline.
+            RoleError: The service has used up its restarts.
         """
         return await self._owner._route(self._name, args, kwargs)
 
@@ -73,8 +73,8 @@ class Endpoint:
 
         Raises:
             Exception: What one of them failed with, where all of them failed.
-            NoReplica: None served within the deadline.
-            RoleFailed: The service has used up its restarts.
+            NoReplicaError: None served within the deadline.
+            RoleError: The service has used up its restarts.
         """
         return await self._owner._fan_out(self._name, args, kwargs)
 
@@ -137,7 +137,7 @@ class StickySession(Routed):
             target = self._target
             try:
                 return await self._balancer.call(target, name, args, kwargs)
-            except ReplicaLost:
+            except ReplicaLostError:
                 if name not in self._repeatable or self._balancer.holds(target):
                     raise
 

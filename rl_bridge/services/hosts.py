@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_bridge.errors import MissingStack, RoleFailed
+from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.services.leaving import interruptible
 from rl_bridge.services.placement import ReplicaSlot
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 ATTACH_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -100,7 +100,7 @@ class Hosts(ABC):
         """Reach the hosts.
 
         Raises:
-            RoleFailed: They cannot be reached.
+            RoleError: They cannot be reached.
         """
 
     @abstractmethod
@@ -175,7 +175,7 @@ class _Remote(Hosts):
             # A scheduler has deadlines of its own, and says itself which hosts are missing.
             late = isinstance(error, TimeoutError)
             told = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
-            raise RoleFailed(
+            raise RoleError(
                 f"expected to reach the hosts {self._named()}, got: {told}; "
                 "is a Monarch worker running on each, and the port open?"
             ) from error

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_bridge.errors import BridgeError, MissingStack, RemoteError
-from rl_bridge.services.balancer import TargetGone
+from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
+from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.supervision import ENDED, new_mark, unwatch, watch
 
@@ -21,7 +21,7 @@ try:
     from monarch._src.actor.endpoint import EndpointProperty
     from monarch.actor import ActorError
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +44,7 @@ class MeshTarget:
         A rank that fails ends the call at once: the others may be waiting for it.
 
         Raises:
-            TargetGone: A process of it is gone.
+            TargetGoneError: A process of it is gone.
             BridgeError: The endpoint raised it.
             RemoteError: The endpoint raised something else.
         """
@@ -69,7 +69,7 @@ async def _answer(sent: Any) -> Any:
     try:
         return await sent
     except SupervisionError as error:
-        raise TargetGone(_told(error)) from error
+        raise TargetGoneError(_told(error)) from error
     except ActorError as error:
         if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
             raise error.exception from error
@@ -100,7 +100,7 @@ def endpoints_of(actor: type[Any]) -> frozenset[str]:
 try:
     from monarch.actor import default_bootstrap_cmd
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 STOP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 10.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Protocol
 
-from rl_bridge.errors import BridgeError, RoleFailed
-from rl_bridge.services.balancer import TargetGone
+from rl_bridge.errors import BridgeError, RoleError
+from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.incarnation import (
     Incarnation,
     MeshTarget,
@@ -42,7 +42,7 @@ class ReplicaOwner(Protocol):
     def left(self, target: MeshTarget, reason: str | None) -> None:
         """Calls no longer go to the target; for a reason where it was lost."""
 
-    def beyond_budget(self, failure: RoleFailed) -> None:
+    def beyond_budget(self, failure: RoleError) -> None:
         """A replica is lost for good."""
 
     def record(self, replica: int, what: str, detail: str = "") -> None:
@@ -181,12 +181,12 @@ class ReplicaKeeper:
             return None
         except TimeoutError:
             return self._begun_badly(
-                RoleFailed(
+                RoleError(
                     f"replica {self.replica} of {self._owner.name} did not serve within "
                     f"{self._options.start_timeout_s:g} s; see its log, or give it longer (start_timeout_s)"
                 )
             )
-        except TargetGone as gone:
+        except TargetGoneError as gone:
             return str(gone)
         except BridgeError as error:
             return self._begun_badly(error)
@@ -230,7 +230,7 @@ class ReplicaKeeper:
             if policy.budget == 0
             else f"was lost more than {policy.budget} times within {policy.window_s:g} s, at last: {reason}"
         )
-        failure = RoleFailed(f"replica {self.replica} of {self._owner.name} {losses}\n{self._tail}")
+        failure = RoleError(f"replica {self.replica} of {self._owner.name} {losses}\n{self._tail}")
         if not self.served.done():
             self.served.set_exception(failure)
         self._owner.beyond_budget(failure)
@@ -243,5 +243,5 @@ async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
     """
     try:
         await target.call("_vigil", (), {})
-    except (TargetGone, BridgeError) as error:
+    except (TargetGoneError, BridgeError) as error:
         incarnation.lose(str(error))

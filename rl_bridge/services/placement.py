@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 from rl_bridge.services.options import ServiceOptions
 
 AVOIDED_S = 60.0
@@ -72,7 +72,7 @@ class Placement:
             now: Seconds on any clock that only goes forward.
 
         Raises:
-            RoleFailed: There is no room.
+            RoleError: There is no room.
         """
         needed = options.procs if options.with_gpus else 0
         firsts = [
@@ -82,7 +82,7 @@ class Placement:
             and not first < self._boundary < first + options.hosts
         ]
         if not firsts:
-            raise RoleFailed(
+            raise RoleError(
                 f"expected {options.hosts} host(s) in a row with {needed} free GPU(s) each for a replica, got "
                 f"{len(self._processes)} host(s) with {[len(free) for free in self._free]} free; "
                 "give the roles fewer replicas or processes, or the run more hosts"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_bridge.errors import StateUnavailable
+from rl_bridge.errors import StateUnavailableError
 from rl_bridge.services.balancer import ReplicaTarget
 
 RETRY_S = 5.0
@@ -75,7 +75,7 @@ class Replays:
         and every `RETRY_S` it is asked for again, since it may only have been out of reach. The caller bounds the wait.
 
         Raises:
-            TargetGone: A process of it is gone.
+            TargetGoneError: A process of it is gone.
             Exception: What one of the calls raised.
         """
         taken: dict[str, Replay] = {}
@@ -86,7 +86,7 @@ class Replays:
             replay, changed = new[0], self._changed
             try:
                 replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
-            except StateUnavailable:
+            except StateUnavailableError:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await changed.wait()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.background import tell_of_errors
-from rl_bridge.errors import BridgeError, NoReplica, RoleFailed, StateUnavailable
-from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, TargetGone, key_of
+from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
+from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import Fanout, Roster, Routed, StickySession
 from rl_bridge.services.incarnation import Incarnation, MeshTarget, endpoints_of
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
@@ -190,7 +190,7 @@ class Service(Routed):
 
     async def stop(self) -> None:
         """End all replicas. Bounded; raises nothing."""
-        self._balancer.fail(RoleFailed(f"the service {self.name} has been stopped"))
+        self._balancer.fail(RoleError(f"the service {self.name} has been stopped"))
         for check in self._checks:
             check.cancel()
         await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
@@ -232,7 +232,7 @@ class Service(Routed):
 
     def _broke(self, error: BaseException) -> None:
         """A keeper or a check ended in an error of its own, which must not pass unseen."""
-        failure = RoleFailed(f"what keeps the service {self.name} running ended in an error: {error!r}")
+        failure = RoleError(f"what keeps the service {self.name} running ended in an error: {error!r}")
         failure.__cause__ = error
         self.beyond_budget(failure)
 
@@ -263,7 +263,7 @@ class Service(Routed):
             self._balancer.remove(target)
             self._changed()
 
-    def beyond_budget(self, failure: RoleFailed) -> None:
+    def beyond_budget(self, failure: RoleError) -> None:
         """A replica is lost for good, and the service with it."""
         self._balancer.fail(failure)
         self._on_failure(failure)
@@ -298,7 +298,7 @@ class Service(Routed):
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 await target.call("health" if "health" in self._endpoints else "_place", (), {})
-        except (TargetGone, BridgeError, TimeoutError) as error:
+        except (TargetGoneError, BridgeError, TimeoutError) as error:
             told = "did not answer" if isinstance(error, TimeoutError) else str(error)
             self._lose(target, f"its calls keep failing, and so does its health check: {told}")
 
@@ -336,10 +336,10 @@ class Service(Routed):
         if replay is not None:
             for target, refusal in refusals:
                 # Where nobody took it, not even who starts, those who could not be given it are as before.
-                if values or not isinstance(refusal, StateUnavailable):
+                if values or not isinstance(refusal, StateUnavailableError):
                     self._lose(target, f"{name} failed on it: {refusal}")
         if not values:
-            nobody = NoReplica(
+            nobody = NoReplicaError(
                 f"{name} was superseded by a later fan-out before a replica of {self.name} took it"
             )
             raise refused or next(iter(failed.values()), nobody)

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rl_bridge.errors import MissingStack
+from rl_bridge.errors import MissingDependencyError
 
 try:
     import monarch.actor
     from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
     from monarch.config import configure
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 SILENT_BEATS = 10
 LEAST_SILENCE_S = 5.0

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from rl_bridge.errors import ConfigError, MissingStack
+from rl_bridge.errors import ConfigError, MissingDependencyError
 from rl_bridge.interface import name_interface
 
 MISUSED = 2
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201
         return MISUSED
-    except MissingStack as error:
+    except MissingDependencyError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -41,7 +41,7 @@ def serve(address: str) -> None:
 
     Raises:
         ConfigError: The address is none that others could use.
-        MissingStack: Monarch is not installed.
+        MissingDependencyError: Monarch is not installed.
     """
     # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
     found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
@@ -54,7 +54,7 @@ def serve(address: str) -> None:
     try:
         from monarch.actor import run_worker_loop_forever
     except ModuleNotFoundError as missing:
-        raise MissingStack("torchmonarch") from missing
+        raise MissingDependencyError("torchmonarch") from missing
     name_interface(os.environ, found[1].strip("[]"))  # all that runs here inherits it
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 

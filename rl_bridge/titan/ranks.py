@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rl_bridge.errors import RankLost
+from rl_bridge.errors import RankLostError
 
 DEFAULT_TIMEOUT_S = 600.0
 # gloo and the meeting's file raise plain RuntimeErrors.
@@ -44,7 +44,7 @@ def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
     Nothing listens on a port that is known beforehand: ranks tell each other in the meeting's file where they are.
 
     Raises:
-        RankLost: The others did not come in time.
+        RankLostError: The others did not come in time.
     """
     if dist.is_initialized():
         return
@@ -61,7 +61,7 @@ def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
 
 @contextlib.contextmanager
 def siblings_needed(what: str) -> Iterator[None]:
-    """Around collectives: what they raise when a sibling is gone or late becomes `RankLost`.
+    """Around collectives: what they raise when a sibling is gone or late becomes `RankLostError`.
 
     The group cannot be used afterwards: the rank has to end, and the whole trainer to be started anew.
     """
@@ -70,7 +70,7 @@ def siblings_needed(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not is_of_siblings(error):
             raise
-        raise RankLost(
+        raise RankLostError(
             f"expected every rank of the trainer {what}, one is gone or was late: {error}; "
             "the trainer goes on from its last checkpoint once all its ranks are started anew"
         ) from error

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
-from rl_bridge.errors import MissingStack, ModelError
+from rl_bridge.errors import MissingDependencyError, ModelError
 from rl_bridge.tokens.tool_calls import (
     THOUGHT,
     CallStyle,
@@ -43,7 +43,7 @@ class ChatTokenizer:
 
     Raises:
         ModelError: The folder has no tokenizer, or the tokenizer has no chat template or end token.
-        MissingStack: transformers is not installed.
+        MissingDependencyError: transformers is not installed.
     """
 
     def __init__(self, path: str | Path, *, thinking: bool = False) -> None:
@@ -51,7 +51,7 @@ class ChatTokenizer:
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise MissingStack("transformers") from error
+            raise MissingDependencyError("transformers") from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from monarch.actor import concurrent_endpoint, context
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.errors import BridgeError, RankLost, TrainingError
+from rl_bridge.errors import BridgeError, RankLostError, TrainingError
 from rl_bridge.metrics.spans import (
     PROCESS_SPANS,
     span,
@@ -91,7 +91,7 @@ class TrainerActor(ServiceActor):
             How long it took, in seconds.
 
         Raises:
-            TrainerWentBack: The trainer is at another version.
+            TrainerWentBackError: The trainer is at another version.
             TrainingError: It has no store.
             WeightsError: The store could not take them.
         """
@@ -140,7 +140,7 @@ class TrainerActor(ServiceActor):
         try:
             with PROCESS_SPANS.call():
                 return await asyncio.get_running_loop().run_in_executor(self._thread, accounted)
-        except RankLost as error:
+        except RankLostError as error:
             self._end(error)
         except BridgeError:
             raise

@@ -58,7 +58,7 @@ class Critic:
             iteration: Names it, should something be wrong with it.
 
         Raises:
-            NonFiniteLoss: Loss or gradient are not finite; the gradient is gone.
+            NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """
         assert batch.values is not None
         assert batch.returns is not None

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from rl_bridge.errors import NonFiniteLoss
+from rl_bridge.errors import NonFiniteLossError
 from rl_bridge.titan.model import TitanDecoder
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
@@ -59,14 +59,14 @@ class Optimization:
             The norm that it had.
 
         Raises:
-            NonFiniteLoss: Loss or gradient are not finite; the gradient is gone.
+            NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """
         norm = float(
             titan_dist.clip_grad_norm_(list(self._model.module.parameters()), self._max_norm, foreach=True)
         )
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.drop()
-            raise NonFiniteLoss(
+            raise NonFiniteLossError(
                 f"expected a finite loss and gradient in iteration {iteration}, got loss {loss} and "
                 f"gradient norm {norm}; a lower trainer.learning_rate is the usual cure"
             )

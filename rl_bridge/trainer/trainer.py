@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import CheckpointError, NonFiniteLoss, TrainerWentBack
+from rl_bridge.errors import CheckpointError, NonFiniteLossError, TrainerWentBackError
 from rl_bridge.titan.model import Parallelism, TitanModel
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
@@ -44,7 +44,7 @@ class Trainer:
     Raises:
         ConfigError: The model cannot be spread over the ranks as asked.
         ModelError: The model cannot be loaded.
-        RankLost: The other ranks did not come. Every method that needs them raises it.
+        RankLostError: The other ranks did not come. Every method that needs them raises it.
     """
 
     def __init__(self, settings: TrainerSettings, rank: Rank = ALONE) -> None:
@@ -119,8 +119,8 @@ class Trainer:
             The figures of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
-            NonFiniteLoss: The loss or the gradient is not finite. That update was not applied.
-            TrainerWentBack: The trainer is at another version; nothing was trained.
+            NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
+            TrainerWentBackError: The trainer is at another version; nothing was trained.
         """
         if version is not None:
             self._expect(version)
@@ -183,7 +183,7 @@ class Trainer:
             norm = self._optimizer.clip(loss, iteration=self.version)
             if self._critic is not None:
                 self._critic.accumulate(part, iteration=self.version)
-        except NonFiniteLoss:
+        except NonFiniteLossError:
             self._optimizer.drop()
             raise
         return norm
@@ -200,7 +200,7 @@ class Trainer:
         Within the block they do not change: the next update waits for its end. Passes forward and backward do not.
 
         Raises:
-            TrainerWentBack: They are of another version.
+            TrainerWentBackError: They are of another version.
         """
         self._expect(version)
         with self._readers:
@@ -221,7 +221,7 @@ class Trainer:
 
         Raises:
             CheckpointError: It could not be written; older ones are whole.
-            TrainerWentBack: The trainer is at another version.
+            TrainerWentBackError: The trainer is at another version.
         """
         self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
@@ -240,7 +240,7 @@ class Trainer:
 
         Raises:
             CheckpointError: They could not be written.
-            TrainerWentBack: The trainer is at another version.
+            TrainerWentBackError: The trainer is at another version.
         """
         if version is not None:
             self._expect(version)
@@ -258,7 +258,7 @@ class Trainer:
 
     def _expect(self, version: PolicyVersion) -> None:
         if version != self.version:
-            raise TrainerWentBack(
+            raise TrainerWentBackError(
                 f"expected version {self.version}, which the trainer is at, got {version}; "
                 "who asks has not taken part in its last step, or in its return to a checkpoint"
             )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from rl_bridge.errors import BridgeError, MissingStack, WeightsError
+from rl_bridge.errors import BridgeError, MissingDependencyError, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.directory import (
     LocalDirectory,
@@ -21,7 +21,7 @@ from rl_bridge.weights.snapshot import (
 try:
     from monarch.actor import Actor, ActorError, concurrent_endpoint, context, this_proc
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights.segments import SegmentAddress, has_died, own_machine
 from rl_bridge.weights.snapshot import Key, Origin, told
 
@@ -63,7 +63,7 @@ class Attachments:
             The segment's bytes, shape [nbytes], read-only.
 
         Raises:
-            SnapshotOverwritten: The segment holds another snapshot by now.
+            SnapshotOverwrittenError: The segment holds another snapshot by now.
             WeightsError: The publisher is gone.
         """
         name = origin.pid, address.inode
@@ -145,8 +145,8 @@ def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
         return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
 
 
-def _overwritten(key: Key) -> SnapshotOverwritten:
-    return SnapshotOverwritten(
+def _overwritten(key: Key) -> SnapshotOverwrittenError:
+    return SnapshotOverwrittenError(
         f"{told(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, told
 
@@ -243,13 +243,15 @@ class LocalDirectory:
         """Keep what lies with publishers from being overwritten, for `seconds` at most.
 
         Raises:
-            SnapshotOverwritten: The snapshot is there no more.
+            SnapshotOverwrittenError: The snapshot is there no more.
             WeightsError: The store is closed.
         """
         self._require_open()
         entry = self._entries.get(key)
         if entry is None or entry.publication != publication:
-            raise SnapshotOverwritten(f"{told(key)} has been overwritten by a newer one before it was read")
+            raise SnapshotOverwrittenError(
+                f"{told(key)} has been overwritten by a newer one before it was read"
+            )
         self._leases.grant(key, publication, holder, seconds)
 
     async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:

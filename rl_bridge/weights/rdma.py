@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rl_bridge.errors import MissingStack, WeightsError
+from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.segments import EXTRA_SEGMENTS
 from rl_bridge.weights.snapshot import (
@@ -31,7 +31,7 @@ from rl_bridge.weights.transport import Needed, under_lease
 try:
     from monarch.rdma import RDMAAction, RDMABuffer
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 
 POLL_S = 0.05
 """How often a publisher asks whether a reader has let go."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, wanted
 from rl_bridge.weights.attachments import copy_all
@@ -99,7 +99,7 @@ class WeightStore:
         """Make a store in the process that owns the run; when that ends, so does the store.
 
         Raises:
-            MissingStack: Monarch is not installed, or TorchStore, which only that transport needs.
+            MissingDependencyError: Monarch is not installed, or TorchStore, which only that transport needs.
         """
         from rl_bridge.weights.actor import spawn_directory
 
@@ -278,7 +278,7 @@ class WeightStore:
                         needed.setdefault(rank, set()).add(want.name)
                 try:
                     held = await stack.enter_async_context(self._reader.hold(snapshot, needed))
-                except SnapshotOverwritten:
+                except SnapshotOverwrittenError:
                     if attempt + 1 == ATTEMPTS:
                         raise
                     continue  # published anew since, perhaps

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_bridge.errors import MissingStack, SnapshotOverwritten, WeightsError
+from rl_bridge.errors import MissingDependencyError, SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights.snapshot import (
     Key,
     Publication,
@@ -27,14 +27,14 @@ from rl_bridge.weights.transport import Needed
 try:
     from monarch.actor import endpoint, this_host, this_proc
 except ModuleNotFoundError as missing:
-    raise MissingStack("torchmonarch") from missing
+    raise MissingDependencyError("torchmonarch") from missing
 try:
     from torchstore.client import LocalClient
     from torchstore.controller import Controller
     from torchstore.storage_volume import StorageVolume
     from torchstore.strategy import SingletonStrategy
 except ModuleNotFoundError as missing:
-    raise MissingStack(
+    raise MissingDependencyError(
         "torchstore",
         "install it with `pip install --no-deps torchstore==0.1.2 pygtrie`; with its dependencies it would bring "
         "an older torch and an older Monarch",
@@ -261,7 +261,9 @@ class VolumeReader:
                 names = [snapshot.contributions[rank].location for rank in needed]
                 fetched = await asyncio.gather(*(client.get(name) for name in names))
         except KeyError as error:
-            raise SnapshotOverwritten(f"{told(snapshot.key)} has been deleted for a newer one") from error
+            raise SnapshotOverwrittenError(
+                f"{told(snapshot.key)} has been deleted for a newer one"
+            ) from error
         except Exception as error:  # TorchStore raises nothing narrower
             why = str(error)
             if isinstance(error, TimeoutError):

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart
 
@@ -62,7 +62,7 @@ class TransportReader(Protocol):
         Where the bytes lie that are not needed, anything may be.
 
         Raises:
-            SnapshotOverwritten: They have been overwritten already.
+            SnapshotOverwrittenError: They have been overwritten already.
             WeightsError: A publisher is gone.
         """
 
@@ -86,7 +86,7 @@ async def under_lease(
         transfer: Does it. It is cancelled when the lease cannot be kept.
 
     Raises:
-        SnapshotOverwritten: The snapshot has been given up, and what was transferred may be anything.
+        SnapshotOverwrittenError: The snapshot has been given up, and what was transferred may be anything.
         WeightsError: The directory did not answer at the beginning or the end, or the store is closed.
         Exception: What the transfer raised.
     """
@@ -100,7 +100,7 @@ async def under_lease(
             await asyncio.sleep(LEASE_S / 3)
             try:
                 await renew()
-            except SnapshotOverwritten:
+            except SnapshotOverwrittenError:
                 raise
             except WeightsError:
                 continue  # whether the bytes count is said at the end; a directory that is busy now may answer then

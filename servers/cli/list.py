@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.cli import Command
-from openenv_core.errors import AuthenticationFailed, ConnectionFailed, ProtocolError
+from openenv_core.errors import AuthenticationError, ConnectionFailedError, ProtocolError
 
 if TYPE_CHECKING:
     from servers.environments import ListedEnvironment
@@ -69,11 +69,11 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
             names = http.get(f"{base}/list_environments", timeout=PATIENCE_S)
             about = http.get(f"{base}/metadata", timeout=PATIENCE_S)
         except httpx.HTTPError as error:
-            raise ConnectionFailed(
+            raise ConnectionFailedError(
                 f"expected a server at {base}, got {type(error).__name__}: {error}"
             ) from error
     if 401 in (names.status_code, about.status_code):
-        raise AuthenticationFailed(
+        raise AuthenticationError(
             f"expected {base} to take the token, got 401; give --token or ROPEWALK_TOKEN"
         )
     metadata = _data(about)

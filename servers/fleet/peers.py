@@ -46,7 +46,7 @@ class Live(Protocol):
         """Take what comes next of it."""
 
 
-class ExchangeFailed(Exception):  # noqa: N818 - what happened
+class ExchangeError(Exception):
     """The neighbour could not be reached, or ended before it had answered."""
 
 
@@ -93,7 +93,7 @@ class _Line:
                     else PeerResponse(response.status_code, list(response.headers), b"".join(parts))
                 )
             elif not isinstance(event, h11.InformationalResponse):
-                raise ExchangeFailed("the connection ended")
+                raise ExchangeError("the connection ended")
 
     def reusable(self) -> bool:
         """Say whether another exchange can follow, and make ready for it."""
@@ -136,19 +136,19 @@ class Exchanges:
         """Send a request and return its answer; None where that was a stream, which `live` has taken.
 
         Raises:
-            ExchangeFailed: There is none.
+            ExchangeError: There is none.
         """
         try:
             line = await self._line()
         except (OSError, TimeoutError) as error:
-            raise ExchangeFailed(str(error) or type(error).__name__) from error
+            raise ExchangeError(str(error) or type(error).__name__) from error
         try:
             async with asyncio.timeout(self._reply_s) as deadline:
                 request = h11.Request(method=method, target=target, headers=list(headers))
                 answer = await line.exchange(request, body, live, deadline)
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             line.close()
-            raise ExchangeFailed(str(error) or type(error).__name__) from error
+            raise ExchangeError(str(error) or type(error).__name__) from error
         except BaseException:
             line.close()  # the caller left: the neighbour sees it too
             raise
@@ -281,7 +281,7 @@ class UnixPeers:
         live = _Live(send)
         try:
             answer = await self._exchanges(worker).exchange(scope["method"], target, headers, body, live)
-        except ExchangeFailed as failed:
+        except ExchangeError as failed:
             logger.warning("worker %d did not answer: %s", worker, failed)
             if live.begun:
                 await live.end()

@@ -22,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.tools import AskingUnavailable, Elicit, LogLevel, Request, Roots, Sample, ToolContext
+from openenv_core.tools import AskingUnavailableError, Elicit, LogLevel, Request, Roots, Sample, ToolContext
 from servers.mcp.links import Hub, McpConnection, Outbox, Peer
 from servers.sessions import EnvironmentSession
 
@@ -219,7 +219,7 @@ LEVELS: Final[tuple[str, ...]] = get_args(types.LoggingLevel)
 """The least first."""
 
 
-class CallEnded(Exception):  # noqa: N818 - what happened
+class CallEndedError(Exception):
     """The call was ended before its tool returned: by its caller, or because that has to answer questions first."""
 
 
@@ -297,11 +297,11 @@ class CallContext(ToolContext):
         """Ask the caller back; on the stateless wire the call ends here until it is made with the answers.
 
         Raises:
-            AskingUnavailable: The caller cannot be asked this, or does not answer.
+            AskingUnavailableError: The caller cannot be asked this, or does not answer.
         """
         if missing := lacking(requests, self._ctx.session.client_capabilities):
             self.lacking |= missing
-            raise AskingUnavailable(
+            raise AskingUnavailableError(
                 f"expected a client that has declared {', '.join(missing)}, got one that has not; let the tool do "
                 "without, or connect with a client that answers such questions"
             )
@@ -322,18 +322,18 @@ class CallContext(ToolContext):
         """Await the rest of a call in such a way that it can be cancelled alone.
 
         Raises:
-            CallEnded: It was.
+            CallEndedError: It was.
         """
         if self._cancelled:
             if isinstance(call, Coroutine):
                 call.close()
-            raise CallEnded
+            raise CallEndedError
         self._task = task = asyncio.ensure_future(call)
         try:
             return await task
         except asyncio.CancelledError:
             if task.cancelled() and (self._cancelled or self.questions is not None):
-                raise CallEnded from None
+                raise CallEndedError from None
             raise
 
     def cancel(self) -> None:
@@ -361,7 +361,7 @@ class CallContext(ToolContext):
                 metadata=ServerMessageMetadata(related_request_id=self._ctx.request_id),
             )
         except (MCPError, NoBackChannelError, ValidationError) as error:
-            raise AskingUnavailable(f"expected an answer of the client, got: {error}") from error
+            raise AskingUnavailableError(f"expected an answer of the client, got: {error}") from error
         return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

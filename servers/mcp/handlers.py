@@ -10,17 +10,23 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.tools import InvalidArguments, NoSuchPrompt, NoSuchResource, ToolErrorType, ToolResult
+from openenv_core.tools import (
+    InvalidArgumentsError,
+    NoSuchPromptError,
+    NoSuchResourceError,
+    ToolErrorType,
+    ToolResult,
+)
 from servers.execution import FATAL, EnvironmentRunner
-from servers.mcp.context import CallContext, CallEnded, RequestSeat, seat_of, sendable
+from servers.mcp.context import CallContext, CallEndedError, RequestSeat, seat_of, sendable
 from servers.mcp.links import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
 from servers.mcp.requests import HANDLES
 from servers.routes.answers import reported
-from servers.sessions import SessionTable, UnknownSession
-from servers.tooling import NoTools, Tooling
+from servers.sessions import SessionTable, UnknownSessionError
+from servers.tooling import NoToolsError, Tooling
 
 RESOURCE_NOT_FOUND = -32002
 """Of the handshake versions; the stateless one says that the address is an invalid parameter."""
@@ -36,17 +42,17 @@ def _told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError
     match error:
         case MCPError():
             return error
-        case UnknownSession():
+        case UnknownSessionError():
             return MCPError(jsonrpc.INVALID_REQUEST, error.message)
         case RefusalError():
             return MCPError(jsonrpc.SERVER_ERROR, error.message, error.extra or None)
-        case NoSuchResource():
+        case NoSuchResourceError():
             modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
             code = types.INVALID_PARAMS if modern else RESOURCE_NOT_FOUND
             return MCPError(code, str(error), {"uri": (ctx.params or {}).get("uri")})
-        case NoSuchPrompt() | InvalidArguments():
+        case NoSuchPromptError() | InvalidArgumentsError():
             return MCPError(types.INVALID_PARAMS, str(error))
-        case NoTools():
+        case NoToolsError():
             return MCPError(types.INTERNAL_ERROR, str(error))
     return MCPError(types.INTERNAL_ERROR, reported(error))
 
@@ -229,7 +235,7 @@ class Handlers:
             raise told(ctx, error) from None
 
     async def _call(
-        self, ctx: Ctx, begin: Begin, over: Callable[[EpisodeOver], Any] | None = None
+        self, ctx: Ctx, begin: Begin, over: Callable[[EpisodeOverError], Any] | None = None
     ) -> tuple[Any, CallContext]:
         """Do something in the request's session that may tell and ask its caller, and that it may give up.
 
@@ -253,9 +259,9 @@ class Handlers:
         except asyncio.CancelledError:
             context.cancel()
             raise
-        except CallEnded:
+        except CallEndedError:
             value = context.questions
-        except EpisodeOver as error:
+        except EpisodeOverError as error:
             if over is None:
                 raise told(ctx, error) from None
             value = over(error)
@@ -287,5 +293,5 @@ def _size(content: list[dict[str, Any]]) -> int:
     return sum(len(part.get(key) or "") for part in held for key in ("text", "data", "blob"))
 
 
-def _over(error: EpisodeOver) -> ToolResult:
+def _over(error: EpisodeOverError) -> ToolResult:
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error))

@@ -17,7 +17,7 @@ from servers.routes.answers import CLIENT_LEFT, RETRY_AFTER_S, json_answer
 from servers.routes.connection import MCP_PATH, path_of
 from servers.security.bodies import replay
 from servers.security.guard import owner_of
-from servers.sessions import DeadlinePassed, SessionBusyError, UnknownSession
+from servers.sessions import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
 CONNECTION_HEADER: Final = b"mcp-session-id"
 VERSION_HEADER: Final = b"mcp-protocol-version"
@@ -156,14 +156,14 @@ class McpRequestRefusedError(Exception):
 def refused_by(refusal: RefusalError) -> McpRequestRefusedError:
     """Return what a refusal of the table of sessions is for a standard client."""
     data: Any = refusal.extra or None
-    if isinstance(refusal, UnknownSession):
+    if isinstance(refusal, UnknownSessionError):
         return no_session(refusal.message)
     fault = JsonRpcFaultError(jsonrpc.SERVER_ERROR, refusal.message, data)
     if refusal.code == CAPACITY_REACHED:
         return McpRequestRefusedError(503, fault, retry=True)
     if isinstance(refusal, SessionBusyError):
         return McpRequestRefusedError(429, fault, retry=True)
-    return McpRequestRefusedError(504 if isinstance(refusal, DeadlinePassed) else 500, fault)
+    return McpRequestRefusedError(504 if isinstance(refusal, DeadlineExceededError) else 500, fault)
 
 
 def no_session(message: str) -> McpRequestRefusedError:

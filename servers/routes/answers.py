@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
 from servers.execution import end
-from servers.sessions import DeadlinePassed, SessionBusyError, UnknownSession
+from servers.sessions import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
 CLIENT_LEFT = 499
 """The status in the log of a request whose client left before its reply; nobody reads it."""
@@ -49,9 +49,9 @@ def refused(refusal: RefusalError) -> Response:
         return json_answer(body, 503, retry)
     if isinstance(refusal, SessionBusyError):
         return json_answer(body, 429, retry)
-    if isinstance(refusal, UnknownSession):
+    if isinstance(refusal, UnknownSessionError):
         return json_answer(body, 404)
-    return json_answer(body, 504 if isinstance(refusal, DeadlinePassed) else 500)
+    return json_answer(body, 504 if isinstance(refusal, DeadlineExceededError) else 500)
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -97,7 +97,7 @@ def reported(error: BaseException, what: str = "the environment raised") -> str:
         error: The exception. One that an environment raises to refuse something is none of the operator's business.
         what: What happened, for the log.
     """
-    if isinstance(error, EnvironmentFailure):
+    if isinstance(error, EnvironmentFailureError):
         logger.debug("the environment refused: %s", error)
     else:
         traceback = authors_part(error) or error.__traceback__

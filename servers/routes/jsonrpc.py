@@ -16,8 +16,8 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError, RpcRequest
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.answers import reported
-from servers.sessions import EnvironmentSession, SessionTable, UnknownSession
-from servers.tooling import NoTools, Tooling
+from servers.sessions import EnvironmentSession, SessionTable, UnknownSessionError
+from servers.tooling import NoToolsError, Tooling
 
 logger = logging.getLogger("servers")
 
@@ -165,7 +165,7 @@ class JsonRpc:
                 return await self._sessions.call(session, work, waits=True)
             async with self._sessions.session(caller.owner) as own:
                 return await self._sessions.call(own, work, waits=True)
-        except NoTools:
+        except NoToolsError:
             raise _no_tools() from None
         except RefusalError:
             raise
@@ -181,7 +181,7 @@ class JsonRpc:
 
 def fault_of(refusal: RefusalError) -> JsonRpcFaultError:
     """Return what a refusal is called in JSON-RPC."""
-    code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSession) else jsonrpc.SERVER_ERROR
+    code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSessionError) else jsonrpc.SERVER_ERROR
     return JsonRpcFaultError(code, refusal.message, refusal.extra or None)
 
 

@@ -29,7 +29,7 @@ from servers.routes.connection import (
 )
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security.guard import owner_of
-from servers.sessions import DeadlinePassed, EnvironmentSession, SessionTable, UnknownSession
+from servers.sessions import DeadlineExceededError, EnvironmentSession, SessionTable, UnknownSessionError
 
 logger = logging.getLogger("servers")
 
@@ -99,7 +99,7 @@ class Dialect(Protocol):
         """Return the reply to one frame, which is None where it is binary; None to a close.
 
         Raises:
-            Refusal: `UnknownSession` and `DeadlinePassed`: the session is over.
+            Refusal: `UnknownSessionError` and `DeadlineExceededError`: the session is over.
         """
 
     def refusal(self, refusal: RefusalError) -> str:
@@ -267,7 +267,7 @@ def _reading(receive: Receive) -> NextFrame:
 
 def over(refusal: RefusalError) -> bool:
     """Whether a refusal means that the session has ended."""
-    return isinstance(refusal, UnknownSession | DeadlinePassed)
+    return isinstance(refusal, UnknownSessionError | DeadlineExceededError)
 
 
 class WebSocketRoute(SocketRoute):

@@ -19,7 +19,7 @@ from openenv_core.providers.remote.api import (
     SandboxSpec,
 )
 from servers.sandboxes.backends import Backend, local_backend
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusal
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
 from servers.sandboxes.table import SandboxTable
 from servers.security.guard import Guard, owner_of
 from servers.settings import MAKE_TOKEN, ServerSettings
@@ -55,7 +55,7 @@ class SandboxApp(FastAPI):
         self._drain_s = settings.drain_s
         self.table = SandboxTable(backend, limits)
         self.include_router(_router(self.table))
-        self.add_exception_handler(SandboxRefusal, _refused)
+        self.add_exception_handler(SandboxRefusalError, _refused)
         self.add_exception_handler(OpenEnvError, _failed)
 
     async def drain(self, deadline_s: float | None = None) -> None:
@@ -123,7 +123,7 @@ def _router(table: SandboxTable) -> APIRouter:
         """Return the last of what a sandbox has printed; `bytes` of it at most."""
         asked = request.query_params.get("bytes", str(MAX_LOG_BYTES))
         if not asked.isascii() or not asked.isdigit() or not 0 < len(asked) < 10 or int(asked) < 1:
-            raise SandboxRefusal(422, "invalid", "expected bytes to be a whole number of at least 1")
+            raise SandboxRefusalError(422, "invalid", "expected bytes to be a whole number of at least 1")
         text = await table.logs(owner_of(request.scope), sandbox_id, int(asked))
         return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
 
@@ -139,11 +139,11 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
     """Read the body, which the guard has bounded.
 
     Raises:
-        SandboxRefusal: 415 or 422. Values are not repeated: they may be secrets.
+        SandboxRefusalError: 415 or 422. Values are not repeated: they may be secrets.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise SandboxRefusal(415, "invalid", "expected a body of type application/json, got another")
+        raise SandboxRefusalError(415, "invalid", "expected a body of type application/json, got another")
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:
@@ -151,7 +151,7 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
         told = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:FAULTS]]
         if len(faults) > FAULTS:
             told.append(f"and {len(faults) - FAULTS} more")
-        raise SandboxRefusal(
+        raise SandboxRefusalError(
             422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {'; '.join(told)}"[:4000]
         ) from None
 
@@ -166,7 +166,7 @@ def _body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, SandboxRefusal)
+    assert isinstance(error, SandboxRefusalError)
     return JSONResponse(error.body, error.status, error.headers)
 
 

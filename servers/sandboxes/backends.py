@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.process import LocalProcessProvider
 from openenv_core.providers.remote.api import SandboxSpec
-from servers.sandboxes.limits import SandboxRefusal
+from servers.sandboxes.limits import SandboxRefusalError
 
 
 class SandboxProvider(Protocol):
@@ -35,7 +35,7 @@ class SandboxProvider(Protocol):
 
 
 Backend: TypeAlias = Callable[[SandboxSpec], SandboxProvider]
-"""Makes one for a sandbox that has been admitted. It does not block; it may raise SandboxRefusal."""
+"""Makes one for a sandbox that has been admitted. It does not block; it may raise SandboxRefusalError."""
 
 
 _LAUNCHER: Final = str(Path(__file__).with_name("_launch.py"))
@@ -45,18 +45,18 @@ def command_provider(spec: SandboxSpec) -> SandboxProvider:
     """Return what runs a command, under the guard that ends it with this process.
 
     Raises:
-        SandboxRefusal: It asks for limits, which a plain process does not have.
+        SandboxRefusalError: It asks for limits, which a plain process does not have.
     """
     limits = ("memory_bytes", "cpus", "pids", "network")
     if asked := [name for name in limits if getattr(spec, name) is not None]:
-        raise SandboxRefusal(
+        raise SandboxRefusalError(
             422,
             "unsupported",
             f"expected a command without {', '.join(asked)}: this service runs it as a plain process; give an image",
         )
     words = spec.command or []
     if any("\0" in word for word in words):
-        raise SandboxRefusal(422, "invalid", "expected words without NUL in the command, got one")
+        raise SandboxRefusalError(422, "invalid", "expected words without NUL in the command, got one")
     packed = base64.urlsafe_b64encode(json.dumps(words).encode()).decode()
     return LocalProcessProvider(
         f"the command {words[0]!r}",
@@ -70,7 +70,7 @@ def image_provider(spec: SandboxSpec, image: str) -> SandboxProvider:
     """Return what runs an image, hardened as ever; a limit that was not asked for is the provider's own.
 
     Raises:
-        SandboxRefusal: The settings do not go together.
+        SandboxRefusalError: The settings do not go together.
     """
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
 
@@ -92,7 +92,7 @@ def image_provider(spec: SandboxSpec, image: str) -> SandboxProvider:
         )
         return LocalDockerProvider(image, options=options)
     except ConfigurationError as error:
-        raise SandboxRefusal(422, "invalid", str(error)) from error
+        raise SandboxRefusalError(422, "invalid", str(error)) from error
 
 
 def local_backend(spec: SandboxSpec) -> SandboxProvider:

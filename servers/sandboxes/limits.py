@@ -7,7 +7,7 @@ from typing import Final
 from openenv_core.providers.remote.api import SandboxSpec
 
 
-class SandboxRefusal(Exception):  # noqa: N818 - what the caller gets
+class SandboxRefusalError(Exception):
     """A request is refused.
 
     Args:
@@ -34,9 +34,9 @@ class SandboxRefusal(Exception):  # noqa: N818 - what the caller gets
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
-def no_such_sandbox(sandbox_id: str) -> SandboxRefusal:
+def no_such_sandbox(sandbox_id: str) -> SandboxRefusalError:
     """Return the refusal for a sandbox that is not there, or is somebody else's."""
-    return SandboxRefusal(
+    return SandboxRefusalError(
         404,
         "no_such_sandbox",
         f"expected a sandbox of yours, got {sandbox_id!r}; it ended, its lease ran out, or it never was",
@@ -76,10 +76,10 @@ class SandboxLimits:
         """Return what is to be run, with the limits that go without saying.
 
         Raises:
-            SandboxRefusal: It is not allowed here.
+            SandboxRefusalError: It is not allowed here.
         """
         if spec.image is None and not self.allow_commands:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 403,
                 "commands_not_allowed",
                 "expected an image, got a command alone, which this service does not run; start it with "
@@ -89,13 +89,13 @@ class SandboxLimits:
             spec = spec.model_copy(update={"image": self._admit_image(spec.image)})
         self.admit_lease(spec.lease_s)
         if spec.start_timeout_s > self.max_start_timeout_s:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 422,
                 "limit",
                 f"expected start_timeout_s of at most {self.max_start_timeout_s:g}, got {spec.start_timeout_s:g}",
             )
         if spec.pids is not None and spec.pids > self.max_pids:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 422, "limit", f"expected pids of at most {self.max_pids}, got {spec.pids}; ask for fewer"
             )
         return self._with_memory(spec) if spec.image is not None else spec
@@ -104,10 +104,10 @@ class SandboxLimits:
         """Let a lease pass.
 
         Raises:
-            SandboxRefusal: It is longer than allowed.
+            SandboxRefusalError: It is longer than allowed.
         """
         if lease_s > self.max_lease_s:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 422,
                 "limit",
                 f"expected lease_s of at most {self.max_lease_s:g} (--max-lease), got {lease_s:g}",
@@ -120,7 +120,7 @@ class SandboxLimits:
             of_name, of_tag = ("*", "*") if pattern == "*" else _named(pattern)
             if fnmatchcase(name, of_name) and fnmatchcase(tag, of_tag):
                 return f"{name}:{tag}"
-        raise SandboxRefusal(
+        raise SandboxRefusalError(
             403,
             "image_not_allowed",
             f"expected an image that this service allows, got {image!r}; its --image options name them",
@@ -133,7 +133,7 @@ class SandboxLimits:
         if spec.memory_bytes is None:
             return spec.model_copy(update={"memory_bytes": most})
         if spec.memory_bytes > most:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 422,
                 "limit",
                 f"expected memory_bytes of at most {most} (--max-memory), got {spec.memory_bytes}",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
 
-from openenv_core.errors import OpenEnvError, ServerStartFailed
+from openenv_core.errors import OpenEnvError, ServerStartError
 from openenv_core.providers.remote.api import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
 from servers.sandboxes.backends import Backend, SandboxProvider
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusal, no_such_sandbox
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError, no_such_sandbox
 
 Start: TypeAlias = str | BaseException | None
 """What comes of a start: where it is, None where it was given up before, or what it failed of."""
@@ -111,10 +111,12 @@ class SandboxTable:
         """Begin to start a sandbox.
 
         Raises:
-            SandboxRefusal: It is not allowed, or there is no room for it.
+            SandboxRefusalError: It is not allowed, or there is no room for it.
         """
         if self._closing:
-            raise SandboxRefusal(503, "stopping", "expected a service that runs, got one that is stopping")
+            raise SandboxRefusalError(
+                503, "stopping", "expected a service that runs, got one that is stopping"
+            )
         spec = self._limits.admit(spec)
         self._require_room(owner)
         provider = self._backend(spec)
@@ -130,7 +132,7 @@ class SandboxTable:
         """Tell of a sandbox, after a while where it is starting.
 
         Raises:
-            SandboxRefusal: This caller has none of this name.
+            SandboxRefusalError: This caller has none of this name.
         """
         entry = self._entry(owner, sandbox_id)
         if wait_s > 0 and not entry.settled.is_set():
@@ -143,7 +145,7 @@ class SandboxTable:
         """Let a sandbox live on, counted from now.
 
         Raises:
-            SandboxRefusal: This caller has none of this name, or the lease is too long.
+            SandboxRefusalError: This caller has none of this name, or the lease is too long.
         """
         entry = self._entry(owner, sandbox_id)
         self._limits.admit_lease(lease_s)
@@ -156,7 +158,7 @@ class SandboxTable:
         """Return the last of what a sandbox has printed.
 
         Raises:
-            SandboxRefusal: This caller has none of this name.
+            SandboxRefusalError: This caller has none of this name.
         """
         entry = self._entry(owner, sandbox_id)
         text = entry.output
@@ -168,12 +170,12 @@ class SandboxTable:
         """End a sandbox, and return when it is gone.
 
         Raises:
-            SandboxRefusal: This caller has none of this name; or its removal failed and is tried again.
+            SandboxRefusalError: This caller has none of this name; or its removal failed and is tried again.
         """
         entry = self._entry(owner, sandbox_id)
         await asyncio.shield(self._end(entry, "it was deleted"))
         if entry.id in self._entries:
-            raise SandboxRefusal(
+            raise SandboxRefusalError(
                 503, "not_removed", f"expected to remove {entry.id}, got: {entry.reason}; it is tried again"
             )
 
@@ -204,7 +206,7 @@ class SandboxTable:
             (of_owner, per_token, " of one token"),
         ):
             if cap is not None and count >= cap:
-                raise SandboxRefusal(
+                raise SandboxRefusalError(
                     429,
                     "too_many_sandboxes",
                     f"expected at most {cap} sandboxes{whose}, got one more; delete one, or come back",
@@ -223,7 +225,7 @@ class SandboxTable:
             return
         if not isinstance(outcome, OpenEnvError):
             logger.error("sandbox %s could not be started", entry.id, exc_info=outcome)
-        output = outcome.output if isinstance(outcome, ServerStartFailed) else ""
+        output = outcome.output if isinstance(outcome, ServerStartError) else ""
         entry.over(str(outcome).partition("\n--- ")[0], output)
         await self._swept(entry)
 

@@ -13,7 +13,7 @@ LINGER_S = 2.0
 closed while data is on its way is reset, and the refusal is lost with it."""
 
 
-class ClientLeft(Exception):  # noqa: N818 - what happened
+class ClientLeftError(Exception):
     """The caller left before its body had come."""
 
 
@@ -59,7 +59,7 @@ class Bodies:
 
         Raises:
             Turned: 413 or 408.
-            ClientLeft: The connection is gone.
+            ClientLeftError: The connection is gone.
         """
         parts: list[bytes] = []
         size = 0
@@ -68,7 +68,7 @@ class Bodies:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise ClientLeft
+                        raise ClientLeftError
                     part = message.get("body", b"")
                     size += len(part)
                     if size > self._max:

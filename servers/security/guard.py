@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from servers.security.bodies import Bodies, ClientLeft, discard, replay
+from servers.security.bodies import Bodies, ClientLeftError, discard, replay
 from servers.security.hosts import AllowedHosts, Origins
 from servers.security.refusal import TurnedAwayError, turn_away
 from servers.security.tokens import Tokens
@@ -69,7 +69,7 @@ class Guard:
             return replay({"type": "http.request", "body": body, "more_body": False}, receive)
         except TurnedAwayError as turned:
             await _refuse(turned, scope, headers, receive, send)
-        except ClientLeft:
+        except ClientLeftError:
             pass
         return None
 

@@ -2,20 +2,20 @@
 
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
-    DeadlinePassed,
+    DeadlineExceededError,
     LocalSlots,
     SessionBusyError,
     SessionSlots,
-    UnknownSession,
+    UnknownSessionError,
 )
 from servers.sessions.table import SessionTable
 
 __all__ = [
-    "DeadlinePassed",
+    "DeadlineExceededError",
     "EnvironmentSession",
     "LocalSlots",
     "SessionBusyError",
     "SessionSlots",
     "SessionTable",
-    "UnknownSession",
+    "UnknownSessionError",
 ]

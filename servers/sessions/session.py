@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from servers.execution import FATAL, EnvironmentRunner, end, keep
-from servers.sessions.slots import DeadlinePassed, SessionBusyError, UnknownSession
+from servers.sessions.slots import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
 MAX_WAITING = 32
 """Calls that may wait for one session while another is under way."""
@@ -119,7 +119,7 @@ class Ender(Protocol):
 
     step_timeout_s: float | None
 
-    def expire(self, session: EnvironmentSession) -> DeadlinePassed:
+    def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
         """Take the session away and give its slot back, at once."""
 
     async def finish(self, session: EnvironmentSession) -> None:
@@ -190,7 +190,7 @@ class SessionCall(Generic[T]):
             return  # whoever asked has left
         if task.cancelled():
             error = (
-                UnknownSession(session.id)
+                UnknownSessionError(session.id)
                 if session.over
                 else RuntimeError("the environment cancelled its own call")
             )

@@ -99,7 +99,7 @@ def full(what: str, taken: int, cap: int) -> RefusalError:
     )
 
 
-class UnknownSession(RefusalError):
+class UnknownSessionError(RefusalError):
     """There is no such session, or it is somebody else's: the answer is the same."""
 
     def __init__(self, session_id: str) -> None:
@@ -114,7 +114,7 @@ class SessionBusyError(RefusalError):
         super().__init__(EXECUTION_ERROR, text)
 
 
-class DeadlinePassed(RefusalError):
+class DeadlineExceededError(RefusalError):
     """The environment took too long, and its session has been ended for that."""
 
     def __init__(self, limit_s: float | None) -> None:

@@ -11,7 +11,7 @@ from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSIO
 from servers.execution import CLOSE_S, FATAL, EnvironmentRunner, Executor, Factory, keep
 from servers.methods import name_of, plan_of
 from servers.sessions.session import EnvironmentSession, SessionCall
-from servers.sessions.slots import DeadlinePassed, LocalSlots, SessionSlots, UnknownSession
+from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
@@ -164,7 +164,7 @@ class SessionTable:
         """Take a slot and an environment for as long as the block runs.
 
         Raises:
-            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlinePassed`.
+            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
         session = await self._admit(owner)
         try:
@@ -181,7 +181,7 @@ class SessionTable:
             session_id: An id of the caller's choice, which none of the caller's sessions has.
 
         Raises:
-            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlinePassed`.
+            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
         key = (owner, session_id or self._new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
@@ -209,11 +209,11 @@ class SessionTable:
         """Return the caller's session of this id.
 
         Raises:
-            Refusal: `UnknownSession`.
+            Refusal: `UnknownSessionError`.
         """
         session = self._sessions.get((owner, session_id)) if isinstance(session_id, str) else None
         if session is None:
-            raise UnknownSession(str(session_id))
+            raise UnknownSessionError(str(session_id))
         return session
 
     def hand_out(self, session: EnvironmentSession) -> str:
@@ -263,13 +263,13 @@ class SessionTable:
             waits: It may wait, even where reset, step and state promise that they do not.
 
         Raises:
-            Refusal: `Busy`, `UnknownSession` (it has ended meanwhile), or `DeadlinePassed`.
+            Refusal: `Busy`, `UnknownSessionError` (it has ended meanwhile), or `DeadlineExceededError`.
             Exception: Whatever the environment raised.
         """
         await session.take_turn()
         if session.over:
             session.give_turn()
-            raise UnknownSession(session.id)
+            raise UnknownSessionError(session.id)
         session.used = True
         if session.runner.step_inline is not None and not waits:
             try:
@@ -281,7 +281,7 @@ class SessionTable:
 
     # Going
 
-    def expire(self, session: EnvironmentSession) -> DeadlinePassed:
+    def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
         """End a session whose environment takes too long; its slot is free at once, whatever its class asks for."""
         logger.error(
             "%s took longer than %g s; its session is ended",
@@ -290,7 +290,7 @@ class SessionTable:
         )
         self._forget(session)
         self._release(session)
-        return DeadlinePassed(self.step_timeout_s)
+        return DeadlineExceededError(self.step_timeout_s)
 
     async def close(self, session: EnvironmentSession) -> bool:
         """End a session, and with it the call that is under way; return False where its socket has to leave first."""
@@ -391,7 +391,7 @@ class SessionTable:
                 runner = await self.executor.construct(self.factory)
         except FATAL as error:
             if deadline.expired():
-                raise DeadlinePassed(self.step_timeout_s) from None
+                raise DeadlineExceededError(self.step_timeout_s) from None
             logger.exception("constructing an environment with %s failed", name)
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
         if self.slots.cap > 1 and not runner.concurrent:

@@ -18,7 +18,7 @@ from openenv_core.checker.catalogue import (
     checks,
     chosen,
 )
-from openenv_core.checker.check import Check, CheckFailed, CheckLevel, CheckWarned, NotApplicable
+from openenv_core.checker.check import Check, CheckError, CheckLevel, CheckWarnedError, NotApplicableError
 from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.report import Console, as_json, as_junit
 from openenv_core.checker.runner import (
@@ -28,7 +28,7 @@ from openenv_core.checker.runner import (
     run_check,
 )
 from openenv_core.checker.subject import Subject
-from openenv_core.errors import ConfigurationError, ConnectionLost, ExecutionFailed, RequestTimeout
+from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
 from openenv_core.manifest import parse_manifest
 from openenv_core.targets import Target, TargetKind, target_of
 
@@ -57,15 +57,15 @@ def raising(error: BaseException) -> Any:
         (lambda _: None, Status.PASSED, "", ""),
         (lambda _: "3 figures", Status.PASSED, "3 figures", ""),
         (
-            raising(CheckFailed("expected a, got b", change="do a")),
+            raising(CheckError("expected a, got b", change="do a")),
             Status.FAILED,
             "expected a, got b",
             "do a",
         ),
-        (raising(CheckWarned("doubtful", change="look")), Status.WARNED, "doubtful", "look"),
-        (raising(NotApplicable("no folder")), Status.SKIPPED, "no folder", ""),
-        (raising(ConnectionLost("gone")), Status.FAILED, "ConnectionLost: gone", "ropewalk serve"),
-        (raising(RequestTimeout("late")), Status.FAILED, "within 10 s", "--step-timeout"),
+        (raising(CheckWarnedError("doubtful", change="look")), Status.WARNED, "doubtful", "look"),
+        (raising(NotApplicableError("no folder")), Status.SKIPPED, "no folder", ""),
+        (raising(ConnectionLostError("gone")), Status.FAILED, "ConnectionLostError: gone", "ropewalk serve"),
+        (raising(RequestTimeoutError("late")), Status.FAILED, "within 10 s", "--step-timeout"),
         (raising(KeyError("x")), Status.CRASHED, "KeyError: 'x' (", "report the check"),
         (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report the check"),
     ],
@@ -116,12 +116,12 @@ def report() -> CheckReport:
     works = [
         made(lambda _: "fine", name="good"),
         made(
-            raising(CheckFailed("expected a,\n got \x1b[2J\x00b", change="do a")),
+            raising(CheckError("expected a,\n got \x1b[2J\x00b", change="do a")),
             CheckLevel.RUNTIME,
             name="bad",
         ),
-        made(raising(NotApplicable("no folder")), CheckLevel.RUNTIME, name="idle"),
-        made(raising(CheckWarned("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
+        made(raising(NotApplicableError("no folder")), CheckLevel.RUNTIME, name="idle"),
+        made(raising(CheckWarnedError("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
         made(raising(KeyError("x")), CheckLevel.LOAD, name="broken"),
     ]
     return run(subject, works)
@@ -216,7 +216,7 @@ def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> Non
     schema = {"type": "object", "properties": {"move": {"enum": ["hit", "stand"]}}, "required": ["move"]}
     assert sorted(one["move"] for one in sample(schema, 64, 0)) == ["hit", "stand"]
     for impossible in ({"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}):
-        with pytest.raises(CheckFailed, match="got none"):
+        with pytest.raises(CheckError, match="got none"):
             sample(impossible, 4, 0)
 
 
@@ -252,7 +252,7 @@ def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
         lambda: subject.need_folder(),
         lambda: subject.server().__enter__(),
     ):
-        with pytest.raises(NotApplicable):
+        with pytest.raises(NotApplicableError):
             use()
 
 
@@ -307,10 +307,10 @@ def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
 def test_what_fails_alike_is_told_once() -> None:
     with Subject(NOWHERE) as subject:
         checks_of = [
-            made(raising(CheckFailed(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
+            made(raising(CheckError(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
             for n in "ab"
         ]
-        checks_of += [made(raising(ExecutionFailed("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"]
+        checks_of += [made(raising(ExecutionError("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"]
         found = run(subject, checks_of).results
     assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
     assert found[1].message == "as check a"

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import ConfigDict
 from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
 
-from openenv_core import Environment, EnvironmentMetadata, EpisodeOver, Observation, State
+from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import CheckLevel
 from openenv_core.checker.runner import (
@@ -67,7 +67,7 @@ def after_end(answer: Callable[[Walk], Seen]) -> type[Walk]:
         def step(self, action: Go) -> Seen:
             try:
                 return super().step(action)
-            except EpisodeOver:
+            except EpisodeOverError:
                 return answer(self)
 
     return Answers

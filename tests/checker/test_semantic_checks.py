@@ -14,7 +14,7 @@ import gallery
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 
-from openenv_core.checker.check import CheckFailed
+from openenv_core.checker.check import CheckError
 from openenv_core.checker.hostile import (
     RAW,
     frame,
@@ -89,7 +89,7 @@ def test_what_raises_in_the_environment_is_an_error_or_a_finding() -> None:
     with LocalSession(served(Counter)) as session:
         session.reset(50)
         assert session.step({"amount": 1}) == {"error": "EXECUTION_ERROR"}
-    with pytest.raises(CheckFailed, match="no table"):
+    with pytest.raises(CheckError, match="no table"):
         LocalSession(served(Broken))
 
 

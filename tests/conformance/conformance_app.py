@@ -11,7 +11,7 @@ from pydantic import Field
 
 from openenv_core import Observation, State
 from openenv_core.tools import (
-    AskingUnavailable,
+    AskingUnavailableError,
     Audio,
     Content,
     DeclaredTools,
@@ -26,7 +26,7 @@ from openenv_core.tools import (
     ToolAction,
     ToolContext,
     ToolEnvironment,
-    ToolFailed,
+    ToolFailedError,
     ToolSpec,
     completion,
     prompt,
@@ -179,7 +179,7 @@ class Asking(DeclaredTools):
         for wish in wishes:
             try:
                 return f"answered: {', '.join(sorted(await context.ask(wish)))}"
-            except AskingUnavailable:
+            except AskingUnavailableError:
                 continue
         return "nobody to ask"
 
@@ -250,7 +250,7 @@ class Everything(Asking, ToolEnvironment[State]):
     @tool
     def test_error_handling(self) -> str:
         """Fail."""
-        raise ToolFailed("This tool intentionally returns an error for testing")
+        raise ToolFailedError("This tool intentionally returns an error for testing")
 
     @tool
     async def test_tool_with_logging(self, context: ToolContext) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.mcp_tools_env.server.upstream.connection import UpstreamConnection
-from envs.mcp_tools_env.server.upstream.errors import CallFailed
+from envs.mcp_tools_env.server.upstream.errors import CallError
 from envs.mcp_tools_env.server.upstream.wires import HttpWire
 from openenv_core.tools import SILENT
 
@@ -47,7 +47,7 @@ async def main(url: str) -> None:
         for name, arguments in calls(schemas, context):
             try:
                 answer: object = await connection.call(name, arguments, TIMEOUT_S, SILENT)
-            except CallFailed as error:
+            except CallError as error:
                 answer = error
             sys.stdout.write(f"{name}: {answer!r}\n")  # the suite keeps it beside its checks
     finally:

@@ -14,10 +14,10 @@ from own_engine import OwnEngine, require_own_engine
 from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
-from openenv_core import EngineUnavailable
+from openenv_core import EngineUnavailableError
 from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
 from openenv_core.providers.docker._wire import EngineAddress
-from openenv_core.providers.pool import DockerPool, PoolTimeout
+from openenv_core.providers.pool import DockerPool, PoolTimeoutError
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # one waits for an image to be built
 
@@ -134,9 +134,9 @@ def test_a_container_that_could_not_be_removed_is_removed_later(
     container = provider.container
     assert container is not None
     own.stop()
-    with pytest.raises(EngineUnavailable, match="start one"):
+    with pytest.raises(EngineUnavailableError, match="start one"):
         provider.stop()
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineUnavailableError):
         LocalDockerProvider(IMAGE).start()
     own.start()
     assert exists(engine, container.id)
@@ -153,7 +153,7 @@ def test_a_pool_survives_the_restart_of_its_engine(own: OwnEngine, monkeypatch: 
         used = pool.lease(PATIENCE_S)
         before = own.docker("ps", "-aq", "--no-trunc").stdout.split()
         own.stop()
-        with pytest.raises(PoolTimeout, match="expected a Docker engine at unix://"):
+        with pytest.raises(PoolTimeoutError, match="expected a Docker engine at unix://"):
             pool.lease(3)
         used.close()  # while there is no engine that could remove it
         own.start()

@@ -20,12 +20,12 @@ from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
 
 from openenv_core import (
     ConfigurationError,
-    ConnectionLost,
-    EngineRefused,
+    ConnectionLostError,
+    EngineRefusedError,
     GenericEnvClient,
-    OptionUnavailable,
+    OptionUnavailableError,
     ProviderError,
-    ServerStartFailed,
+    ServerStartError,
     compat,
 )
 from openenv_core.providers.docker import (
@@ -173,7 +173,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
         start_timeout_s=2 if how in ("silent", "drip") else 60,
         labels={"ropewalk-test": how},
     )
-    with pytest.raises(ServerStartFailed, match=said) as raised:
+    with pytest.raises(ServerStartError, match=said) as raised:
         start_container(hostile_image, options)
     assert how != "die" or raised.value.output == "dying on purpose\n"
     assert engine.labelled(f"ropewalk-test={how}") == []
@@ -312,7 +312,7 @@ def test_memory_kills_whoever_takes_too_much(hostile_image: str) -> None:
         outcome = client.step({"what": "memory_of_child", "amount": 200})
         assert outcome.observation["said"] == "exit code -9"
         assert provider.alive
-        with pytest.raises(ConnectionLost, match=r"exit code 137, killed for its memory"):
+        with pytest.raises(ConnectionLostError, match=r"exit code 137, killed for its memory"):
             client.step({"what": "memory", "amount": 200})
         assert not provider.alive
 
@@ -351,7 +351,7 @@ def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image
 def test_gpus_are_refused_where_there_are_none(engine: DockerEngine, hostile_image: str) -> None:
     if "nvidia" in (engine.call("GET", "/info").get("Runtimes") or {}):
         pytest.skip("this engine has GPUs")
-    with pytest.raises(OptionUnavailable, match="expected a Docker engine with GPUs"):
+    with pytest.raises(OptionUnavailableError, match="expected a Docker engine with GPUs"):
         start_container(hostile_image, ContainerOptions(gpus="all"))
 
 
@@ -359,11 +359,11 @@ def test_gpus_are_refused_where_there_are_none(engine: DockerEngine, hostile_ima
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"cpus": 4000}, OptionUnavailable, "Range of CPUs"),
-        ({"cap_add": ["NO_SUCH"]}, OptionUnavailable, "NO_SUCH"),
-        ({"network": "no-such-network"}, OptionUnavailable, "docker network create no-such-network"),
-        ({"user": "nobody-at-all"}, EngineRefused, "nobody-at-all"),
-        ({"tmpfs": {"/work": "size=nonsense"}}, EngineRefused, "size=nonsense"),
+        ({"cpus": 4000}, OptionUnavailableError, "Range of CPUs"),
+        ({"cap_add": ["NO_SUCH"]}, OptionUnavailableError, "NO_SUCH"),
+        ({"network": "no-such-network"}, OptionUnavailableError, "docker network create no-such-network"),
+        ({"user": "nobody-at-all"}, EngineRefusedError, "nobody-at-all"),
+        ({"tmpfs": {"/work": "size=nonsense"}}, EngineRefusedError, "size=nonsense"),
         ({"memory": "5m"}, ConfigurationError, "at least 6m"),
     ],
 )
@@ -389,7 +389,7 @@ def test_an_engine_that_drops_a_limit_is_noticed(
         return found
 
     monkeypatch.setattr(DockerEngine, "inspect", without_the_limit)
-    with pytest.raises(OptionUnavailable, match=r"HostConfig.Memory: asked 104857600, got 0"):
+    with pytest.raises(OptionUnavailableError, match=r"HostConfig.Memory: asked 104857600, got 0"):
         start_container(hostile_image, ContainerOptions(memory="100m"))
 
 

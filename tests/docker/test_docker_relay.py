@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenv_core import ClientError, ConnectionLost, GenericEnvClient, ServerStartFailed
+from openenv_core import ClientError, ConnectionLostError, GenericEnvClient, ServerStartError
 from openenv_core.providers.docker import (
     ContainerOptions,
     DockerEngine,
@@ -323,7 +323,7 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
             ends = [pool.submit(play, number) for number in range(4)]
             playing.wait(PATIENCE_S)
             os.kill(container.pids()[0], signal.SIGKILL)
-            assert [type(end.exception(PATIENCE_S)) for end in ends] == [ConnectionLost] * 4
+            assert [type(end.exception(PATIENCE_S)) for end in ends] == [ConnectionLostError] * 4
 
 
 def relays() -> list[psutil.Process]:
@@ -364,6 +364,6 @@ def test_an_image_without_python_says_what_is_missing(engine: DockerEngine, host
         command=["/bin/sleep", "60"],
         labels={"ropewalk-test": "python"},
     )
-    with pytest.raises(ServerStartFailed, match="no python3 in its PATH"):
+    with pytest.raises(ServerStartError, match="no python3 in its PATH"):
         start_container(hostile_image, options)
     assert engine.labelled("ropewalk-test=python") == []

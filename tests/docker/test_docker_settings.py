@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailable, GenericEnvClient
+from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailableError, GenericEnvClient
 from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import (
     Container,
@@ -222,7 +222,7 @@ def test_the_engine_is_the_usual_one_unless_something_names_another(
     context = nowhere / "contexts" / "meta" / hashlib.sha256(b"mine").hexdigest()
     context.mkdir(parents=True)
     (nowhere / "config.json").write_text(json.dumps({"currentContext": "mine"}))
-    with pytest.raises(EngineUnavailable, match="context 'mine'"):
+    with pytest.raises(EngineUnavailableError, match="context 'mine'"):
         find_engine()
     (context / "meta.json").write_text(json.dumps({"Endpoints": {"docker": {"Host": "unix:///mine.sock"}}}))
     assert find_engine() == EngineAddress("unix:///mine.sock")
@@ -268,14 +268,14 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = DockerEngine(EngineAddress(f"unix://{tmp_path}/none.sock"))
-    with pytest.raises(EngineUnavailable, match=r"systemctl start docker"):
+    with pytest.raises(EngineUnavailableError, match=r"systemctl start docker"):
         start_container("image", engine=absent)
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("openenv_core.providers.docker._wire.dial", refused)
-    with pytest.raises(EngineUnavailable, match=r"usermod -aG docker"):
+    with pytest.raises(EngineUnavailableError, match=r"usermod -aG docker"):
         absent.ping()
 
 

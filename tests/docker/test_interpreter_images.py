@@ -22,7 +22,7 @@ from openenv_core.cli.main import main
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.docker import ContainerOptions, DockerEngine
-from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox import FileRefusedError, Limits, SandboxClosedError, SandboxUnavailableError
 
 __all__ = ["interpreter_image"]
 
@@ -349,7 +349,7 @@ async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image:
         assert await session.get_file("sub/data.bin") == data
         assert [each.path for each in await session.list_files()] == ["out.txt", "sub/data.bin"]
         for path in ("../up", "/etc/passwd", "missing"):
-            with pytest.raises(FileRefused):
+            with pytest.raises(FileRefusedError):
                 await session.get_file(path)
         # Anew is another container.
         assert session._lease is not None
@@ -359,7 +359,7 @@ async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image:
         assert (await session.execute("'x' in globals()")).result == "False"
         await session.close()
         await session.close()
-        with pytest.raises(SandboxClosed):
+        with pytest.raises(SandboxClosedError):
             await session.execute("1")
     assert engine.labelled(f"{LABEL}=session") == []
 
@@ -414,7 +414,7 @@ async def test_a_server_that_knows_code_alone(interpreter_image: str) -> None:
 
 
 async def test_what_there_is_not_is_refused(engine: DockerEngine, interpreter_image: str) -> None:
-    with pytest.raises(SandboxUnavailable, match="no wait will bring one"):
+    with pytest.raises(SandboxUnavailableError, match="no wait will bring one"):
         await ContainerBackend(ContainerSettings(image="ropewalk-test-never-built:1")).start()
     async with started(interpreter_image, size=1) as backend:
         with pytest.raises(ConfigurationError, match="snapshot"):

@@ -18,7 +18,7 @@ from slim_server import IMAGE, command
 
 from openenv_core import ProviderError
 from openenv_core.providers.docker import DockerEngine
-from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefused
+from openenv_core.providers.remote import RemoteSandboxProvider, SandboxRefusedError
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
@@ -114,9 +114,9 @@ def test_an_image_is_served_within_its_limits_and_removed(engine: DockerEngine, 
         with service.provider():
             (container,) = of(engine, service)
             assert engine.inspect(container)["HostConfig"]["Memory"] == 200 << 20
-        with pytest.raises(SandboxRefused, match="at most 209715200"):
+        with pytest.raises(SandboxRefusedError, match="at most 209715200"):
             service.provider(memory="1g").start()
-        with pytest.raises(SandboxRefused, match="memory"):
+        with pytest.raises(SandboxRefusedError, match="memory"):
             service.provider(memory="2m").start()
         assert not any(TOKEN in line for line in service.lines)
 

@@ -170,7 +170,7 @@ def test_run_outlives_a_killed_generator_and_can_be_interrupted_and_resumed(
 def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path) -> None:
     run = ropewalk(*small(tmp_path, "trainer.learning_rate=1e30", "trainer.warmup_updates=0"))
     assert run.wait(RUN_TIMEOUT_S) == 1
-    assert "NonFiniteLoss" in run.output()
+    assert "NonFiniteLossError" in run.output()
     assert "Traceback" not in run.output()
 
 
@@ -183,7 +183,7 @@ def test_killed_role_without_a_restart_budget_ends_the_run_as_failed(
     run.wait_for("   1/500")
     run.role(f"{role}-0").kill()
     assert run.wait(200) == 1
-    assert "RoleFailed" in run.output()
+    assert "RoleError" in run.output()
     assert "Traceback" not in run.output()
 
 

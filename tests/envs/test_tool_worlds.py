@@ -14,7 +14,7 @@ from envs.shop_env.solver import solve as solve_shop
 from envs.sqlite_env.baselines import BASELINES as SQLITE_BASELINES
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import solve as solve_sqlite
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tools import SILENT, ListToolsAction, ToolErrorType
 from tests.envs.tool_calls import calls_of
 
@@ -34,7 +34,7 @@ class Kind:
 
 LONG = "x" * 1_000_000
 SHOP = Kind(
-    ShopEnvironment, solve_shop, shop_env.InvalidResetOption, SHOP_BASELINES,
+    ShopEnvironment, solve_shop, shop_env.InvalidResetOptionError, SHOP_BASELINES,
     [("ask_customer", {"topic": "name"}), ("search_products", {"text": "toys"})], "finish", 22,
     [
         ("get_policy", {"topic": ["returns"]}), ("ask_customer", {"topic": "name", "request": 10**30}),
@@ -49,7 +49,7 @@ SHOP = Kind(
     ],
 )  # fmt: skip
 SQLITE = Kind(
-    SqliteEnvironment, solve_sqlite, sqlite_env.InvalidResetOption, SQLITE_BASELINES,
+    SqliteEnvironment, solve_sqlite, sqlite_env.InvalidResetOptionError, SQLITE_BASELINES,
     [("list_tables", {}), ("query", {"sql": "SELECT name, sql FROM sqlite_master"})], "submit_answer", 4,
     [
         ("query", {}), ("query", {"sql": ["SELECT 1"]}), ("query", {"sql": LONG}),
@@ -150,9 +150,9 @@ def test_a_reset_that_cannot_be_leaves_the_episode_as_it_was(kind: Kind, world: 
 def test_an_episode_ends_once_by_its_reward_or_its_calls(kind: Kind, world: Any) -> None:
     call = calls_of(world)
     name, arguments = kind.looks[0]
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         call(name, arguments)
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         world.read_resource("task://current", SILENT)
     assert len(world.step(ListToolsAction()).tools) == kind.tools
     seen = world.reset(index=1)
@@ -160,7 +160,7 @@ def test_an_episode_ends_once_by_its_reward_or_its_calls(kind: Kind, world: Any)
     assert world.get_prompt("task", {}, SILENT).messages[0]["content"]["text"] == seen.task
     kind.solve(seen.task, call)
     for tool in (kind.ends, name, "no_such_tool"):
-        with pytest.raises(EpisodeOver):
+        with pytest.raises(EpisodeOverError):
             call(tool, {})
     world.reset(index=1, max_calls=2)
     assert call(name, arguments).done is False
@@ -170,10 +170,10 @@ def test_an_episode_ends_once_by_its_reward_or_its_calls(kind: Kind, world: Any)
         True,
         ToolErrorType.TOOL_NOT_FOUND,
     )
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         call(name, arguments)
     world.reset(index=1)
     world.close()
     world.close()
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         call(name, arguments)

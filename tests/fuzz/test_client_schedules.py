@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed
 from openenv_core import GenericEnvClient
 from openenv_core.errors import (
     ClientError,
-    ExecutionFailed,
-    RequestTimeout,
-    ValidationFailed,
+    ExecutionError,
+    RequestTimeoutError,
+    ValidationFailedError,
 )
 
 PATIENCE_S = 20
@@ -227,9 +227,9 @@ async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: 
             patience = rng.choice((None, None, rng.random() * 0.03))
             try:
                 result = await asyncio.wait_for(work, patience)
-            except (RequestTimeout, TimeoutError):
+            except (RequestTimeoutError, TimeoutError):
                 continue
-            except (ExecutionFailed, ValidationFailed) as error:
+            except (ExecutionError, ValidationFailedError) as error:
                 told.append(int(error.message) == mark)
                 continue
             if isinstance(result, dict):
@@ -249,6 +249,6 @@ async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: 
         # Once it is quiet the session is in order: the reply is that of the last request.
         state: Any = None
         while state is None:
-            with suppress(RequestTimeout):
+            with suppress(RequestTimeoutError):
                 state = await client.state()
         assert state["number"] == server.asked

@@ -14,10 +14,10 @@ from openenv_core.images.build import (
     read_build_args,
 )
 from openenv_core.images.errors import (
-    NoSuchImage,
-    NotAllowed,
-    NotReached,
-    PushFailed,
+    NoSuchImageError,
+    NotAllowedError,
+    NotReachedError,
+    PushError,
 )
 
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
@@ -188,15 +188,23 @@ def test_an_image_s_name_in_a_registry() -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "remedy"),
     [
-        ("denied: requested access to the resource is denied", NotAllowed, "docker login a.b:5000"),
-        ("no basic auth credentials", NotAllowed, "docker login"),
-        ("Get http://a.b:5000/v2/: dial tcp: connect: connection refused", NotReached, "insecure-registries"),
-        ("Get https://a.b/v2/: x509: certificate signed by unknown authority", NotReached, "certificate"),
-        ("An image does not exist locally with the tag: a.b:5000/x", NoSuchImage, "ropewalk build"),
-        ("blob upload invalid", PushFailed, "blob upload invalid"),
+        ("denied: requested access to the resource is denied", NotAllowedError, "docker login a.b:5000"),
+        ("no basic auth credentials", NotAllowedError, "docker login"),
+        (
+            "Get http://a.b:5000/v2/: dial tcp: connect: connection refused",
+            NotReachedError,
+            "insecure-registries",
+        ),
+        (
+            "Get https://a.b/v2/: x509: certificate signed by unknown authority",
+            NotReachedError,
+            "certificate",
+        ),
+        ("An image does not exist locally with the tag: a.b:5000/x", NoSuchImageError, "ropewalk build"),
+        ("blob upload invalid", PushError, "blob upload invalid"),
     ],
 )
-def test_failures_of_a_push_have_types(said: str, kind: type[PushFailed], remedy: str) -> None:
+def test_failures_of_a_push_have_types(said: str, kind: type[PushError], remedy: str) -> None:
     error = push._failure("a.b:5000/x:1", said)
     assert type(error) is kind
     assert remedy in str(error)

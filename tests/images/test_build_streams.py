@@ -8,7 +8,7 @@ import pytest
 from openenv_core.cli.image_progress import shown
 from openenv_core.images import builders as commandline
 from openenv_core.images import builders as sdk
-from openenv_core.images.errors import BuildFailed, remedy_for
+from openenv_core.images.errors import BuildError, remedy_for
 from openenv_core.images.events import (
     BuildRequest,
     Cached,
@@ -95,7 +95,7 @@ def test_the_older_builder_s_messages_become_steps_and_its_error_an_error() -> N
         StepOutput("one"),
         StepOutput("two"),
     ]
-    with pytest.raises(BuildFailed, match="--- the step's last output ---\none\ntwo\n---") as caught:
+    with pytest.raises(BuildError, match="--- the step's last output ---\none\ntwo\n---") as caught:
         progress.take({"errorDetail": {"code": 3}, "error": "The command returned a non-zero code: 3"})
     assert caught.value.step == "RUN x &&     y"
 
@@ -114,7 +114,7 @@ def test_a_failure_says_what_to_do_and_shows_the_last_lines_alone() -> None:
         ("something nobody has seen", "correct that step"),
     ):
         assert remedy in remedy_for(said)
-    error = BuildFailed("no", output=[f"line {number}" for number in range(100)])
+    error = BuildError("no", output=[f"line {number}" for number in range(100)])
     assert error.output == tuple(f"line {number}" for number in range(70, 100))
 
 

@@ -14,7 +14,7 @@ from fake_hub import FakeHub, fake_hub
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import Dockerfile
-from openenv_core.images.errors import NotReached
+from openenv_core.images.errors import NotReachedError
 from openenv_core.images.space import (
     PARTS,
     Staged,
@@ -237,7 +237,7 @@ def test_a_hub_that_does_not_answer_is_reported_whatever_the_library_s_client_is
         upload(tmp_path, "me/my--env", private=False, endpoint="http://127.0.0.1:1")
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     monkeypatch.setitem(sys.modules, client, SimpleNamespace(TransportError=SilenceError))
-    with pytest.raises(NotReached, match="SilenceError: nobody there; see the network"):
+    with pytest.raises(NotReachedError, match="SilenceError: nobody there; see the network"):
         upload(tmp_path, "me/dice", private=False, endpoint="http://127.0.0.1:1")
 
 

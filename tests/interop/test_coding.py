@@ -9,7 +9,7 @@ import pytest
 from released import OVER_SOCKETS, drive, our_server, released_server
 
 from envs.code_interpreter_env import CodeInterpreterEnv
-from openenv_core import ValidationFailed, is_infrastructure_failure
+from openenv_core import ValidationFailedError, is_infrastructure_failure
 
 pytestmark = pytest.mark.soak
 
@@ -154,9 +154,9 @@ async def test_our_typed_client_plays_released_coding_servers(
         assert not is_infrastructure_failure(failed)
         assert (await env.step({"code": "print(x)"})).observation.stdout == "41\n"
         # What such a server cannot do is refused, and never left out.
-        with pytest.raises(ValidationFailed, match="timeout_s"):
+        with pytest.raises(ValidationFailedError, match="timeout_s"):
             await env.execute("x", timeout_s=1.0)
-        with pytest.raises(ValidationFailed):
+        with pytest.raises(ValidationFailedError):
             await env.put_file("a.txt", "a")
         state = await env.state()
         assert (state.last_exit_code, state.step_count, state.execution_count) == (0, 4, 0)

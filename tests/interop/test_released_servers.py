@@ -9,7 +9,7 @@ import pytest
 from released import OVER_SOCKETS
 
 from openenv_core import (
-    CapacityReached,
+    CapacityError,
     EnvClient,
     GenericEnvClient,
     Observation,
@@ -17,7 +17,7 @@ from openenv_core import (
     ProtocolError,
     State,
     StepResult,
-    ValidationFailed,
+    ValidationFailedError,
 )
 
 
@@ -46,7 +46,7 @@ async def settled(connect: Callable[[], Any]) -> Any:
         while True:
             try:
                 return await connect()
-            except CapacityReached:
+            except CapacityError:
                 await asyncio.sleep(0.1)
 
 
@@ -68,11 +68,11 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
         step = await client.step({"message": "hello"})
         assert (step.observation["echoed_message"], step.done) == ("hello", False)
         assert step.reward == pytest.approx(0.5)
-        with pytest.raises(ValidationFailed) as wrong:
+        with pytest.raises(ValidationFailedError) as wrong:
             await client.step({"wrong": 1})
         assert {error["type"] for error in wrong.value.errors} == {"missing", "extra_forbidden"}
         assert (await client.state())["step_count"] == 1
-        with pytest.raises(CapacityReached) as full:
+        with pytest.raises(CapacityError) as full:
             async with GenericEnvClient(base_url=url) as other:
                 await other.reset()
         assert (full.value.active_sessions, full.value.max_sessions) == (1, 1)
@@ -88,7 +88,7 @@ def test_the_sync_client_of_a_subclass(version: str, released_url: Callable[[str
             try:
                 begun = client.reset()
                 break
-            except CapacityReached:  # the server gives a slot back a moment after its client has left
+            except CapacityError:  # the server gives a slot back a moment after its client has left
                 assert time.monotonic() < end
                 time.sleep(0.05)
         assert isinstance(begun.observation, Echo)

@@ -16,7 +16,7 @@ from released import (
     released_server,
 )
 
-from openenv_core import MCPToolClient, ToolCallFailed
+from openenv_core import MCPToolClient, ToolCallError
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
 
 WITH_TOOLS = ("0.10.0", "0.3.1")
@@ -115,7 +115,7 @@ async def test_our_client_calls_tools_of_a_folder(
         assert json.loads(await env.call_tool("mumble", word="hm")) == ["hm", "hm"]
         kinds = set()
         for name, arguments in (("fail", {"why": "because"}), ("add", {}), ("nope", {})):
-            with pytest.raises(ToolCallFailed) as failed:
+            with pytest.raises(ToolCallError) as failed:
                 await env.call_tool(name, **arguments)
             kinds.add(failed.value.error_type)
         if mode == "simulation" or version == "ours":

@@ -20,29 +20,29 @@ from websockets.asyncio.server import ServerConnection
 
 from openenv_core import (
     Action,
-    CapacityReached,
-    ClientClosed,
+    CapacityError,
+    ClientClosedError,
     ConfigurationError,
-    ConnectionFailed,
-    ConnectionLost,
+    ConnectionFailedError,
+    ConnectionLostError,
     EnvClient,
-    ExecutionFailed,
-    FactoryFailed,
+    ExecutionError,
+    FactoryError,
     GenericAction,
     GenericEnvClient,
     LocalProcessProvider,
     Observation,
     ProtocolError,
     ProviderError,
-    RequestTimeout,
+    RequestTimeoutError,
     ServerError,
-    SessionFailed,
+    SessionError,
     StepResult,
-    ToolCallFailed,
-    ValidationFailed,
+    ToolCallError,
+    ValidationFailedError,
 )
 from openenv_core.client.session import websocket_url
-from openenv_core.compat import NotProvided
+from openenv_core.compat import NotProvidedError
 from openenv_core.protocol.http import shown
 from openenv_core.watchdog import Watchdog
 from servers import create_app
@@ -65,7 +65,7 @@ async def test_an_episode() -> None:
         state = await env.state()
         assert isinstance(state, CountState)
         assert (state.episode_id, state.total) == ("e", 10)
-        with pytest.raises(ExecutionFailed, match=r"call reset\(\)") as failed:
+        with pytest.raises(ExecutionError, match=r"call reset\(\)") as failed:
             await env.step(Add(amount=1))
         assert failed.value.code == "EXECUTION_ERROR"
         assert (await env.reset()).observation.total == 0
@@ -80,7 +80,7 @@ async def test_dicts_for_models() -> None:
         result = await env.step(GenericAction(amount=8))
         assert (result.reward, result.done, result.metadata) == (True, False, {"why": "because"})
         assert (await env.state())["step_count"] == 0
-        with pytest.raises(ValidationFailed, match="amount: Input should be") as failed:
+        with pytest.raises(ValidationFailedError, match="amount: Input should be") as failed:
             await env.step({"amount": "x"})
         assert failed.value.errors[0]["loc"] == ["amount"]
         with pytest.raises(TypeError, match="expected a dict"):
@@ -141,14 +141,14 @@ async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
 
 def test_errors_are_what_released_callers_catch() -> None:
     for ours, caught in (
-        (ConnectionFailed, ConnectionError),
-        (ConnectionLost, ConnectionError),
-        (RequestTimeout, TimeoutError),
+        (ConnectionFailedError, ConnectionError),
+        (ConnectionLostError, ConnectionError),
+        (RequestTimeoutError, TimeoutError),
         (ServerError, RuntimeError),
-        (ToolCallFailed, RuntimeError),
+        (ToolCallError, RuntimeError),
         (ProviderError, RuntimeError),
         (ConfigurationError, ValueError),
-        (NotProvided, ModuleNotFoundError),
+        (NotProvidedError, ModuleNotFoundError),
     ):
         assert issubclass(ours, caught)
 
@@ -175,9 +175,9 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
 
     async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
         await env.reset()
-        with pytest.raises(RequestTimeout, match=r"within 0.2 s.*lives on"):
+        with pytest.raises(RequestTimeoutError, match=r"within 0.2 s.*lives on"):
             await env.step(Add(amount=1))
-        with pytest.raises(RequestTimeout):  # it waits for the one before
+        with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
         env._conversation._watchdog._timeout_s = 60  # type: ignore[union-attr]
@@ -195,10 +195,10 @@ async def test_why_a_session_ended_is_told_after_a_timeout() -> None:
 
     proceed = asyncio.Event()
     async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeoutError):
             await env.reset()
         proceed.set()
-        with pytest.raises(SessionFailed, match="took too long"):
+        with pytest.raises(SessionError, match="took too long"):
             await env.step(Add(amount=1))
         assert not env.connected
 
@@ -278,7 +278,7 @@ async def test_why_a_session_was_refused() -> None:
         CounterEnv(f"http://{address}") as second,
     ):
         await first.reset()
-        with pytest.raises(CapacityReached) as refused:
+        with pytest.raises(CapacityError) as refused:
             await second.reset()
         assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
         assert not second.connected
@@ -288,7 +288,7 @@ async def test_why_a_session_was_refused() -> None:
         serving(create_app(Unbuildable, Add, Count)) as address,
         CounterEnv(f"http://{address}") as env,
     ):
-        with pytest.raises(FactoryFailed, match="no such counter") as failed:
+        with pytest.raises(FactoryError, match="no such counter") as failed:
             await env.reset()
         assert failed.value.factory_name == "Unbuildable"
 
@@ -298,7 +298,7 @@ async def reset_when_there_is_room(env: CounterEnv, seed: int) -> int:
         while True:
             try:
                 return (await env.reset(seed=seed)).observation.total
-            except CapacityReached:
+            except CapacityError:
                 await asyncio.sleep(0.01)
 
 
@@ -311,9 +311,9 @@ async def test_lost_connection_is_told_until_a_reset() -> None:
 
     async with scripted(handler) as url, CounterEnv(url) as env:
         await env.reset()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             await env.step(Add(amount=1))
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             await env.state()
         assert (await env.reset()).observation.total == 1  # in a session of its own
 
@@ -345,10 +345,10 @@ async def test_client_shows_where_it_is_and_how_it_stands(counter_url: str) -> N
 
 
 async def test_nobody_there() -> None:
-    with pytest.raises(ConnectionFailed, match="check that it runs"):
+    with pytest.raises(ConnectionFailedError, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9").reset()
     async with serving(create_app(Counter, Add, Count)) as address:
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(ConnectionFailedError):
             await CounterEnv(f"http://{address}/nowhere").connect()
 
 
@@ -361,11 +361,11 @@ async def test_closing_ends_a_request_that_waits(how: str) -> None:
         request = asyncio.create_task(env.step(Add(amount=1)))
         await eventually(env_class.entered.is_set)
         await getattr(env, how)()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             await request
         await env.close()
         await env.close()
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosedError):
             await env.reset()
         await eventually(lambda: app.state.sessions.active == 0)
 
@@ -395,7 +395,7 @@ def test_closed_loop_leaves_no_session_at_the_server(solo_url: str, transport: s
     try:
         env = CounterEnv(solo_url, transport=transport)
         assert asyncio.run(reset_when_there_is_room(env, seed=1)) == 1
-        with pytest.raises(ConnectionLost, match="event loop"):
+        with pytest.raises(ConnectionLostError, match="event loop"):
             asyncio.run(env.step(Add(amount=1)))
         assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
         assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
@@ -465,9 +465,9 @@ async def test_more_sessions_of_one_client(transport: str) -> None:
             assert type(child) is CounterEnv
             assert (await child.reset(seed=5)).observation.total == 5
             assert (await parent.state()).total == 1
-            with pytest.raises(CapacityReached):
+            with pytest.raises(CapacityError):
                 await (await parent.new_session()).reset()
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosedError):
             await child.reset()
         await eventually(lambda: app.sessions.active == 0)
 
@@ -480,7 +480,7 @@ async def test_client_that_is_closed_while_it_makes_a_session() -> None:
         making = asyncio.create_task(env.new_session())
         await eventually(lambda: env._others)
         await env.close()
-        with pytest.raises(ConnectionFailed, match="no answer within"):
+        with pytest.raises(ConnectionFailedError, match="no answer within"):
             await making
         over.set()
 
@@ -585,8 +585,8 @@ def test_end_of_the_servers_process_is_told() -> None:
         for process in psutil.Process().children(recursive=True):
             if "serve" in process.cmdline() and "_guard.py" not in " ".join(process.cmdline()):
                 os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(ConnectionLost, match="the server's process has ended"):
+        with pytest.raises(ConnectionLostError, match="the server's process has ended"):
             env.step(Add(amount=1))
         assert not provider.alive
-        with pytest.raises(ConnectionFailed, match="the server's process has ended"):
+        with pytest.raises(ConnectionFailedError, match="the server's process has ended"):
             env.reset()

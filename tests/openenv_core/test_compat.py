@@ -66,9 +66,9 @@ def test_name_that_is_not_provided_says_so() -> None:
     for module, entry in MODULES.items():
         for name in entry.later:
             if names.target(module, name) is None:
-                with pytest.raises(compat.NotProvided, match=rf"got {name}, .*docs/compatibility\.md"):
+                with pytest.raises(compat.NotProvidedError, match=rf"got {name}, .*docs/compatibility\.md"):
                     exec(f"from {module} import {name}", {})
-    with pytest.raises(compat.NotProvided, match=r"openenv\.core\.harness, got Anything"):
+    with pytest.raises(compat.NotProvidedError, match=r"openenv\.core\.harness, got Anything"):
         exec("from openenv.core.harness import Anything", {})
     with pytest.raises(ModuleNotFoundError, match=r"openenv\.no_such_module"):
         importlib.import_module("openenv.no_such_module")
@@ -129,7 +129,7 @@ def test_the_servers_part_comes_from_the_server() -> None:
     scope: dict[str, object] = {}
     exec("from openenv.core.env_server.http_server import create_app", scope)
     assert scope["create_app"] is resolve("servers:create_app")
-    with pytest.raises(compat.NotProvided, match="the web page"):
+    with pytest.raises(compat.NotProvidedError, match="the web page"):
         exec("from openenv.core.env_server.web_interface import WebInterfaceManager", {})
 
 

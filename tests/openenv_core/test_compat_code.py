@@ -19,7 +19,7 @@ from openenv_core import ConfigurationError
 from openenv_core.compat import executor as executors
 from openenv_core.compat.executor import PyExecutor
 from openenv_core.compat.types import CodeExecResult
-from openenv_core.sandbox import Limits, SandboxUnavailable
+from openenv_core.sandbox import Limits, SandboxUnavailableError
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60
@@ -38,7 +38,7 @@ def _engine_ends() -> Iterator[None]:
 def _sandbox(_engine_ends: None) -> None:
     try:
         executors._engine()
-    except SandboxUnavailable as error:
+    except SandboxUnavailableError as error:
         missing(f"needs a sandbox: {error}")
 
 
@@ -161,14 +161,14 @@ def test_what_the_infrastructure_did_is_no_result(when: str, executor: PyExecuto
     if when == "between":
         kill_zygote()
         assert soon(lambda: not session.alive)
-        with pytest.raises(SandboxUnavailable, match=r"got no result: .*variables and files are gone"):
+        with pytest.raises(SandboxUnavailableError, match=r"got no result: .*variables and files are gone"):
             executor.run("x")
     else:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(executor.run, "import time; time.sleep(9)")
             assert soon(session._turn.locked)
             kill_zygote()
-            with pytest.raises(SandboxUnavailable, match=r"got no result: .*has ended; run it again"):
+            with pytest.raises(SandboxUnavailableError, match=r"got no result: .*has ended; run it again"):
                 running.result(PATIENCE_S)
     # The next run begins anew, with another zygote.
     told = executor.run("print(safe_json_dumps('here'))\nx")
@@ -181,14 +181,14 @@ def test_fork_has_interpreters_of_its_own(executor: PyExecutor) -> None:
     program = """
 import os, sys
 from openenv_core.compat.executor import PyExecutor
-from openenv_core.sandbox import SandboxClosed
+from openenv_core.sandbox import SandboxClosedError
 
 old = PyExecutor()
 old.run("x = 1")
 if (child := os.fork()) == 0:
     try:
         old.run("x")
-    except SandboxClosed as error:
+    except SandboxClosedError as error:
         print("refused:", "before it forked" in str(error))
     print("new:", PyExecutor().run("print(2)").stdout, end="", flush=True)
     sys.exit(0)
@@ -212,14 +212,14 @@ def test_nothing_stays_when_the_process_ends(level: str) -> None:
     program = f"""
 import os, psutil, sys
 from openenv_core.compat import executor
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 level = Isolation("{level}")
 executor.Sandbox = lambda: Sandbox(SandboxConfig(strongest=level, minimum=level))
 kept = executor.PyExecutor()
 try:
     kept.run("import threading, time\\nthreading.Thread(target=time.sleep, args=(600,)).start()")
-except SandboxUnavailable as error:
+except SandboxUnavailableError as error:
     sys.exit(f"unavailable: {{error}}")
 kept.run("open('file', 'w').write('content')")
 print(*(process.pid for process in psutil.Process().children(recursive=True)))

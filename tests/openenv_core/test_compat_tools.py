@@ -17,13 +17,13 @@ from serving import ask, rpc, serving, socket_to
 
 from openenv_core import (
     Action,
-    ClientClosed,
+    ClientClosedError,
     ConfigurationError,
-    EpisodeOver,
+    EpisodeOverError,
     MCPToolClient,
     Observation,
     State,
-    ToolCallFailed,
+    ToolCallError,
 )
 from openenv_core.compat.mcp_environment import (
     MCPEnvironment,
@@ -43,10 +43,10 @@ from openenv_core.tools import (
     SILENT,
     CallToolAction,
     CallToolObservation,
-    InvalidArguments,
+    InvalidArgumentsError,
     ListToolsAction,
-    NoSuchPrompt,
-    NoSuchResource,
+    NoSuchPromptError,
+    NoSuchResourceError,
     ToolContext,
     ToolResult,
     is_tool_host,
@@ -125,7 +125,7 @@ class Both(Abacus):
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         self._state.step_count += 1
         if isinstance(action, CallToolAction) and action.tool_name == "end":
-            raise EpisodeOver
+            raise EpisodeOverError
         return await super().step_async(action, timeout_s=timeout_s, **options)
 
 
@@ -228,7 +228,7 @@ def test_nothing_is_left_of_a_closed_one() -> None:
     env.close()
     eventually(lambda: not begun())  # threads that tools ran in end with their event loop
     assert (env.mcp_server, env.mcp_client) == (None, None)
-    with pytest.raises(ClientClosed, match="close"):
+    with pytest.raises(ClientClosedError, match="close"):
         env.step(call("add", amount=1))
 
 
@@ -258,14 +258,14 @@ async def test_it_is_a_host_of_tools_resources_and_prompts(abacus: Abacus) -> No
     assert [one.uri for one in await abacus.list_resources()] == ["abacus://beads"]
     assert await abacus.list_resource_templates() == []
     assert (await abacus.read_resource("abacus://beads", SILENT))[0]["text"] == "3 beads"
-    with pytest.raises(NoSuchResource):
+    with pytest.raises(NoSuchResourceError):
         await abacus.read_resource("abacus://none", SILENT)
     assert [one.arguments[0].name for one in await abacus.list_prompts()] == ["goal"]
     prompt = await abacus.get_prompt("begin", {"goal": "3"}, SILENT)
     assert prompt.messages == [{"role": "user", "content": {"type": "text", "text": "Count to 3."}}]
-    with pytest.raises(NoSuchPrompt, match="begin"):
+    with pytest.raises(NoSuchPromptError, match="begin"):
         await abacus.get_prompt("nope", {}, SILENT)
-    with pytest.raises(InvalidArguments):
+    with pytest.raises(InvalidArgumentsError):
         await abacus.get_prompt("begin", {}, SILENT)
     assert (await abacus.complete({}, {}, SILENT)).values == []
     heard: list[Any] = []
@@ -288,7 +288,7 @@ async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Ab
         assert (await env.state()).step_count == 1
         env._unstepped = True
         assert await env.call_tool("add", amount=2) == 4
-        with pytest.raises(ToolCallFailed, match="nope"):
+        with pytest.raises(ToolCallError, match="nope"):
             await env.call_tool("nope")
         assert (await env.state()).step_count == 3
         # What released clients of the newest release do.
@@ -311,7 +311,7 @@ async def test_step_may_answer_a_call_with_something_else() -> None:
     assert (result.value, result.reward, result.done) == ({"total": 10}, 1.0, True)
     env.close()
     over = Both()
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         await over.call_tool("end", {}, SILENT)  # type: ignore[misc]
     over.close()
 

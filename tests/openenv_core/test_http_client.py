@@ -14,18 +14,18 @@ from counter_client import CounterEnv
 from serving import eventually, serving
 
 from openenv_core import (
-    AccessRefused,
-    AuthenticationFailed,
-    CapacityReached,
+    AccessRefusedError,
+    AuthenticationError,
+    CapacityError,
     ClientError,
-    ConnectionFailed,
-    ConnectionLost,
-    ExecutionFailed,
+    ConnectionFailedError,
+    ConnectionLostError,
+    ExecutionError,
     ProtocolError,
-    RequestTimeout,
+    RequestTimeoutError,
     ServerError,
-    SessionFailed,
-    ValidationFailed,
+    SessionError,
+    ValidationFailedError,
 )
 from openenv_core.client.carrier import retry_after
 from openenv_core.protocol.http import SESSION_HEADER
@@ -89,12 +89,12 @@ async def test_an_episode_over_plain_http() -> None:
             assert (await two.reset(seed=1)).observation.total == 1
             assert (await one.step(Add(amount=4))).observation == Count(total=7, reward=1, done=False)
             assert (await one.state()).episode_id == "e"
-            with pytest.raises(ValidationFailed, match="amount: Input should be"):
+            with pytest.raises(ValidationFailedError, match="amount: Input should be"):
                 await one.step({"amount": "x"})  # type: ignore[arg-type]
-            with pytest.raises(ValidationFailed, match="seed: Input should be"):
+            with pytest.raises(ValidationFailedError, match="seed: Input should be"):
                 await one.reset(seed=-1)
             assert (await one.step(Add(amount=3))).done
-            with pytest.raises(ExecutionFailed, match=r"call reset\(\)"):
+            with pytest.raises(ExecutionError, match=r"call reset\(\)"):
                 await one.step(Add(amount=1))
             assert (await one.reset()).observation.total == 0
             assert app.sessions.active == 2
@@ -105,10 +105,10 @@ async def test_cap_and_unknown_session() -> None:
     async with serving(create_app(Counter, Add, Count)) as address:
         url = f"http://{address}"
         async with CounterEnv(url, transport="http") as one, CounterEnv(url, transport="http") as two:
-            with pytest.raises(SessionFailed, match="Unknown session"):
+            with pytest.raises(SessionError, match="Unknown session"):
                 await two.step(Add(amount=1))
             await one.reset()
-            with pytest.raises(CapacityReached) as refused:
+            with pytest.raises(CapacityError) as refused:
                 await two.reset()
             assert refused.value.retry_after_s is not None
 
@@ -128,9 +128,9 @@ async def test_timeout_over_http_keeps_the_order() -> None:
 
     async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=0.2) as env:
         await env.reset()
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 3
@@ -145,7 +145,7 @@ async def test_closing_ends_a_request_that_waits() -> None:
         request = asyncio.create_task(env.step(Add(amount=1)))
         await eventually(env_class.entered.is_set)
         await env.close()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             await request
         assert app.sessions.active == 0
         await env.close()
@@ -171,7 +171,7 @@ async def test_timed_out_session_is_given_back_at_the_end() -> None:
     async with serving(app) as address:
         async with CounterEnv(f"http://{address}", transport="http", message_timeout_s=0.2) as env:
             await env.reset()
-            with pytest.raises(RequestTimeout):
+            with pytest.raises(RequestTimeoutError):
                 await env.step(Add(amount=1))
         await eventually(lambda: app.sessions.active == 0)
 
@@ -217,16 +217,16 @@ async def test_server_that_keeps_nothing_is_no_episode() -> None:
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (401, AuthenticationFailed, "pass token="),
-        (403, AccessRefused, "HTTP 403"),
-        (421, AccessRefused, "HTTP 421"),
-        (307, ConnectionFailed, "HTTP 307"),
-        (404, ConnectionFailed, "HTTP 404"),
-        (422, ValidationFailed, "why"),
-        (500, ExecutionFailed, "why"),
-        (503, CapacityReached, "why"),
-        (504, SessionFailed, "why"),
-        (599, ConnectionFailed, "HTTP 599"),
+        (401, AuthenticationError, "pass token="),
+        (403, AccessRefusedError, "HTTP 403"),
+        (421, AccessRefusedError, "HTTP 421"),
+        (307, ConnectionFailedError, "HTTP 307"),
+        (404, ConnectionFailedError, "HTTP 404"),
+        (422, ValidationFailedError, "why"),
+        (500, ExecutionError, "why"),
+        (503, CapacityError, "why"),
+        (504, SessionError, "why"),
+        (599, ConnectionFailedError, "HTTP 599"),
     ],
 )
 async def test_what_a_status_means(status: int, error: type[ClientError], words: str) -> None:
@@ -237,7 +237,7 @@ async def test_what_a_status_means(status: int, error: type[ClientError], words:
         with pytest.raises(error, match=words) as raised:
             await env.reset()
         assert type(raised.value) is error
-        if isinstance(raised.value, CapacityReached):
+        if isinstance(raised.value, CapacityError):
             assert raised.value.retry_after_s == 7
 
 
@@ -283,7 +283,7 @@ async def test_answers_that_are_not_the_wire_or_too_long() -> None:
 
 
 async def test_nobody_there_or_nobody_who_answers() -> None:
-    with pytest.raises(ConnectionFailed, match="check that it runs"):
+    with pytest.raises(ConnectionFailedError, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9", transport="http").reset()
     over = asyncio.Event()
 
@@ -292,7 +292,7 @@ async def test_nobody_there_or_nobody_who_answers() -> None:
         raise AssertionError
 
     async with answering(handler) as url:
-        with pytest.raises(ConnectionFailed, match=r"no answer within 0.2 s"):
+        with pytest.raises(ConnectionFailedError, match=r"no answer within 0.2 s"):
             await CounterEnv(url, transport="http", connect_timeout_s=0.2).connect()
 
 
@@ -304,9 +304,9 @@ async def test_connection_that_breaks() -> None:
 
     async with answering(handler) as url, CounterEnv(url, transport="http") as env:
         await env.reset()
-        with pytest.raises(ConnectionLost, match="new session"):
+        with pytest.raises(ConnectionLostError, match="new session"):
             await env.step(Add(amount=1))
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             await env.state()
         await env.reset()
 

@@ -1,11 +1,13 @@
 """What an import loads: the core is light, and what is heavy is loaded by those who use it."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 import openenv_core
+import openenv_core.errors
 
 HEAVY = {
     "fastapi",
@@ -62,3 +64,16 @@ def test_every_name_that_is_promised_is_there() -> None:
     assert {name for name in dir(openenv_core) if not name.startswith("_")} == set(openenv_core.__all__)
     assert openenv_core.__version__[0].isdigit()
     assert not hasattr(openenv_core, "no_such_name")
+
+
+def test_errors_are_found_by_their_former_names() -> None:
+    for module, former, name in (
+        (openenv_core, "CapacityReached", "CapacityError"),
+        (openenv_core.errors, "ConnectionLost", "ConnectionLostError"),
+        (importlib.import_module("openenv_core.tools"), "ToolFailed", "ToolFailedError"),
+        (importlib.import_module("openenv_core.sandbox"), "SandboxUnavailable", "SandboxUnavailableError"),
+        (importlib.import_module("rl_bridge.errors"), "EpisodeLost", "EpisodeLostError"),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
+            assert getattr(module, former) is getattr(module, name)
+        assert not hasattr(module, "NoSuchName")

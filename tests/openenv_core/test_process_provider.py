@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from openenv_core import (
-    AuthenticationFailed,
+    AuthenticationError,
     GenericEnvClient,
     LocalProcessProvider,
     ProviderError,
-    ServerStartFailed,
+    ServerStartError,
 )
 from openenv_core.providers.base import first_token
 
@@ -218,7 +218,7 @@ def test_server_that_gets_tokens_is_asked_with_the_first() -> None:
     variables = {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}
     with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables) as env:
         assert env.reset(seed=1).observation["total"] == 1
-        with pytest.raises(AuthenticationFailed):
+        with pytest.raises(AuthenticationError):
             GenericEnvClient(env.base_url).sync().connect()
 
 
@@ -264,12 +264,12 @@ def test_a_server_that_ignores_sigterm_is_killed() -> None:
 
 
 def test_the_servers_last_words_are_in_the_error() -> None:
-    with pytest.raises(ServerStartFailed, match="ended with status 2") as failed:
+    with pytest.raises(ServerStartError, match="ended with status 2") as failed:
         LocalProcessProvider("no_such_module:app").start()
     assert 'Could not import module "no_such_module"' in failed.value.output
     assert failed.value.output.rstrip() in str(failed.value)
     loud = (sys.executable, "-c", "import sys; sys.stdout.write('x' * 10**7 + 'the end'); sys.exit(7)")
-    with pytest.raises(ServerStartFailed, match="ended with status 7") as failed:
+    with pytest.raises(ServerStartError, match="ended with status 7") as failed:
         LocalProcessProvider("loud", command=loud).start()
     assert failed.value.output.endswith("the end")
     assert len(failed.value.output) < 10**5
@@ -278,7 +278,7 @@ def test_the_servers_last_words_are_in_the_error() -> None:
 def test_a_server_that_stays_silent_is_given_up() -> None:
     before = psutil.Process().children(recursive=True)
     silent = (sys.executable, "-c", "import time; time.sleep(60)")
-    with pytest.raises(ServerStartFailed, match="raise start_timeout_s"):
+    with pytest.raises(ServerStartError, match="raise start_timeout_s"):
         LocalProcessProvider("silent", command=silent, start_timeout_s=0.3).start()
     assert psutil.Process().children(recursive=True) == before
 
@@ -296,7 +296,7 @@ def test_stopping_ends_a_start_that_is_under_way() -> None:
     def start() -> None:
         try:
             provider.start()
-        except ServerStartFailed as error:
+        except ServerStartError as error:
             failures.append(error)
 
     thread = threading.Thread(target=start)

@@ -17,10 +17,10 @@ from openenv_core import (
     EnvironmentMetadata,
     Observation,
     OpenEnvError,
-    RequestTimeout,
+    RequestTimeoutError,
     ServerError,
     State,
-    ValidationFailed,
+    ValidationFailedError,
     errors,
 )
 from openenv_core.protocol.jsonio import dumps, reader
@@ -155,9 +155,9 @@ def test_whatever_a_server_says_of_an_error_is_a_typed_error() -> None:
     listed: list[object] = [{"loc": ["a", 0], "msg": "m"}]
     for found in (None, "text", 3, [1], listed, [{"loc": 5}], [{"loc": None}]):
         error = server_error({"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": found})
-        assert isinstance(error, ValidationFailed)
+        assert isinstance(error, ValidationFailedError)
         assert "Invalid message" in str(error)
     error = server_error({"code": "NEW"})
     assert type(error) is ServerError
     assert error.code == "NEW"
-    assert issubclass(RequestTimeout, TimeoutError)
+    assert issubclass(RequestTimeoutError, TimeoutError)

@@ -11,7 +11,7 @@ from socket_servers import frame, silent
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
-from openenv_core import ConnectionLost, GenericEnvClient, ProtocolError, RequestTimeout
+from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import FairLock
 from openenv_core.client.socket import open_socket
@@ -30,7 +30,7 @@ async def test_what_a_close_code_means() -> None:
         for code, words in ((1001, "going away"), (1012, "going away"), (4001, "4001: bye")):  # noqa: B007
             async with GenericEnvClient(url) as env:
                 await env.reset()
-                with pytest.raises(ConnectionLost, match=words):
+                with pytest.raises(ConnectionLostError, match=words):
                     await env.step({})
                 await env.reset()
 
@@ -56,7 +56,7 @@ async def test_message_that_is_too_long(parts: int) -> None:
         await ws.wait_closed()
 
     async with scripted(handler) as url, GenericEnvClient(url, max_message_size_mb=0.2) as env:
-        with pytest.raises(ConnectionLost, match="within max_message_size_mb"):
+        with pytest.raises(ConnectionLostError, match="within max_message_size_mb"):
             await env.reset()
 
 
@@ -86,7 +86,7 @@ async def test_frames_that_break_the_rules_end_the_session() -> None:
 
     async with scripted(handler) as url, GenericEnvClient(url) as env:
         for opcode in (0, 3):  # a continuation of nothing, a reserved one  # noqa: B007
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(ConnectionLostError):
                 await env.reset()
 
 
@@ -99,7 +99,7 @@ async def test_server_that_is_gone_is_noticed_by_pings() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
         async with GenericEnvClient(url, message_timeout_s=None, **options) as env:
-            with pytest.raises(ConnectionLost, match=r"answer a ping within 0.2 s"):
+            with pytest.raises(ConnectionLostError, match=r"answer a ping within 0.2 s"):
                 await env.reset()
         over.set()
 
@@ -166,7 +166,7 @@ async def test_server_that_does_not_read_makes_the_writer_wait() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with GenericEnvClient(url, message_timeout_s=0.1) as env:
             for _ in range(6):
-                with pytest.raises(RequestTimeout):
+                with pytest.raises(RequestTimeoutError):
                     await env.step({"text": "z" * 8_000_000})
             carrier = env._carrier
             assert carrier is not None
@@ -214,7 +214,7 @@ async def test_what_is_said_unasked_is_no_reply() -> None:
         await eventually(lambda: carrier.unread)
         with pytest.raises(ProtocolError, match=r"666.* unasked"):
             await env.step({})
-        with pytest.raises(ConnectionLost, match="unasked"):
+        with pytest.raises(ConnectionLostError, match="unasked"):
             await env.step({})
         assert (await env.reset()).observation["total"] == 1
 

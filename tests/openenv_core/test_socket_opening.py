@@ -20,12 +20,12 @@ from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
 from openenv_core import (
-    AccessRefused,
-    AuthenticationFailed,
-    CapacityReached,
+    AccessRefusedError,
+    AuthenticationError,
+    CapacityError,
     ClientError,
     ConfigurationError,
-    ConnectionFailed,
+    ConnectionFailedError,
     GenericEnvClient,
 )
 from openenv_core.proxies import proxy_for
@@ -49,13 +49,13 @@ def refusing(status: int, **headers: str) -> Callable[[ServerConnection, Request
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (401, AuthenticationFailed, "pass token="),
-        (403, AccessRefused, "origin"),
-        (421, AccessRefused, "host name"),
-        (404, ConnectionFailed, 'transport="http"'),
-        (500, ConnectionFailed, "HTTP 500: why"),
-        (503, CapacityReached, "why"),
-        (429, CapacityReached, "why"),
+        (401, AuthenticationError, "pass token="),
+        (403, AccessRefusedError, "origin"),
+        (421, AccessRefusedError, "host name"),
+        (404, ConnectionFailedError, 'transport="http"'),
+        (500, ConnectionFailedError, "HTTP 500: why"),
+        (503, CapacityError, "why"),
+        (429, CapacityError, "why"),
     ],
 )
 async def test_why_a_handshake_was_refused(status: int, error: type[ClientError], words: str) -> None:
@@ -65,7 +65,7 @@ async def test_why_a_handshake_was_refused(status: int, error: type[ClientError]
         with pytest.raises(error, match=words) as raised:
             await env.connect()
         assert type(raised.value) is error
-        if isinstance(raised.value, CapacityReached):
+        if isinstance(raised.value, CapacityError):
             assert raised.value.retry_after_s == 3
         await env.close()
 
@@ -138,7 +138,7 @@ async def test_redirects_stay_on_the_host() -> None:
             ("round", "more than 5 redirects"),
             ("other", "redirect to ftp://"),
         ):
-            with pytest.raises(ConnectionFailed, match=words):
+            with pytest.raises(ConnectionFailedError, match=words):
                 await GenericEnvClient(f"{url}/{path}").connect()
 
 
@@ -151,7 +151,7 @@ async def test_server_that_hangs_up_at_once_or_talks_nonsense() -> None:
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         for _ in range(2):
-            with pytest.raises(ConnectionFailed, match="check that it runs"):
+            with pytest.raises(ConnectionFailedError, match="check that it runs"):
                 await GenericEnvClient(url).connect()
 
 
@@ -175,7 +175,7 @@ async def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     context.load_cert_chain(certificate, key)
     async with serve(unheard, "127.0.0.1", 0, ssl=context) as server:
         url = f"https://localhost:{next(iter(server.sockets)).getsockname()[1]}"
-        with pytest.raises(ConnectionFailed, match="certificate"):
+        with pytest.raises(ConnectionFailedError, match="certificate"):
             await GenericEnvClient(url).connect()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         async with GenericEnvClient(url) as env:
@@ -290,7 +290,7 @@ async def test_handshake_that_nobody_answers_leaves_nothing_open(
             url = "http://far.example"
         before = open_files()
         for _ in range(3):
-            with pytest.raises(ConnectionFailed, match="no answer within"):
+            with pytest.raises(ConnectionFailedError, match="no answer within"):
                 await GenericEnvClient(url, connect_timeout_s=0.1).connect()
         over.set()
         await eventually(lambda: open_files() <= before)

@@ -18,13 +18,13 @@ from serve_process import SUPPORT, eventually
 
 import openenv_core.loop_thread as loop_thread
 from openenv_core import (
-    ClientClosed,
+    ClientClosedError,
     ConfigurationError,
-    ConnectionFailed,
+    ConnectionFailedError,
     GenericEnvClient,
-    ServerStartFailed,
+    ServerStartError,
     SyncEnvClient,
-    ValidationFailed,
+    ValidationFailedError,
 )
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_episode_with_a_server_of_its_own() -> None:
         assert env.state().step_count == 1
     finally:
         env.close()
-    with pytest.raises(ConnectionFailed):
+    with pytest.raises(ConnectionFailedError):
         CounterEnv(env._client.base_url).sync().connect()
 
 
@@ -58,13 +58,13 @@ async def test_awaiting_gives_the_async_client() -> None:
         again = await CounterEnv(env.base_url).sync()
         assert isinstance(again, CounterEnv)
         await again.close()
-    with pytest.raises(ConnectionFailed):
+    with pytest.raises(ConnectionFailedError):
         await CounterEnv(env.base_url).connect()
 
 
 def test_server_that_does_not_start_is_told() -> None:
     with (
-        pytest.raises(ServerStartFailed, match="Could not import module"),
+        pytest.raises(ServerStartError, match="Could not import module"),
         GenericEnvClient.from_process("no_such:app"),
     ):
         pass
@@ -72,7 +72,7 @@ def test_server_that_does_not_start_is_told() -> None:
 
 def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
     with DoublingEnv(counter_url).sync() as env:
-        with pytest.raises(ValidationFailed) as raised:
+        with pytest.raises(ValidationFailedError) as raised:
             env.step({"amount": "x"})  # type: ignore[arg-type]
         # The caller's line, `step`, and what raises.
         assert [entry.frame.code.raw.co_name for entry in raised.traceback][1:] == ["step", "_run"]
@@ -90,7 +90,7 @@ def test_closing_is_final_and_idempotent(counter_url: str) -> None:
     env.reset()
     env.close()
     env.close()
-    with pytest.raises(ClientClosed, match="this client is closed"):
+    with pytest.raises(ClientClosedError, match="this client is closed"):
         env.reset()
     GenericEnvClient(counter_url).sync().close()
 
@@ -118,7 +118,7 @@ def test_more_sessions_outlive_the_name_of_their_client_but_not_its_close(counte
     assert child._parent is not None
     child._parent.close()
     child.close()
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosedError):
         child.reset()
 
 
@@ -140,13 +140,13 @@ def test_ctrl_c_at_any_moment_shifts_no_reply(how: str, result: str, counter_url
 
 FORKS = """
 import os, sys
-from openenv_core import ClientClosed, GenericEnvClient
+from openenv_core import ClientClosedError, GenericEnvClient
 env = GenericEnvClient(sys.argv[1]).sync()
 env.reset()
 if (pid := os.fork()) == 0:
     try:
         env.reset()
-    except ClientClosed:
+    except ClientClosedError:
         env.close()
         sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -201,9 +201,9 @@ def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: 
         thread._end.set()
         await asyncio.sleep(3600)
 
-    with pytest.raises(ClientClosed, match="before the reply came"):
+    with pytest.raises(ClientClosedError, match="before the reply came"):
         env._run(end_the_loop)
-    with pytest.raises(ClientClosed, match="background thread has ended"):
+    with pytest.raises(ClientClosedError, match="background thread has ended"):
         env.reset()
     with CounterEnv(counter_url).sync() as another:
         assert another.reset(seed=3).observation.total == 3
@@ -257,7 +257,7 @@ def test_call_that_comes_while_the_thread_ends_is_refused() -> None:
     loop.call_soon_threadsafe(thread._begin, errand)  # by a caller who had looked before
     assert errand.wait(30)
     refused.set()
-    with pytest.raises(ClientClosed, match="before the reply came"):
+    with pytest.raises(ClientClosedError, match="before the reply came"):
         errand.outcome()
     stopper.join()
 

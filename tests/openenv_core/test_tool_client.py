@@ -11,12 +11,12 @@ from tally import ENOUGH, Tally
 
 from openenv_core import (
     ClientError,
-    ExecutionFailed,
+    ExecutionError,
     MCPToolClient,
     ProtocolError,
     ServerError,
-    ToolCallFailed,
-    ValidationFailed,
+    ToolCallError,
+    ValidationFailedError,
 )
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
@@ -66,7 +66,7 @@ async def test_tools_are_listed_and_called(mode: str) -> None:
             ("fail", {"why": "because"}, ToolErrorType.EXECUTION_ERROR),
             ("wait", {"seconds": 60.0}, ToolErrorType.TIMEOUT),
         ):
-            with pytest.raises(ToolCallFailed) as failed:
+            with pytest.raises(ToolCallError) as failed:
                 await env.call_tool(name, **arguments)
             assert (failed.value.tool_name, failed.value.error_type) == (name, kind)
         assert await env.call_tool("add", amount=1) == 6
@@ -95,7 +95,7 @@ async def test_a_server_in_production_mode_is_found_out_once(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "refusal", [ValidationFailed("mcp?", "UNKNOWN_TYPE"), JsonRpcFaultError(-32601, "what?")]
+    "refusal", [ValidationFailedError("mcp?", "UNKNOWN_TYPE"), JsonRpcFaultError(-32601, "what?")]
 )
 async def test_a_server_that_lists_by_steps_alone(
     refusal: Exception, client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
@@ -120,13 +120,13 @@ async def test_a_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
     assert isinstance(listed.observation, ListToolsObservation)
     state = await client.state()
     assert (state.episode_id, state.step_count) == ("mine", 2)
-    with pytest.raises(ToolCallFailed, match=r"tool 'fail' failed \(execution_error\): because") as failed:
+    with pytest.raises(ToolCallError, match=r"tool 'fail' failed \(execution_error\): because") as failed:
         await client.call_tool("fail", why="because")
     assert isinstance(failed.value, RuntimeError)  # what callers of the released client catch
     assert isinstance(failed.value, ClientError)
     assert failed.value.step_result.reward == -1.0
     await client.call_tool("add", amount=ENOUGH)
-    with pytest.raises(ExecutionFailed, match=r"call reset\(\)"):
+    with pytest.raises(ExecutionError, match=r"call reset\(\)"):
         await client.call_tool("add", amount=1)
     await client.reset()
     assert await client.call_tool("add", amount=1) == 1
@@ -139,7 +139,7 @@ async def test_server_without_tools_says_so(monkeypatch: pytest.MonkeyPatch) -> 
                 steps = steps_of(env, monkeypatch)
                 with pytest.raises(ServerError, match="tools"):
                     await env.list_tools()
-                with pytest.raises(ToolCallFailed, match="tools"):
+                with pytest.raises(ToolCallError, match="tools"):
                     await env.call_tool("add", amount=1)
                 assert mode == "simulation" or not steps
                 assert (await env.step({"amount": 3})).observation.total == 3  # type: ignore[attr-defined]
@@ -232,12 +232,12 @@ def test_values_are_taken_out_of_what_released_servers_wrap_them_in() -> None:
 
 def test_a_result_that_tells_of_an_error_is_one() -> None:
     told = {"content": [{"type": "text", "text": "no"}], "is_error": True}
-    with pytest.raises(ToolCallFailed, match=r"execution_error\): no"):
+    with pytest.raises(ToolCallError, match=r"execution_error\): no"):
         value_of_rpc("t", told)
-    with pytest.raises(ToolCallFailed, match="gave no reason"):
+    with pytest.raises(ToolCallError, match="gave no reason"):
         value_of_rpc("t", {"content": [], "isError": True})
     observed = {"tool_name": "t", "result": None, "error": {"error_type": "timeout", "message": "late"}}
-    with pytest.raises(ToolCallFailed, match=r"timeout\): late"):
+    with pytest.raises(ToolCallError, match=r"timeout\): late"):
         value_of_rpc("t", observed)
 
 
@@ -265,9 +265,9 @@ def test_nonsense_is_no_fault_of_this_side() -> None:
             call_failed("t", JsonRpcFaultError(0, "m", {"error_type": odd})).error_type
             == ToolErrorType.EXECUTION_ERROR
         )
-        with pytest.raises(ToolCallFailed):
+        with pytest.raises(ToolCallError):
             value_of("t", read_result({"observation": {"tool_name": "t", "error": {"error_type": odd}}}))
-    with pytest.raises(ToolCallFailed):
+    with pytest.raises(ToolCallError):
         value_of_rpc("t", {"content": [{"type": "text"}], "is_error": True})
     step = read_result({"observation": {}, "reward": "1.5", "done": "yes", "metadata": [1]})
     assert (step.reward, step.done, step.metadata) == (1.5, True, None)

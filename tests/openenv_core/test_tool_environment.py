@@ -10,21 +10,21 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from openenv_core import Observation, State, is_infrastructure_failure
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tools import (
     SILENT,
     ArgumentCompletion,
-    AskingUnavailable,
+    AskingUnavailableError,
     Audio,
     CallToolAction,
     CallToolObservation,
     Embedded,
     Image,
-    InvalidArguments,
+    InvalidArgumentsError,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPrompt,
-    NoSuchResource,
+    NoSuchPromptError,
+    NoSuchResourceError,
     PromptMessage,
     PromptResult,
     ResourceLink,
@@ -32,9 +32,9 @@ from openenv_core.tools import (
     ToolContext,
     ToolEnvironment,
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
     ToolResult,
-    ToolUnavailable,
+    ToolUnavailableError,
     completion,
     prompt,
     resource,
@@ -68,7 +68,7 @@ class Room(Base):
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
         if self.over:
-            raise EpisodeOver
+            raise EpisodeOverError
         return ToolResult.of("not today") if name == "forbidden" else None
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
@@ -94,9 +94,9 @@ class Room(Base):
     @tool
     def fail(self, how: str) -> None:
         raise {
-            "told": ToolFailed("no paint left"),
-            "down": ToolUnavailable("it burned"),
-            "both": ExceptionGroup("tasks", [ValueError("oh"), ToolUnavailable("it burned")]),
+            "told": ToolFailedError("no paint left"),
+            "down": ToolUnavailableError("it burned"),
+            "both": ExceptionGroup("tasks", [ValueError("oh"), ToolUnavailableError("it burned")]),
             "": ValueError("oh"),
         }[how]
 
@@ -106,7 +106,7 @@ class Room(Base):
 
     @tool
     def end(self) -> None:
-        raise EpisodeOver
+        raise EpisodeOverError
 
     @tool
     async def wait(self, seconds: float) -> str:
@@ -218,10 +218,10 @@ def test_hooks_decide_what_a_call_is_worth(room: Room) -> None:
     assert room.calls == []
     won = step(room, "win")
     assert (won.result, won.reward, won.done) == ("won", 1.0, True)
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         step(room, "add", a=1)
     room.over = False
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         step(room, "end")
 
 
@@ -247,7 +247,7 @@ async def test_nobody_answers_behind_a_step(room: Room) -> None:
     result = await asking
     assert result.error is not None
     assert "call the tool over MCP" in result.error.message
-    with pytest.raises(AskingUnavailable):
+    with pytest.raises(AskingUnavailableError):
         await SILENT.roots()
 
 
@@ -263,7 +263,7 @@ async def test_resources_are_read_by_address(room: Room) -> None:
     ]
     assert read("room://table") == [{"uri": "room://table", "mimeType": "application/json", "text": "[1,2]"}]
     for uri in ("room://a/b/4", "room://chair/many", "else://where", ""):
-        with pytest.raises(NoSuchResource):
+        with pytest.raises(NoSuchResourceError):
             read(uri)
 
 
@@ -274,9 +274,9 @@ def test_prompts_are_messages(room: Room) -> None:
             {"role": "assistant", "content": {"type": "image", "data": "AQ==", "mimeType": "image/png"}},
         ]
     )
-    with pytest.raises(NoSuchPrompt):
+    with pytest.raises(NoSuchPromptError):
         room.get_prompt("other", {}, SILENT)
-    with pytest.raises(InvalidArguments):
+    with pytest.raises(InvalidArgumentsError):
         room.get_prompt("greet", {"age": "3"}, SILENT)
 
 

@@ -83,7 +83,7 @@ def test_lines_of_a_pipe_are_answers() -> None:
     assert step["action"] == {**told, "place": {"x": 1}}
     assert step["observation"]["told"]["place"] == {"x": 1, "y": 0}
     assert (step["step"], step["reward"], step["return"]) == (1, 0.5, 0.5)
-    assert (error["event"], error["type"]) == ("error", "ExecutionFailed")
+    assert (error["event"], error["type"]) == ("error", "ExecutionError")
     assert left == {"event": "episode", "episode": 1, "steps": 1, "return": 0.5, "done": False}
     assert second["options"] == {"far": 3}
     assert "far 3" in second["observation"]["text"]
@@ -236,7 +236,7 @@ def test_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         source.touch()
         eventually(lambda: "serving again" in server.output)
         terminal.type('{"steps": 1}')
-        terminal.until("ConnectionLost")
+        terminal.until("ConnectionLostError")
         terminal.until("episode 1 was left after 0 steps")
         terminal.until(":quit to leave: ")
         terminal.type("")

@@ -100,7 +100,7 @@ def test_a_program_without_an_engine_or_without_containers_ends_at_once() -> Non
     nowhere = "unix:///nowhere/docker.sock"
     with program(NO_ENGINE, nowhere) as process, program(REFUSED, nowhere) as without:
         out, err = process.communicate(timeout=PATIENCE_S)
-        assert (out.split()[:1], err) == (["EngineUnavailable"], "")
+        assert (out.split()[:1], err) == (["EngineUnavailableError"], "")
         eventually(lambda: gone(int(out.split()[1])))
         assert without.communicate(timeout=PATIENCE_S) == ("", "")
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
-from openenv_core.errors import ImageNotFound, ProviderError
-from openenv_core.providers.pool import DockerPool, PoolClosed, PoolError, PoolTimeout
+from openenv_core.errors import ImageNotFoundError, ProviderError
+from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError
 from openenv_core.providers.pool.pool import ServerPool
 
 PATIENCE_S = 20
@@ -155,7 +155,7 @@ def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
 def test_never_more_than_the_size(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 2) as pool:
         first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
-        with pytest.raises(PoolTimeout, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
+        with pytest.raises(PoolTimeoutError, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
             pool.lease(0.05)
         assert late.value.last_failure is None
         assert "give containers back" in str(late.value)
@@ -258,17 +258,17 @@ def test_a_lease_in_vain_raises_with_the_last_failure(home: Home) -> None:
     home.failures = [ProviderError("the engine is away")] * 1000
     with ServerPool[Tiny](home.start, 1, 1) as pool:
         eventually(lambda: pool.state.failed)
-        with pytest.raises(PoolTimeout, match=r"starts failed, the last of: the engine is away") as late:
+        with pytest.raises(PoolTimeoutError, match=r"starts failed, the last of: the engine is away") as late:
             pool.lease(0.1)
         assert isinstance(late.value.last_failure, ProviderError)
         assert late.value.__cause__ is late.value.last_failure
 
 
 def test_a_missing_image_is_not_waited_for(home: Home) -> None:
-    home.failures = [ImageNotFound("expected an image 'x', got none")] * 1000
+    home.failures = [ImageNotFoundError("expected an image 'x', got none")] * 1000
     with ServerPool[Tiny](home.start, 2, 2) as pool:
         for ask in (pool.lease, lambda timeout_s: pool.wait(1, timeout_s)):
-            with pytest.raises(PoolTimeout, match=r"no wait will bring one.*expected an image 'x'"):
+            with pytest.raises(PoolTimeoutError, match=r"no wait will bring one.*expected an image 'x'"):
                 ask(3600.0)
 
 
@@ -297,7 +297,7 @@ def test_failed_removals_are_retried_and_keep_their_place(home: Home) -> None:
     with filled(home, 2) as pool:
         for _ in range(2):
             pool.lease(PATIENCE_S).close()
-        with pytest.raises(PoolTimeout, match="are being removed"):
+        with pytest.raises(PoolTimeoutError, match="are being removed"):
             use_up(pool, 0.1)
         assert len(home.made) <= 4
         home.removal_failures = 0
@@ -326,13 +326,13 @@ def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
     eventually(lambda: pool.state.ready == 0)
     pool.close()
     thread.join(PATIENCE_S)
-    assert [type(error) for error in waiting] == [PoolClosed]
+    assert [type(error) for error in waiting] == [PoolClosedError]
     assert set(home.removed) == set(home.made)
     assert threads() == []
     lease.close()
     pool.close()
     for ask in (pool.lease, pool.wait, pool.start):
-        with pytest.raises(PoolClosed, match="make a new one"):
+        with pytest.raises(PoolClosedError, match="make a new one"):
             ask()
 
 

@@ -18,7 +18,7 @@ from serving import eventually
 
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
-from openenv_core.errors import ClientClosed, EngineRefused, ProviderError, ServerStartFailed
+from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
 from openenv_core.providers.adapt import Released
 from openenv_core.providers.base import stopped
 from openenv_core.providers.docker import container
@@ -83,7 +83,7 @@ async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing
     using = asyncio.create_task(env.reset())
     assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
     await env.close()
-    with pytest.raises(ClientClosed, match="closed meanwhile"):
+    with pytest.raises(ClientClosedError, match="closed meanwhile"):
         await using
     slow.go.set()
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
@@ -211,14 +211,14 @@ def oom_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         ((KILLED,), "exit code 137; something killed it: raise memory if", None),
         # What ended by itself is not waited for.
         ((ContainerState(False, 3),), "exit code 3; the output tells why", 1),
-        ((KILLED, EngineRefused("no such container", 404, "")), "somebody removed it", 2),
+        ((KILLED, EngineRefusedError("no such container", 404, "")), "somebody removed it", 2),
     ],
 )
 def test_a_container_that_ended_at_its_start_says_why(
     seen: tuple[Any, ...], said: str, looks: int | None
 ) -> None:
     ended = Ended(*seen)
-    with pytest.raises(ServerStartFailed, match=said) as told:
+    with pytest.raises(ServerStartError, match=said) as told:
         starting._require_running(ended)
     assert told.value.output == ("" if said.startswith("somebody") else "its last words")
     assert looks is None or ended.looks == looks

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from remote_service import SUPPORT, TINY, TOKEN, service, threads
 from serving import eventually, request
 
-from openenv_core import ConfigurationError, GenericEnvClient, ServerStartFailed
+from openenv_core import ConfigurationError, GenericEnvClient, ServerStartError
 from openenv_core.providers.base import WatchedProvider
 from openenv_core.providers.remote import (
     RemoteSandboxProvider,
-    SandboxLost,
-    SandboxServiceUnavailable,
+    SandboxLostError,
+    SandboxServiceUnavailableError,
 )
 from openenv_core.providers.remote.api import (
     RemoteSandbox,
@@ -74,7 +74,7 @@ async def test_a_command_is_served_and_goes_with_its_provider() -> None:
 )
 async def test_a_start_that_fails_says_why_and_leaves_nothing(command: list[str], said: str) -> None:
     async with service() as (app, provider):
-        with pytest.raises(ServerStartFailed, match="but it ended") as failed:
+        with pytest.raises(ServerStartError, match="but it ended") as failed:
             await asyncio.to_thread(provider(command).start)
         assert said in str(failed.value)
         assert (len(app.table), threads()) == (0, [])
@@ -86,7 +86,7 @@ async def test_a_stop_makes_a_start_in_another_thread_fail() -> None:
         start = asyncio.create_task(asyncio.to_thread(remote.start))
         await eventually(lambda: remote._running is not None)
         await asyncio.to_thread(remote.stop)
-        with pytest.raises(SandboxLost, match="stopped meanwhile"):
+        with pytest.raises(SandboxLostError, match="stopped meanwhile"):
             await start
         assert (len(app.table), remote.url) == (0, None)
 
@@ -109,7 +109,7 @@ async def test_a_sandbox_whose_owner_is_silent_is_reaped(monkeypatch: pytest.Mon
         def last(api: SandboxApi, sandbox_id: str, lease_s: float, timeout_s: float) -> RemoteSandbox:
             calls.append(1)
             if len(calls) > 1:
-                raise SandboxServiceUnavailable("nothing goes through")
+                raise SandboxServiceUnavailableError("nothing goes through")
             leased._lease_s = SHORT_S
             return renew(api, sandbox_id, SHORT_S, timeout_s)
 
@@ -224,7 +224,7 @@ def test_a_service_has_a_url(url: str) -> None:
 
 
 def test_a_service_that_is_not_there() -> None:
-    with pytest.raises(SandboxServiceUnavailable, match="is it running there") as told:
+    with pytest.raises(SandboxServiceUnavailableError, match="is it running there") as told:
         RemoteSandboxProvider("http://me:hush@127.0.0.1:1", image="x").start()
     assert "at http://127.0.0.1:1 within" in str(told.value)
     assert "hush" not in str(told.value)

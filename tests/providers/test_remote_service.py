@@ -12,14 +12,14 @@ from serving import eventually, request
 from openenv_core import ConfigurationError
 from openenv_core.cli.main import main
 from openenv_core.providers.remote import (
-    SandboxAccessRefused,
-    SandboxLimitReached,
-    SandboxRefused,
+    SandboxAccessRefusedError,
+    SandboxLimitReachedError,
+    SandboxRefusedError,
 )
 from openenv_core.providers.remote.api import SandboxSpec
 from servers.sandboxes.app import SandboxApp
 from servers.sandboxes.backends import SandboxProvider
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusal
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
 from servers.settings import ServerSettings
 
 pytestmark = pytest.mark.usefixtures("looking_often")
@@ -28,24 +28,24 @@ pytestmark = pytest.mark.usefixtures("looking_often")
 async def test_who_may_do_what() -> None:
     async with service(max_sandboxes=2, max_sandboxes_per_token=1, max_lease_s=100) as (_, provider):
         for token in (None, "a-token-that-nobody-knows"):
-            with pytest.raises(SandboxAccessRefused, match="401") as refused:
+            with pytest.raises(SandboxAccessRefusedError, match="401") as refused:
                 await asyncio.to_thread(provider(token=token).start)
             assert refused.value.status == 401
-        with pytest.raises(SandboxRefused, match="lease_s of at most 100"):
+        with pytest.raises(SandboxRefusedError, match="lease_s of at most 100"):
             await asyncio.to_thread(provider(lease_s=101).start)
         with pytest.raises(
-            SandboxRefused, match="expected a command without memory_bytes, cpus"
+            SandboxRefusedError, match="expected a command without memory_bytes, cpus"
         ) as unsupported:
             await asyncio.to_thread(provider(memory="512m", cpus=0.5).start)
         assert unsupported.value.code == "unsupported"
         mine = provider()
         await asyncio.to_thread(mine.start)
-        with pytest.raises(SandboxLimitReached, match="at most 1 sandboxes of one token") as limit:
+        with pytest.raises(SandboxLimitReachedError, match="at most 1 sandboxes of one token") as limit:
             await asyncio.to_thread(provider().start)
         assert limit.value.retry_after_s == 5
         theirs = provider(token=OTHER)
         await asyncio.to_thread(theirs.start)
-        with pytest.raises(SandboxLimitReached, match="at most 2 sandboxes, got one more"):
+        with pytest.raises(SandboxLimitReachedError, match="at most 2 sandboxes, got one more"):
             await asyncio.to_thread(provider(token=OTHER).start)
         # Another's sandbox is as good as none, and lives on.
         address = mine._service[0].removeprefix("http://")
@@ -61,11 +61,11 @@ async def test_who_may_do_what() -> None:
 
 async def test_commands_and_images_are_a_matter_of_permission() -> None:
     async with service(allow_commands=False, images=("good:*",)) as (_, provider):
-        with pytest.raises(SandboxAccessRefused, match="--allow-commands") as refused:
+        with pytest.raises(SandboxAccessRefusedError, match="--allow-commands") as refused:
             await asyncio.to_thread(provider().start)
         assert refused.value.code == "commands_not_allowed"
         for image in ("bad", "bad/good:1", "goods:1", "elsewhere.example/good:1"):
-            with pytest.raises(SandboxAccessRefused, match="image that this service allows") as refused:
+            with pytest.raises(SandboxAccessRefusedError, match="image that this service allows") as refused:
                 await asyncio.to_thread(provider(image=image).start)
             assert refused.value.code == "image_not_allowed"
 
@@ -89,7 +89,7 @@ async def test_commands_and_images_are_a_matter_of_permission() -> None:
 def test_an_image_runs_under_the_name_that_was_allowed(pattern: str, image: str, run: str | None) -> None:
     limits = SandboxLimits(images=(pattern,))
     if run is None:
-        with pytest.raises(SandboxRefusal, match="image that this service allows"):
+        with pytest.raises(SandboxRefusalError, match="image that this service allows"):
             limits.admit(SandboxSpec(image=image))
     else:
         assert limits.admit(SandboxSpec(image=image)).image == run
@@ -97,7 +97,7 @@ def test_an_image_runs_under_the_name_that_was_allowed(pattern: str, image: str,
 
 def test_what_a_sandbox_asks_for_is_bounded_and_so_is_what_it_does_not() -> None:
     assert SandboxLimits().admit(SandboxSpec(image="x")).memory_bytes == 2 * 2**30
-    with pytest.raises(SandboxRefusal, match="pids of at most 1024"):
+    with pytest.raises(SandboxRefusalError, match="pids of at most 1024"):
         SandboxLimits().admit(SandboxSpec(image="x", pids=1025))
 
 

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from missing import missing
 
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 
@@ -17,7 +17,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
     try:
         await sandbox.start()
-    except SandboxUnavailable as error:
+    except SandboxUnavailableError as error:
         missing(f"the level {level} cannot be had here: {error}")
     try:
         yield sandbox

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from living import executed
 
-from openenv_core.sandbox import FileRefused, Isolation, Limits, Sandbox, SandboxConfig
+from openenv_core.sandbox import FileRefusedError, Isolation, Limits, Sandbox, SandboxConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -73,9 +73,9 @@ async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
 async def test_paths_that_lead_out_are_refused(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     for path in OUTSIDE:
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.put_file(path, b"x")
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.get_file(path)
     await session.close()
 
@@ -90,10 +90,10 @@ async def test_links_pipes_and_folders_are_no_files(sandbox: Sandbox, tmp_path: 
     )
     assert done.status == "ok"
     for path in ("link", "folder/secret", "d", "inner/x", "none"):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.get_file(path)
     for path in ("link", "folder/new", "inner/x", "d"):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.put_file(path, b"overwritten")
     assert secret.read_text() == "secret"
     assert not (tmp_path / "new").exists()
@@ -103,11 +103,11 @@ async def test_links_pipes_and_folders_are_no_files(sandbox: Sandbox, tmp_path: 
 
 async def test_what_does_not_fit_is_refused(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(file_bytes=64 << 10, disk_bytes=128 << 10))
-    with pytest.raises(FileRefused, match="more than a file may have"):
+    with pytest.raises(FileRefusedError, match="more than a file may have"):
         await session.put_file("a", bytes(65 << 10))
     for name in ("a", "b"):
         await session.put_file(name, bytes(48 << 10))
-    with pytest.raises(FileRefused, match=r"full|may hold"):
+    with pytest.raises(FileRefusedError, match=r"full|may hold"):
         await session.put_file("c", bytes(60 << 10))
     await session.close()
 

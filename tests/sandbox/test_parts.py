@@ -20,7 +20,7 @@ from openenv_core.sandbox import (
     LimitsError,
     Sandbox,
     SandboxConfig,
-    SandboxUnavailable,
+    SandboxUnavailableError,
     SyncSandbox,
 )
 from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError
@@ -191,7 +191,8 @@ async def test_a_level_that_does_not_hold_is_not_proved() -> None:
     config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
     async with Sandbox(config) as sandbox:
         with pytest.raises(
-            SandboxUnavailable, match=r"was not stopped where it had to be: opens_a_socket, .*, reads_outside"
+            SandboxUnavailableError,
+            match=r"was not stopped where it had to be: opens_a_socket, .*, reads_outside",
         ):
             await prove(Isolation.LSM, sandbox.open)
 

@@ -13,7 +13,7 @@ from living import DEADLINE_S, descendants, until, zygote_of
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
-    FileRefused,
+    FileRefusedError,
     Limits,
     Sandbox,
     SandboxConfig,
@@ -70,7 +70,7 @@ async def test_code_that_ends_its_interpreter_after_its_answer_is_told_so(sandbo
             time.sleep(0.3)  # noqa: ASYNC251 - a busy server hears of it late
         try:
             await session.list_files()
-        except FileRefused:
+        except FileRefusedError:
             refused += 1
     await session.close()
     assert set(told) <= {"ok", "killed"}, told

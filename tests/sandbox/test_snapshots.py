@@ -9,7 +9,7 @@ import pytest
 from living import DEADLINE_S, descendants, until, value, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailable, snapshots
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError, snapshots
 from openenv_core.sandbox.kernel.identity import session_uid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -205,7 +205,7 @@ async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
     await session.execute("x = 1")
     with monkeypatch.context() as patch:
         patch.setattr(snapshots, "BRANCH_S", 0.0)
-        with pytest.raises(SandboxUnavailable, match="expected a branch"):
+        with pytest.raises(SandboxUnavailableError, match="expected a branch"):
             await session.fork(1)
     lost = await session.execute("x")
     assert (lost.status, lost.state_lost) == ("sandbox_error", True)

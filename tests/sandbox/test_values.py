@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv_core.sandbox.values import MAX_DEPTH, NotPlain, decode, dumps, encode, loads
+from openenv_core.sandbox.values import MAX_DEPTH, NotPlainError, decode, dumps, encode, loads
 
 
 class Colour(IntEnum):
@@ -107,7 +107,7 @@ NAMED = {"metaclass": "got an instance of 'Meta'", "namedtuple": "got an instanc
 def test_what_is_no_plain_value_is_refused_without_asking_it(name: str) -> None:
     value = NOT_PLAIN[name]()
     for holder in (value, [value], [1, value], {"key": value}, (value,), [[1], {1: value}]):
-        with pytest.raises(NotPlain, match=NAMED.get(name, "got an instance of")):
+        with pytest.raises(NotPlainError, match=NAMED.get(name, "got an instance of")):
             dumps(holder)
 
 
@@ -129,14 +129,14 @@ def nested(levels: int) -> list[Any]:
 
 def test_depth_is_bounded_on_both_sides() -> None:
     assert loads(dumps(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
-    with pytest.raises(NotPlain, match="nested"):
+    with pytest.raises(NotPlainError, match="nested"):
         dumps(nested(MAX_DEPTH + 1))
     for text in ('{"a":', "[", '{"$tuple":[', '{"$dict":[[1,', '{"$set":['):
         ends = "".join({"[": "]", "{": "}"}.get(mark, "") for mark in reversed(text))
         for levels in (MAX_DEPTH + 1, 20_000):
-            with pytest.raises(NotPlain):
+            with pytest.raises(NotPlainError):
                 loads((text * levels + "1" + ends * levels).encode())
-            with pytest.raises(NotPlain):
+            with pytest.raises(NotPlainError):
                 loads((text * levels).encode())
 
 
@@ -154,9 +154,9 @@ def test_each_container_takes_one_level_in_and_out(levels: int) -> None:
             value = wrap(value)
         data = dumps(value, max_depth=levels)
         loads(data, max_depth=levels)
-        with pytest.raises(NotPlain):
+        with pytest.raises(NotPlainError):
             dumps(value, max_depth=levels - 1)
-        with pytest.raises(NotPlain):
+        with pytest.raises(NotPlainError):
             loads(data, max_depth=levels - 1)
 
 
@@ -169,7 +169,7 @@ def test_size_is_bounded() -> None:
         data = dumps(value)
         assert len(data) > 1000
         for function, argument in ((dumps, value), (loads, data)):
-            with pytest.raises(NotPlain, match="1000 bytes"):
+            with pytest.raises(NotPlainError, match="1000 bytes"):
                 function(argument, max_bytes=1000)
 
 
@@ -177,7 +177,7 @@ def test_a_small_value_that_unfolds_into_a_huge_one_is_refused_soon() -> None:
     value: list[Any] = [1]
     for _ in range(60):
         value = [value, value]
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         dumps(value, max_bytes=100_000)
 
 
@@ -214,7 +214,7 @@ nul
 
 def test_forged_json_is_refused() -> None:
     for text in (*FORGED.strip().splitlines(), "", "\xff", "1" * 5000):
-        with pytest.raises(NotPlain):
+        with pytest.raises(NotPlainError):
             loads(text.encode("latin-1"))
 
 
@@ -222,7 +222,7 @@ def test_numbers_that_were_made_to_collide_are_refused() -> None:
     # All of them have the hash 0; a set of 20,000 such would take minutes to build.
     multiples = [n * (2**61 - 1) for n in range(1, 2_001)]
     for forged in ({"$set": encode(multiples)}, {"$dict": [[encode(n), 1] for n in multiples]}):
-        with pytest.raises(NotPlain, match="hash"):
+        with pytest.raises(NotPlainError, match="hash"):
             decode(forged)
     assert decode({"$set": encode(multiples[:40])}) == set(multiples[:40])
     assert len(decode(encode(set(range(20_000))))) == 20_000

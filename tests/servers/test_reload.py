@@ -12,7 +12,7 @@ import pytest
 from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
 from terminal_process import in_terminal
 
-from openenv_core import CapacityReached, ConfigurationError, GenericEnvClient
+from openenv_core import CapacityError, ConfigurationError, GenericEnvClient
 from openenv_core.cli.main import main
 from servers.environments import source_of
 from servers.reload.supervisor import SourceFilter
@@ -125,7 +125,7 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
         assert "SyntaxError" in server.output
         assert "importlib" not in server.output
         url = f"http://{server.address}"
-        with pytest.raises(CapacityReached, match="SyntaxError"), GenericEnvClient(url).sync() as client:
+        with pytest.raises(CapacityError, match="SyntaxError"), GenericEnvClient(url).sync() as client:
             client.reset()
         edit(folder, lambda text: text.replace("class Tick(Action", "class Tick(Action)"))
         eventually(lambda: serves(server))

@@ -27,7 +27,7 @@ from servers.fleet.forwarder import (
     worker_of,
 )
 from servers.fleet.peers import (
-    ExchangeFailed,
+    ExchangeError,
     Exchanges,
 )
 
@@ -471,5 +471,5 @@ async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> No
     async with await asyncio.start_unix_server(answer, path):
         assert (await asked).body == b"hi"
         exchanges.close()
-    with pytest.raises(ExchangeFailed):
+    with pytest.raises(ExchangeError):
         await Exchanges(str(tmp_path / "never.sock"), 0.1, 20.0).exchange("GET", b"/", [(b"host", b"h")], b"")

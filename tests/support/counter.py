@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 from pydantic import field_validator
 
-from openenv_core import Action, Environment, EpisodeOver, Observation, State
+from openenv_core import Action, Environment, EpisodeOverError, Observation, State
 from servers import create_app
 
 LIMIT = 10
@@ -54,7 +54,7 @@ class Counter(Environment[Add, Count, CountState]):
     def step(self, action: Add) -> Count:
         state = self._state
         if state.total >= LIMIT:
-            raise EpisodeOver
+            raise EpisodeOverError
         state.total += action.amount
         state.step_count += 1
         state.thread = threading.current_thread().name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core.errors import EngineUnavailable
+from openenv_core.errors import EngineUnavailableError
 from openenv_core.providers.docker import DockerEngine
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def engine_answers() -> bool:
         engine = DockerEngine.find()
         engine.ping()
         return engine.has_image(BASE)
-    except EngineUnavailable:
+    except EngineUnavailableError:
         return False
 
 
@@ -39,7 +39,7 @@ def started_engine() -> bool:
     running = True
     try:
         DockerEngine.find().ping()
-    except EngineUnavailable as error:
+    except EngineUnavailableError as error:
         running = False
         if os.geteuid() != 0 and not os.environ.get("CI"):
             pytest.skip(f"needs a Docker engine ({error}); {HOW_TO}")

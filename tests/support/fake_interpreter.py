@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Execution, FileInfo, FileRefused, Interpreter, Limits, SandboxUnavailable
+from openenv_core.sandbox import (
+    Execution,
+    FileInfo,
+    FileRefusedError,
+    Interpreter,
+    Limits,
+    SandboxUnavailableError,
+)
 
 
 @dataclass
@@ -45,14 +52,14 @@ class FakeInterpreter:
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         self._check()
         if path.startswith("/") or ".." in path:
-            raise FileRefused(path, "it leaves the workspace")
+            raise FileRefusedError(path, "it leaves the workspace")
         self.files[path] = data
         return FileInfo(path=path, size=len(data), sha256=sha256(data).hexdigest())
 
     async def get_file(self, path: str) -> bytes:
         self._check()
         if path not in self.files:
-            raise FileRefused(path, "there is none")
+            raise FileRefusedError(path, "there is none")
         return self.files[path]
 
     async def list_files(self) -> list[FileInfo]:
@@ -71,7 +78,7 @@ class FakeInterpreter:
     def _check(self) -> None:
         assert not self.closed, "expected an open interpreter"
         if self.broken:
-            raise SandboxUnavailable("expected a machine that works, got this one")
+            raise SandboxUnavailableError("expected a machine that works, got this one")
 
 
 @dataclass
@@ -88,7 +95,7 @@ class FakeBackend:
 
     async def start(self) -> None:
         if self.refuses_to_start:
-            raise SandboxUnavailable("expected a kernel with walls, got one without")
+            raise SandboxUnavailableError("expected a kernel with walls, got one without")
         self.started += 1
 
     async def open(
@@ -96,7 +103,7 @@ class FakeBackend:
     ) -> Interpreter:
         assert self.started > self.closed, "expected a started backend"
         if self.refusing:
-            raise SandboxUnavailable("expected a free place, got none")
+            raise SandboxUnavailableError("expected a free place, got none")
         if snapshot and not self.snapshots:
             raise ConfigurationError("expected no snapshot, this backend has none; leave it out")
         one = FakeInterpreter(str(len(self.opened)), limits, packages, snapshot, self.isolation)

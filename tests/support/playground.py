@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from openenv_core import Action, Environment, EpisodeOver, Observation, State
+from openenv_core import Action, Environment, EpisodeOverError, Observation, State
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,
@@ -61,7 +61,7 @@ class Field_(Environment[Move, Seen, State]):  # noqa: N801 - pydantic has the n
 
     def step(self, action: Move) -> Seen:
         if self._state.step_count >= 9:
-            raise EpisodeOver
+            raise EpisodeOverError
         if action.note == "raise":
             raise RuntimeError("as it was told")
         self._state.step_count += action.steps

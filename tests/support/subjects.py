@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 from serving import serving
 
-from openenv_core import Action, Environment, EpisodeOver, Observation, State
+from openenv_core import Action, Environment, EpisodeOverError, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.runner import (
     Result,
@@ -76,7 +76,7 @@ class Walk(Environment[Go, Seen, WalkState]):
     def step(self, action: Go) -> Seen:
         state = self._state
         if state.place >= END:
-            raise EpisodeOver
+            raise EpisodeOverError
         state.place += action.by
         state.step_count += 1
         done = state.place >= END

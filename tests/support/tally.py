@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from openenv_core import EpisodeOver, Observation, State
-from openenv_core.tools import ToolAction, ToolEnvironment, ToolFailed, ToolObservation, ToolResult, tool
+from openenv_core import EpisodeOverError, Observation, State
+from openenv_core.tools import ToolAction, ToolEnvironment, ToolFailedError, ToolObservation, ToolResult, tool
 from servers import create_app
 
 ENOUGH = 10_000
@@ -29,7 +29,7 @@ class Tally(ToolEnvironment[State]):
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         if self._total >= ENOUGH:
-            raise EpisodeOver
+            raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
         self._state.step_count += 1
@@ -66,7 +66,7 @@ class Tally(ToolEnvironment[State]):
     @tool
     def fail(self, why: str) -> None:
         """Fail."""
-        raise ToolFailed(why)
+        raise ToolFailedError(why)
 
     @tool(timeout_s=0.05)
     async def wait(self, seconds: float) -> str:

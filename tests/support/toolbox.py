@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from openenv_core import Observation, State
 from openenv_core.tools import (
-    AskingUnavailable,
+    AskingUnavailableError,
     Image,
-    NoSuchResource,
+    NoSuchResourceError,
     ToolAction,
     ToolContext,
     ToolEnvironment,
-    ToolFailed,
+    ToolFailedError,
     ToolObservation,
     completion,
     prompt,
@@ -75,7 +75,7 @@ class ToolBox(ToolEnvironment[State]):
     @tool
     def fail(self) -> str:
         """Fail."""
-        raise ToolFailed("it cannot be done")
+        raise ToolFailedError("it cannot be done")
 
     @tool
     def break_down(self) -> str:
@@ -128,7 +128,7 @@ class ToolBox(ToolEnvironment[State]):
         """Ask the caller's language model, if there is one."""
         try:
             return str((await context.sample("2 + 2?", 10))["content"]["text"])
-        except AskingUnavailable:
+        except AskingUnavailableError:
             return "nobody thinks"
 
     @tool
@@ -144,7 +144,7 @@ class ToolBox(ToolEnvironment[State]):
     def a_note(self, title: str) -> str:
         """One note."""
         if title not in self.notes:
-            raise NoSuchResource(f"there is no note {title}")
+            raise NoSuchResourceError(f"there is no note {title}")
         return self.notes[title]
 
     @resource("notes:all", mime_type="application/json")

@@ -8,16 +8,16 @@ from uuid import uuid4
 from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 
 from ..models import (
     BlackjackAction,
     BlackjackObservation,
     BlackjackState,
-    InvalidResetOption,
+    InvalidResetOptionError,
     Move,
     Outcome,
-    StepBeforeReset,
+    StepBeforeResetError,
 )
 
 _NAMES = ("?", "A", "2", "3", "4", "5", "6", "7", "8", "9", "10")
@@ -96,23 +96,25 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
             **unknown: refused.
 
         Raises:
-            InvalidResetOption: an unknown option, or a value of the wrong type. The hand that was being
+            InvalidResetOptionError: an unknown option, or a value of the wrong type. The hand that was being
                 played, if any, goes on.
         """
         if unknown:
-            raise InvalidResetOption(
+            raise InvalidResetOptionError(
                 "expected no reset options but seed, episode_id, natural and sab, "
                 f"got {', '.join(sorted(unknown))}; leave it out"
             )
         for name, value in (("natural", natural), ("sab", sab)):
             if not isinstance(value, bool):
-                raise InvalidResetOption(f"expected true or false for reset option {name}, got {value!r}")
+                raise InvalidResetOptionError(
+                    f"expected true or false for reset option {name}, got {value!r}"
+                )
         if seed is None:
             seed = secrets.randbits(_DRAWN_SEED_BITS)
         elif isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InvalidResetOption(f"expected an integer >= 0 or null for the seed, got {seed!r}")
+            raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r}")
         if episode_id is not None and not isinstance(episode_id, str):
-            raise InvalidResetOption(f"expected text or null for the episode_id, got {episode_id!r}")
+            raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r}")
 
         self._table.natural = natural
         self._table.sab = sab
@@ -129,14 +131,16 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         """Takes a card, or stands and lets the dealer play.
 
         Raises:
-            StepBeforeReset: no hand was dealt yet.
-            EpisodeOver: the hand has ended.
+            StepBeforeResetError: no hand was dealt yet.
+            EpisodeOverError: the hand has ended.
         """
         state = self._state
         if state.seed is None:
-            raise StepBeforeReset("expected reset() before the first step(), got step(); call reset() first")
+            raise StepBeforeResetError(
+                "expected reset() before the first step(), got step(); call reset() first"
+            )
         if state.done:
-            raise EpisodeOver(
+            raise EpisodeOverError(
                 "expected reset() after the end of the hand, got step(); call reset() to deal a new one"
             )
         seen, reward, done, _, _ = self._table.step(1 if action.action == "hit" else 0)

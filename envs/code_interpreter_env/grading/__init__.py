@@ -6,21 +6,21 @@ Of use to a trainer without the environment: `await Grader(sandbox).grade(task, 
 
 from .grader import (
     Grader,
-    NoAttemptsLeft,
+    NoAttemptsLeftError,
     TaskSession,
 )
-from .provider import BadTask, JsonlTasks
+from .provider import InvalidTaskError, JsonlTasks
 from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, Task, parse_task, public_view
 from .verdict import CaseOutcome, Category, Reason, Verdict
 
 __all__ = [
-    "BadTask",
     "CaseOutcome",
     "Category",
     "FunctionTask",
     "Grader",
+    "InvalidTaskError",
     "JsonlTasks",
-    "NoAttemptsLeft",
+    "NoAttemptsLeftError",
     "NumericTask",
     "Reason",
     "StdioTask",

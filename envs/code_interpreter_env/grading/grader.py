@@ -15,7 +15,7 @@ from .trial import (
     CaseResult,
     GradingUnavailableError,
     Opens,
-    OutOfTime,
+    OutOfTimeError,
     SubmissionRunner,
     Trial,
     reward_of,
@@ -91,7 +91,7 @@ class Grader:
             except GradingUnavailableError as error:
                 run.unavailable = str(error)
                 break
-            except OutOfTime:
+            except OutOfTimeError:
                 run.scope = "total"
                 break
             run.findings[index] = finding
@@ -188,7 +188,7 @@ def _trial(bench: SubmissionRunner, task: Task, code: str, fresh_per_case: bool)
     assert_never(task)
 
 
-class NoAttemptsLeft(ValueError):  # noqa: N818 - it says what happened
+class NoAttemptsLeftError(ValueError):
     """Every submission that the task takes was made."""
 
 
@@ -241,10 +241,10 @@ class TaskSession:
         """Grade a submission, in interpreters of its own. One that the infrastructure failed is not counted.
 
         Raises:
-            NoAttemptsLeft: Every attempt was used, or the task is solved.
+            NoAttemptsLeftError: Every attempt was used, or the task is solved.
         """
         if self.done:
-            raise NoAttemptsLeft(
+            raise NoAttemptsLeftError(
                 "expected a submission before the end of the task, got one after it; reset first"
             )
         self._left -= 1

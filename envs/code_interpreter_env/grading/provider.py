@@ -28,7 +28,7 @@ MAX_LINE: Final = 16 << 20
 _TYPES: Final = ("train", "validation", "test")
 
 
-class BadTask(ConfigurationError):  # noqa: N818 - it says what the line is
+class InvalidTaskError(ConfigurationError):
     """A line that holds no task; the message names the file and the line."""
 
 
@@ -105,7 +105,7 @@ class JsonlTasks:
         Raises:
             KeyError: There is no such split.
             IndexError: The split has no such index.
-            BadTask: The line holds no task.
+            InvalidTaskError: The line holds no task.
         """
         lines = self._lines(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(lines):
@@ -114,7 +114,7 @@ class JsonlTasks:
         try:
             return parse_task(line)
         except ValidationError as error:
-            raise BadTask(f"{lines.path}:{number}: {_said(error)}") from None
+            raise InvalidTaskError(f"{lines.path}:{number}: {_said(error)}") from None
 
     def find(self, split: str, task_id: str) -> int:
         """Return the index of the task of that name, by reading the lines of the split one after the other.
@@ -163,7 +163,7 @@ class _Lines:
             line = file.readline(MAX_LINE)
             found = os.fstat(file.fileno())
         if (found.st_size, found.st_mtime_ns) != self._stamp:
-            raise BadTask(f"{self.path}: the file was changed while it is in use; start anew")
+            raise InvalidTaskError(f"{self.path}: the file was changed while it is in use; start anew")
         return self._numbers[index], line
 
     def _index(self) -> "array[int]":

@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from openenv_core.errors import OpenEnvError
 from openenv_core.sandbox import CodeError, Execution, FunctionCall, Interpreter, Limits, values
-from openenv_core.sandbox.values import NotPlain, dumps, loads
+from openenv_core.sandbox.values import NotPlainError, dumps, loads
 
 from .task import BaseTask, Scoring
 from .verdict import Category, Scope
 
-NOT_PLAIN: Final = "NotPlain"
+NOT_PLAIN: Final = "NotPlainError"
 """What the error is called where a function answered something that does not cross."""
 
 _HELPER: Final = "_values_for_calls"
@@ -103,7 +103,7 @@ def _read(execution: Execution, marker: str) -> FunctionCall:
     try:
         if len(parts) == 3:
             return FunctionCall(execution=execution, value=loads(parts[1].encode()))
-    except NotPlain:
+    except NotPlainError:
         pass
     said = CodeError(ename=NOT_PLAIN, evalue="no answer was found in what was printed")
     return FunctionCall(execution=_failed(execution, said))
@@ -132,7 +132,7 @@ class GradingUnavailableError(Exception):
     """The infrastructure failed; the submission is not to blame."""
 
 
-class OutOfTime(Exception):  # noqa: N818 - it says what happened
+class OutOfTimeError(Exception):
     """The time for the whole grading is used up."""
 
 
@@ -219,7 +219,7 @@ class SubmissionRunner:
     def _time_left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise OutOfTime
+            raise OutOfTimeError
         self._asked = min(left, self._limits.timeout_s)
         return self._asked
 
@@ -296,7 +296,7 @@ class Trial(ABC):
 
         Raises:
             Unavailable: The infrastructure failed.
-            OutOfTime: There is no time left.
+            OutOfTimeError: There is no time left.
         """
 
 

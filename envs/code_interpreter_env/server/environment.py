@@ -13,7 +13,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
     Execution,
     FileInfo,
-    FileRefused,
+    FileRefusedError,
     Interpreter,
 )
 from openenv_core.tools import (
@@ -21,9 +21,9 @@ from openenv_core.tools import (
     ListToolsAction,
     ToolAction,
     ToolContext,
-    ToolFailed,
+    ToolFailedError,
     ToolObservation,
-    ToolUnavailable,
+    ToolUnavailableError,
 )
 
 from ..grading import Grader, JsonlTasks, TaskSession
@@ -34,7 +34,7 @@ from ..models import (
     CodeObservation,
     Execute,
     GetFile,
-    InvalidResetOption,
+    InvalidResetOptionError,
     PutFile,
     Restart,
     Submit,
@@ -112,7 +112,7 @@ class CodeInterpreterEnvironment(
                 killed. `task`: which task, where the server has some.
 
         Raises:
-            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on, unless it
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on, unless it
                 took the backend to find out.
         """
         choice = chosen(options, self._house.settings)
@@ -131,9 +131,9 @@ class CodeInterpreterEnvironment(
             await self._ready()
             began = self._told(Execution(status="ok", files=self._keeper.brought))
         except ConfigurationError as error:
-            raise InvalidResetOption(str(error)) from error
-        except FileRefused as error:
-            raise InvalidResetOption(f"reset option files: {error}") from error
+            raise InvalidResetOptionError(str(error)) from error
+        except FileRefusedError as error:
+            raise InvalidResetOptionError(f"reset option files: {error}") from error
         except TROUBLE as error:
             await self._keeper.end()
             began = self._failed(error)
@@ -151,7 +151,7 @@ class CodeInterpreterEnvironment(
             timeout_s: Bounds an execution that names no time-out of its own; callers over plain HTTP send it.
 
         Raises:
-            EpisodeOver: A solution was submitted.
+            EpisodeOverError: A solution was submitted.
         """
         if isinstance(action, ListToolsAction | CallToolAction):
             told = self.tool_step(action)
@@ -185,7 +185,7 @@ class CodeInterpreterEnvironment(
                 elif isinstance(action, GetFile):
                     fields["file"] = content_of(action.path, await self._fetched(interpreter, action.path))
             execution = self._told(Execution(status="ok", files=files))
-        except FileRefused as error:
+        except FileRefusedError as error:
             execution = self._told(refused(error))
         except TROUBLE as error:
             await self._keeper.end()
@@ -248,12 +248,12 @@ class CodeInterpreterEnvironment(
     async def _listed(self) -> list[FileInfo]:
         try:
             return await (await self._ready()).list_files()
-        except FileRefused as error:
-            raise ToolFailed(str(error)) from error
+        except FileRefusedError as error:
+            raise ToolFailedError(str(error)) from error
         except TROUBLE as error:
             await self._keeper.end()
             self._failed(error)
-            raise ToolUnavailable(str(error)) from error
+            raise ToolUnavailableError(str(error)) from error
 
     async def _submit(self, action: Submit) -> CodeInterpreterObservation:
         if self._task is None:
@@ -277,7 +277,7 @@ class CodeInterpreterEnvironment(
     async def _fetched(self, interpreter: Interpreter, path: str) -> bytes:
         data = await interpreter.get_file(path)
         if len(data) > MAX_FETCHED_BYTES:
-            raise FileRefused(
+            raise FileRefusedError(
                 path, f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
             )
         return data

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Backend, Isolation, SandboxUnavailable
+from openenv_core.sandbox import Backend, Isolation, SandboxUnavailableError
 from servers.app import EnvironmentApp
 
 from ..grading import JsonlTasks
@@ -59,7 +59,7 @@ class SharedBackend:
         """Return the backend, started; each call is to be followed by one of `release`.
 
         Raises:
-            SandboxUnavailable: It cannot be had here.
+            SandboxUnavailableError: It cannot be had here.
             ConfigurationError: The isolation that it has is weaker than it must be, or a setting is wrong.
         """
         held = self._here()
@@ -84,7 +84,7 @@ class SharedBackend:
 
         Raises:
             ConfigurationError: The isolation is too weak for whom the server can be reached by.
-            SandboxUnavailable: It cannot be had here.
+            SandboxUnavailableError: It cannot be had here.
         """
         self.exposed = app.settings.exposed
         _ = self.tasks  # what cannot be read is told now
@@ -105,8 +105,8 @@ class SharedBackend:
             _check(backend, least)
         except BaseException as error:
             await backend.close()
-            if isinstance(error, SandboxUnavailable) and least is not Isolation.PROCESS:
-                raise SandboxUnavailable(f"{error}; {remedy()}") from error
+            if isinstance(error, SandboxUnavailableError) and least is not Isolation.PROCESS:
+                raise SandboxUnavailableError(f"{error}; {remedy()}") from error
             raise
         return backend
 

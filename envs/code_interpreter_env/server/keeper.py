@@ -12,8 +12,8 @@ from openenv_core.sandbox import (
     FileInfo,
     Interpreter,
     Interruptible,
-    SandboxFailure,
-    SandboxUnavailable,
+    SandboxFailureError,
+    SandboxUnavailableError,
 )
 from servers.execution import keep
 
@@ -22,7 +22,7 @@ from .options import ResetChoice
 
 logger = logging.getLogger(__name__)
 
-TROUBLE: Final = (SandboxFailure, ConfigurationError, OSError)
+TROUBLE: Final = (SandboxFailureError, ConfigurationError, OSError)
 """What a backend may raise where the infrastructure fails; none of it is the policy's."""
 
 
@@ -53,7 +53,7 @@ class InterpreterKeeper:
             try:
                 self._backend = await self._house.hold()
             except ConfigurationError as error:  # the server's, not that of who asked
-                raise SandboxUnavailable(str(error)) from error
+                raise SandboxUnavailableError(str(error)) from error
         return self._backend
 
     async def ready(self) -> Interpreter:

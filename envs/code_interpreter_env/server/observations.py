@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
-from openenv_core.sandbox import CodeError, Execution, FileRefused, Output
+from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Output
 from openenv_core.sandbox.results import EXIT_ERROR, EXIT_SANDBOX
 from openenv_core.tools import Content, Embedded, Image, Text, ToolError, ToolErrorType, ToolResult
 
@@ -59,11 +59,11 @@ def content_of(path: str, data: bytes) -> FileContent:
     )
 
 
-def refused(error: FileRefused, **known: Any) -> Execution:
+def refused(error: FileRefusedError, **known: Any) -> Execution:
     """Return what a policy sees that asked for a file which cannot be had: an error of its own."""
-    told = CodeError(ename="FileRefused", evalue=str(error))
+    told = CodeError(ename="FileRefusedError", evalue=str(error))
     return Execution(
-        status="error", exit_code=EXIT_ERROR, error=told, stderr=f"FileRefused: {error}\n", **known
+        status="error", exit_code=EXIT_ERROR, error=told, stderr=f"FileRefusedError: {error}\n", **known
     )
 
 

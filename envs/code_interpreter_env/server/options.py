@@ -12,7 +12,7 @@ from typing import Any, Final
 from openenv_core.sandbox import Backend, Interpreter, Limits, LimitsError
 
 from ..grading import JsonlTasks, Task
-from ..models import MAX_PATH_CHARS, InvalidResetOption
+from ..models import MAX_PATH_CHARS, InvalidResetOptionError
 from ..tasks import SHIPPED as SHIPPED_TASKS
 from .settings import NO_TASKS, PREFIX, SHIPPED, InterpreterSettings
 
@@ -45,10 +45,10 @@ def chosen(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetCh
     """Read the options of a reset; None leaves one to the server.
 
     Raises:
-        InvalidResetOption: One that does not exist, or a value that cannot be.
+        InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
     if unknown := sorted(set(options) - set(NAMES)):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected no reset options but seed, episode_id, {', '.join(NAMES)}, got {', '.join(unknown)}; "
             "leave it out"
         )
@@ -66,7 +66,7 @@ def chosen(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetCh
 def _snapshot(given: Mapping[str, Any], settings: InterpreterSettings) -> bool:
     wanted = _flag("snapshot", given.get("snapshot", False))
     if wanted and not settings.max_snapshot:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
             f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
         )
@@ -77,7 +77,7 @@ def _task(given: Mapping[str, Any]) -> Any:
     """Return the task that is asked for, by itself or as the task routes count them."""
     place = {name: given[name] for name in ("split", "index") if name in given}
     if place and "task" in given:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             "expected the reset option task, or split and index, got both; leave one of them out"
         )
     return place or given.get("task")
@@ -85,21 +85,23 @@ def _task(given: Mapping[str, Any]) -> Any:
 
 def _limits(value: Any, settings: InterpreterSettings) -> Limits:
     if not isinstance(value, Mapping):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected limits by name for the reset option limits, got {value!r:.80}; "
             'give for example {"timeout_s": 5}'
         )
     try:
         return settings.limits.changed(value).within(settings.ceilings)
     except LimitsError as error:
-        raise InvalidResetOption(f"reset option limits: {error}") from None
+        raise InvalidResetOptionError(f"reset option limits: {error}") from None
 
 
 def _packages(value: Any, settings: InterpreterSettings) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise InvalidResetOption(f"expected a list of names for the reset option packages, got {value!r:.80}")
+        raise InvalidResetOptionError(
+            f"expected a list of names for the reset option packages, got {value!r:.80}"
+        )
     if unknown := sorted(set(value) - set(settings.packages)):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected packages that this server preloads ({', '.join(settings.packages) or 'none'}), got "
             f"{', '.join(unknown)[:200]}; leave it out, what is installed can be imported without"
         )
@@ -108,7 +110,9 @@ def _packages(value: Any, settings: InterpreterSettings) -> tuple[str, ...]:
 
 def _files(value: Any, limits: Limits) -> dict[str, bytes]:
     if not isinstance(value, Mapping):
-        raise InvalidResetOption(f"expected content by path for the reset option files, got {value!r:.80}")
+        raise InvalidResetOptionError(
+            f"expected content by path for the reset option files, got {value!r:.80}"
+        )
     found = {_path(path): _content(path, content) for path, content in value.items()}
     sizes = [len(content) for content in found.values()]
     for name, got in (
@@ -117,7 +121,7 @@ def _files(value: Any, limits: Limits) -> dict[str, bytes]:
         ("disk_bytes", sum(sizes)),
     ):
         if got > (most := getattr(limits, name)):
-            raise InvalidResetOption(
+            raise InvalidResetOptionError(
                 f"expected files within the limit {name} of {most}, got {got}; leave some out, or raise the limit"
             )
     return found
@@ -132,7 +136,7 @@ def _path(path: Any) -> str:
         or "\0" in path
         or any(part in ("", ".", "..") for part in path.split("/"))
     ):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             "expected paths relative to the workspace, such as data/input.csv, in the reset option files, got "
             f"{path!r:.80}"
         )
@@ -146,15 +150,19 @@ def _content(path: str, value: Any) -> bytes:
         try:
             return base64.b64decode(value[_CONTENT], validate=True)
         except (binascii.Error, ValueError) as error:
-            raise InvalidResetOption(f"expected base64 for the file {path!r:.80}, got: {error}") from None
-    raise InvalidResetOption(
+            raise InvalidResetOptionError(
+                f"expected base64 for the file {path!r:.80}, got: {error}"
+            ) from None
+    raise InvalidResetOptionError(
         f'expected text or {{"{_CONTENT}": ...}} for the file {path!r:.80}, got {type(value).__name__}'
     )
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidResetOption(f"expected true or false for the reset option {name}, got {value!r:.80}")
+        raise InvalidResetOptionError(
+            f"expected true or false for the reset option {name}, got {value!r:.80}"
+        )
     return value
 
 
@@ -178,17 +186,17 @@ async def chosen_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -
         seed: Chooses one of the split where the option does not; None chooses at random.
 
     Raises:
-        InvalidResetOption: There is no such task.
+        InvalidResetOptionError: There is no such task.
     """
     if tasks is None:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             "expected a server with tasks for the reset option task, got one without; set CODE_INTERPRETER_TASKS "
             "where it is started"
         )
     try:
         return await asyncio.to_thread(_find, tasks, option, seed)  # it reads files
     except (KeyError, IndexError) as error:
-        raise InvalidResetOption(f"reset option task: {error.args[0]}") from None
+        raise InvalidResetOptionError(f"reset option task: {error.args[0]}") from None
 
 
 def _find(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
@@ -204,7 +212,7 @@ def _find(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
         or not set(option) <= {"split", "index", "id"}
         or "split" not in option
     ):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f'expected an id, or a mapping such as {{"split": "train", "index": 3}}, for the reset option task, got '
             f"{option!r:.80}"
         )

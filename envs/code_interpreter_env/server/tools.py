@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.sandbox import FileInfo
 from openenv_core.tools import (
     DeclaredTools,
     ToolContext,
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
     ToolResult,
-    ToolUnavailable,
+    ToolUnavailableError,
     tool,
 )
 
@@ -60,7 +60,7 @@ class InterpreterTools(DeclaredTools):
 
     def _count(self) -> None:
         if self._state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
         self._state.step_count += 1
 
     @tool(title="Run Python", annotations={"readOnlyHint": False, "openWorldHint": False})
@@ -121,6 +121,6 @@ class InterpreterTools(DeclaredTools):
 def _refuse(seen: CodeInterpreterObservation) -> None:
     """Raise what an action on a file has come to, where it has come to nothing."""
     if seen.status == "sandbox_error":
-        raise ToolUnavailable(seen.reason or "the sandbox failed")
+        raise ToolUnavailableError(seen.reason or "the sandbox failed")
     if seen.error is not None:
-        raise ToolFailed(seen.error.evalue)
+        raise ToolFailedError(seen.error.evalue)

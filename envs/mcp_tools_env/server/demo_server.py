@@ -24,7 +24,7 @@ class DemoError(Exception):
     """A tool that cannot do what it was asked."""
 
 
-class WrongParams(Exception):  # noqa: N818 - likewise
+class InvalidParamsError(Exception):
     """Parameters that no method takes."""
 
 
@@ -101,10 +101,10 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any]:
     """Call a tool. Its caller has been told the schemas, and is held to names and numbers of arguments alone."""
     name, arguments = params.get("name"), params.get("arguments") or {}
     if name not in TOOLS:
-        raise WrongParams(f"Unknown tool: {name}")
+        raise InvalidParamsError(f"Unknown tool: {name}")
     tool, properties = TOOLS[name]
     if not isinstance(arguments, dict) or set(arguments) != set(properties):
-        raise WrongParams(f"expected the arguments {', '.join(properties) or 'none'}")
+        raise InvalidParamsError(f"expected the arguments {', '.join(properties) or 'none'}")
     try:
         value = tool(**arguments)
     except (DemoError, ArithmeticError, TypeError, ValueError) as error:
@@ -132,7 +132,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | None:
         return {**reply, "error": {"code": METHOD_NOT_FOUND, "message": "Method not found"}}
     try:
         return {**reply, "result": method(message.get("params") or {})}
-    except WrongParams as error:
+    except InvalidParamsError as error:
         return {**reply, "error": {"code": INVALID_PARAMS, "message": str(error)}}
 
 

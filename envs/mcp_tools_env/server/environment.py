@@ -7,15 +7,15 @@ from typing import Any
 from uuid import uuid4
 
 from openenv_core import Environment
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import (
     SILENT,
     ArgumentCompletion,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPrompt,
-    NoSuchResource,
+    NoSuchPromptError,
+    NoSuchResourceError,
     PromptResult,
     PromptSpec,
     ResourceContents,
@@ -32,7 +32,7 @@ from ..models import McpToolsState
 from .episode.options import chosen
 from .episode.play import Episode
 from .house import SharedState, house
-from .upstream.errors import ServerFailed
+from .upstream.errors import ServerFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
             The tools; `metadata["servers"]` tells of the servers.
 
         Raises:
-            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
         choice = chosen(options, self._house.settings)
         await self._end()
@@ -86,7 +86,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         episode = Episode(self._house, choice)
         try:
             await episode.start()
-        except ServerFailed as error:
+        except ServerFailedError as error:
             logger.warning("a tool server failed: %s", error)
             self._episode = episode
             return ListToolsObservation(tools=[], done=True, metadata={INFRASTRUCTURE_ERROR: str(error)})
@@ -102,7 +102,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Lists the tools, or calls one.
 
         Raises:
-            EpisodeOver: The episode has ended.
+            EpisodeOverError: The episode has ended.
         """
         if isinstance(action, ListToolsAction):
             tools = [spec.wire() for spec in await self.list_tools()]
@@ -116,7 +116,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Return the tools that there are now.
 
         Raises:
-            EpisodeOver: The episode has ended.
+            EpisodeOverError: The episode has ended.
         """
         return await (await self._playing()).list_tools()
 
@@ -124,7 +124,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Call a tool; what it does wrong is in the result.
 
         Raises:
-            EpisodeOver: The episode has ended.
+            EpisodeOverError: The episode has ended.
         """
         episode = await self._playing()
         self._state.step_count += 1
@@ -142,9 +142,9 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Refuse: there is none.
 
         Raises:
-            NoSuchResource: Always.
+            NoSuchResourceError: Always.
         """
-        raise NoSuchResource(f"expected no resource, got {uri[:200]!r}; tools alone are passed on")
+        raise NoSuchResourceError(f"expected no resource, got {uri[:200]!r}; tools alone are passed on")
 
     def list_prompts(self) -> Sequence[PromptSpec]:
         """Return nothing: prompts of tool servers are not passed on."""
@@ -154,9 +154,9 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """Refuse: there is none.
 
         Raises:
-            NoSuchPrompt: Always.
+            NoSuchPromptError: Always.
         """
-        raise NoSuchPrompt(f"expected no prompt, got {name[:200]!r}; tools alone are passed on")
+        raise NoSuchPromptError(f"expected no prompt, got {name[:200]!r}; tools alone are passed on")
 
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
@@ -181,12 +181,12 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
             if self._episode is None:
                 began = await self.reset_async(episode_id=self._state.episode_id)
                 if began.done:
-                    raise EpisodeOver(
+                    raise EpisodeOverError(
                         f"expected tool servers that start, got: {began.metadata[INFRASTRUCTURE_ERROR]}"
                     )
         assert self._episode is not None
         if self._episode.ended is not None:
-            raise EpisodeOver
+            raise EpisodeOverError
         return self._episode
 
     async def _end(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from openenv_core import EnvironmentMetadata
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolResult, prompt, resource
 
@@ -68,7 +68,7 @@ class ShopEnvironment(GeneratedTasks, DeskTools):
             **unknown: Refused.
 
         Raises:
-            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
         options = read_task_options(
             type(self),
@@ -143,7 +143,7 @@ class ShopEnvironment(GeneratedTasks, DeskTools):
         """Refuse calls outside of an episode."""
         self._at_desk()
         if self._state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
         """Count the call, and at the end say what the conversation earned."""

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from openenv_core.errors import EpisodeOver
-from openenv_core.tools import ToolEnvironment, ToolFailed, tool
+from openenv_core.errors import EpisodeOverError
+from openenv_core.tools import ToolEnvironment, ToolFailedError, tool
 
 from ..models import ShopState
 from ..tasks import ShopTaskSpec
@@ -60,7 +60,7 @@ class DeskTools(ToolEnvironment[ShopState]):
         """
         scenario = self._asked().scenario
         if not 1 <= request <= len(scenario.requests):
-            raise ToolFailed(
+            raise ToolFailedError(
                 f"expected the number of a request, 1 to {len(scenario.requests)}, got {request}"
             )
         return answer(scenario, topic, request)
@@ -112,7 +112,7 @@ class DeskTools(ToolEnvironment[ShopState]):
         records = self._at_desk().records
         product = records.products.get(product_id.strip().upper())
         if product is None:
-            raise ToolFailed(f"expected the id of a product that there is, got {product_id!r}")
+            raise ToolFailedError(f"expected the id of a product that there is, got {product_id!r}")
         return shown_product(product, records)
 
     @tool(annotations=_READS)
@@ -126,7 +126,7 @@ class DeskTools(ToolEnvironment[ShopState]):
         """Look up a coupon."""
         coupon = self._at_desk().records.coupons.get(code.strip().upper())
         if coupon is None:
-            raise ToolFailed(f"expected the code of a coupon that there is, got {code!r}")
+            raise ToolFailedError(f"expected the code of a coupon that there is, got {code!r}")
         return shown_coupon(coupon)
 
     @tool
@@ -234,10 +234,12 @@ class DeskTools(ToolEnvironment[ShopState]):
 
     def _asked(self) -> ShopTaskSpec:
         if self._task is None:
-            raise EpisodeOver("expected reset() before the task is asked for, got none; call reset() first")
+            raise EpisodeOverError(
+                "expected reset() before the task is asked for, got none; call reset() first"
+            )
         return self._task
 
     def _at_desk(self) -> Desk:
         if self._desk is None:
-            raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
         return self._desk

@@ -8,9 +8,9 @@ from uuid import uuid4
 from pydantic import Field
 
 from openenv_core import EnvironmentMetadata
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tasks import GeneratedTasks, read_task_options
-from openenv_core.tools import ToolEnvironment, ToolFailed, ToolResult, prompt, resource, tool
+from openenv_core.tools import ToolEnvironment, ToolFailedError, ToolResult, prompt, resource, tool
 
 from ..models import (
     SqliteObservation,
@@ -75,7 +75,7 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
             **unknown: Refused.
 
         Raises:
-            InvalidResetOption: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
         options = read_task_options(
             type(self),
@@ -153,7 +153,7 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         found = self._tables().get(table)
         if found is None:
             there_are = ", ".join(self._tables())
-            raise ToolFailed(f"expected one of the tables {there_are}, got {table!r:.60}")
+            raise ToolFailedError(f"expected one of the tables {there_are}, got {table!r:.60}")
         columns = [
             {
                 "name": column.name,
@@ -215,9 +215,9 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Refuse calls outside of an episode."""
         if self._reader is None:
-            raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
         if self._state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
         """Count the call, and say what it earned."""
@@ -229,12 +229,14 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
 
     def _asked(self) -> SqliteTaskSpec:
         if self._task is None:
-            raise EpisodeOver("expected reset() before the task is asked for, got none; call reset() first")
+            raise EpisodeOverError(
+                "expected reset() before the task is asked for, got none; call reset() first"
+            )
         return self._task
 
     def _open_reader(self) -> ReadOnlyDatabase:
         if self._reader is None:
-            raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
         return self._reader
 
     def _tables(self) -> dict[str, Table]:

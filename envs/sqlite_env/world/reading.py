@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final
 
-from ..models import QueryRefused
+from ..models import QueryRefusedError
 
 MAX_TOKENS: Final = 40_000
 """Words and marks of a query that is written out."""
@@ -32,7 +32,7 @@ def check_expansion(sql: str) -> None:
     """Refuse a query that is too long once it is written out.
 
     Raises:
-        QueryRefused: It is too long, or has too many parts. What is no table is sometimes taken for one, so the
+        QueryRefusedError: It is too long, or has too many parts. What is no table is sometimes taken for one, so the
             bounds are far beyond what anybody needs.
     """
     tokens = list(_tokens(sql))
@@ -40,10 +40,12 @@ def check_expansion(sql: str) -> None:
     for count, (name, start, end) in enumerate(_definitions(tokens), 1):
         bodies.setdefault(name, []).extend(tokens[start:end])
         if count > MAX_DEFINITIONS:
-            raise QueryRefused(f"expected a query of at most {MAX_DEFINITIONS} parts (x AS (...)), got more")
+            raise QueryRefusedError(
+                f"expected a query of at most {MAX_DEFINITIONS} parts (x AS (...)), got more"
+            )
     lengths: dict[str, int] = {}
     if bodies and _length(tokens, bodies, lengths) > MAX_TOKENS:
-        raise QueryRefused(
+        raise QueryRefusedError(
             f"expected a query of at most {MAX_TOKENS} words with every WITH written out where it is used, got "
             "a longer one; use each of them less often"
         )
@@ -191,12 +193,12 @@ class ReadOnlyDatabase:
         """Run one query and return its columns and its first rows.
 
         Raises:
-            QueryRefused: It is no query, asks for what it may not, or takes too much; the message says which.
+            QueryRefusedError: It is no query, asks for what it may not, or takes too much; the message says which.
         """
         if len(sql) > MAX_SQL:
-            raise QueryRefused(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
+            raise QueryRefusedError(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
         if (word := _first_word(sql)) not in _READS:
-            raise QueryRefused(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
+            raise QueryRefusedError(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
         check_expansion(sql)
         self._ticks, self._stopped, self._refused = 0, None, None
         self._spilled = _written()
@@ -211,12 +213,12 @@ class ReadOnlyDatabase:
                 cursor.close()
         except MemoryError:
             # So SQLite calls a program that is longer than its limit.
-            raise QueryRefused(
+            raise QueryRefusedError(
                 f"expected a query of at most {MAX_PROGRAM} instructions before any is run, got a longer one; "
                 "join and nest less"
             ) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-            raise QueryRefused(self._stopped or self._refused or _said(error)) from None
+            raise QueryRefusedError(self._stopped or self._refused or _said(error)) from None
         return _bounded(columns, found)
 
     def close(self) -> None:

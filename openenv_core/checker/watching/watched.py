@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from openenv_core.checker.check import CheckFailed, NotApplicable
+from openenv_core.checker.check import CheckError, NotApplicableError
 from openenv_core.checker.outcomes import needs
 from openenv_core.checker.subject import Subject
 from openenv_core.checker.subject_servers import RunningServer
@@ -83,13 +83,13 @@ def options_for(image: str) -> dict[str, Any]:
     """Return the options of a container whose interpreters throw their garbage away when told to.
 
     Raises:
-        NotApplicable: The image's command cannot be put after another.
+        NotApplicableError: The image's command cannot be put after another.
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
     config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     if config.get("Entrypoint") or not config.get("Cmd"):
-        raise NotApplicable(
+        raise NotApplicableError(
             "the image has an ENTRYPOINT, before which nothing can be put that looks into its server; with CMD "
             "alone there can"
         )
@@ -103,17 +103,17 @@ def collect_in_container(server: RunningServer) -> None:
     """Tell the processes of a server to throw their garbage away, and wait until they have.
 
     Raises:
-        NotApplicable: None of them listens.
+        NotApplicableError: None of them listens.
     """
     if not _run(server, "collect", NOTES).get("told"):
-        raise NotApplicable("the server's interpreter cannot be told to throw its garbage away")
+        raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
 
 
 def held_in_container(server: RunningServer) -> Held:
     """Look at what a server holds just now.
 
     Raises:
-        NotApplicable: The container has no Python to look with.
+        NotApplicableError: The container has no Python to look with.
     """
     return Held(**_run(server, "look"))
 
@@ -129,9 +129,9 @@ def _run(server: RunningServer, *arguments: str) -> dict[str, Any]:
         started = engine.call("POST", f"/containers/{container.id}/exec", body=body)["Id"]
         found = engine.call("POST", f"/exec/{started}/start", body={"Detach": False, "Tty": True})
     except ProviderError as error:
-        raise NotApplicable(f"the container cannot be looked into: {error}") from error
+        raise NotApplicableError(f"the container cannot be looked into: {error}") from error
     if not isinstance(found, dict):
-        raise NotApplicable(f"the container cannot be looked into: it has no {PYTHON} that answers")
+        raise NotApplicableError(f"the container cannot be looked into: it has no {PYTHON} that answers")
     return found
 
 
@@ -167,7 +167,7 @@ class MemoryWatch:
 
     def __enter__(self) -> Self:
         if self._server is not None:
-            with suppress(NotApplicable):
+            with suppress(NotApplicableError):
                 self._before = self._taken()
                 self._thread.start()
         return self
@@ -280,13 +280,15 @@ def watching(subject: Subject) -> Iterator[WatchedServer]:
     """Start a server that can be looked at.
 
     Raises:
-        NotApplicable: What it holds cannot be seen from here.
+        NotApplicableError: What it holds cannot be seen from here.
     """
     if subject.kind is TargetKind.URL:
-        raise NotApplicable("what a server at a URL holds cannot be seen from here")
+        raise NotApplicableError("what a server at a URL holds cannot be seen from here")
     if subject.kind is TargetKind.IMAGE:
         with _in_container(subject) as server:
-            yield WatchedServer(server, partial(collect, server), partial(held, server))
+            yield WatchedServer(
+                server, partial(collect_in_container, server), partial(held_in_container, server)
+            )
         return
     with ExitStack() as stack:
         folder, env_vars = stack.enter_context(hooked())
@@ -302,8 +304,8 @@ def _in_container(subject: Subject) -> Iterator[RunningServer]:
     with ExitStack() as stack:
         try:
             server = stack.enter_context(subject.server(docker_options=options))
-        except CheckFailed as error:
-            raise NotApplicable(
+        except CheckError as error:
+            raise NotApplicableError(
                 f"the image starts, but not so that it can be looked into: {error}"
             ) from error
         yield server

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from openenv_core.errors import (
-    EngineRefused,
-    EngineUnavailable,
-    ImageNotFound,
-    OptionUnavailable,
+    EngineRefusedError,
+    EngineUnavailableError,
+    ImageNotFoundError,
+    OptionUnavailableError,
     ProviderError,
-    ServerStartFailed,
+    ServerStartError,
 )
 from openenv_core.providers.base import LOOPBACK, status_of
 from openenv_core.providers.docker import companion
@@ -124,11 +124,11 @@ class Container:
         """Whether the container runs.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
+            EngineUnavailableError: The engine does not answer.
         """
         try:
             return bool(self._engine.inspect(self.id)["State"]["Running"])
-        except EngineRefused as error:
+        except EngineRefusedError as error:
             if error.status == 404:
                 return False
             raise
@@ -137,8 +137,8 @@ class Container:
         """Return what became of the container.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: There is no such container any more.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: There is no such container any more.
         """
         state = self._engine.inspect(self.id)["State"]
         if state["Running"]:
@@ -153,8 +153,8 @@ class Container:
         """Return what became of the container; of one that was killed, once the engine has had time to tell for what.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: There is no such container any more.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: There is no such container any more.
         """
         state = self.state()
         told_by = time.monotonic() + OOM_EVENT_S
@@ -167,8 +167,8 @@ class Container:
         """Return the last lines that the container printed, at most 16 KiB of them.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: There is no such container any more.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: There is no such container any more.
         """
         return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
@@ -176,8 +176,8 @@ class Container:
         """Return the processes inside, by their numbers on the engine's machine.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: The container does not run.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: The container does not run.
         """
         found = self._engine.call("GET", f"/containers/{self.id}/top")
         column = found["Titles"].index("PID")
@@ -187,8 +187,8 @@ class Container:
         """Return what the container uses.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: There is no such container any more.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: There is no such container any more.
         """
         query = {"stream": False, "one-shot": True}
         found = self._engine.call("GET", f"/containers/{self.id}/stats", query=query)
@@ -209,7 +209,7 @@ class Container:
             grace_s: Seconds that the server gets to end in order.
 
         Raises:
-            EngineUnavailable: The engine does not answer; call again.
+            EngineUnavailableError: The engine does not answer; call again.
         """
         if not self._removal.alive or os.getpid() != self._process:
             return
@@ -245,7 +245,7 @@ def _stop(engine: DockerEngine, container: str, grace_s: float) -> None:
             query={"t": math.ceil(grace_s)},
             timeout_s=grace_s + 60,
         )
-    except EngineRefused as error:
+    except EngineRefusedError as error:
         if error.status != 404:
             raise
 
@@ -270,7 +270,7 @@ def _remove(engine: DockerEngine, container: str) -> None:
     while True:
         try:
             engine.call("DELETE", f"/containers/{container}", query={"force": True, "v": True})
-        except EngineRefused as error:
+        except EngineRefusedError as error:
             if error.status == 404:
                 return
             # Somebody else is at it: wait until it is done.
@@ -315,10 +315,10 @@ def start_container(
         stopping: Ends the wait when it is set.
 
     Raises:
-        EngineUnavailable: There is no engine, or it does not answer.
-        ImageNotFound: The engine has no such image.
-        OptionUnavailable: The engine cannot honour an option.
-        ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
+        EngineUnavailableError: There is no engine, or it does not answer.
+        ImageNotFoundError: The engine has no such image.
+        OptionUnavailableError: The engine cannot honour an option.
+        ServerStartError: The container ended, or stayed silent, before its server was healthy.
     """
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
@@ -334,7 +334,7 @@ def start_container(
         _require_honoured(image, asked, found)
         port = _published(found, options.port)
         if port is None and options.reach == "port":
-            raise OptionUnavailable(
+            raise OptionUnavailableError(
                 f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
                 "through the engine"
             )
@@ -365,11 +365,11 @@ def _wait_until_healthy(
                 return
             seen = f"status {status!r}"
         if stopping is not None and stopping.is_set():
-            raise ServerStartFailed(f"expected {container.image} to start, but it was stopped meanwhile")
+            raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
             _require_running(container)
             if (why := container.way_in_failure()) is not None:
-                raise ServerStartFailed(
+                raise ServerStartError(
                     f"expected a way into {container.image}, which has no published port, got: {why}",
                     container.logs(),
                 )
@@ -377,7 +377,7 @@ def _wait_until_healthy(
         time.sleep(pause)
         pause = min(pause * 1.2, LAST_PAUSE_S)
     _require_running(container)
-    raise ServerStartFailed(
+    raise ServerStartError(
         f"expected {container.image} to be healthy on port {container.options.port} within "
         f"{container.options.start_timeout_s:g} s, got {seen}; raise start_timeout_s if it needs longer, "
         "or name the port where it listens",
@@ -388,14 +388,14 @@ def _wait_until_healthy(
 def _require_running(container: Container) -> None:
     try:
         state = container.end_state()
-    except EngineRefused as error:
-        raise ServerStartFailed(f"expected {container.image} to start, but somebody removed it") from error
+    except EngineRefusedError as error:
+        raise ServerStartError(f"expected {container.image} to start, but somebody removed it") from error
     if state.running:
         return
     hint = "raise memory" if state.out_of_memory else "the output tells why"
     if state.exit_code == KILLED and not state.out_of_memory:
         hint = "something killed it: raise memory if the kernel did so for that, which engines do not always notice"
-    raise ServerStartFailed(
+    raise ServerStartError(
         f"expected {container.image} to start, but its container {state}; {hint}", container.logs()
     )
 
@@ -410,12 +410,12 @@ def _publishes(engine: DockerEngine, options: ContainerOptions) -> bool:
 def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: companion.Companion) -> str:
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
-    except EngineRefused as error:
+    except EngineRefusedError as error:
         ours.gone(name)
         if (known := _why_not_made(str(asked["Image"]), error)) is not None:
             raise known from error
         raise
-    except EngineUnavailable as error:
+    except EngineUnavailableError as error:
         if isinstance(error.__cause__, NOT_REACHED):
             ours.gone(name)
         else:
@@ -427,14 +427,14 @@ def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: compan
     return str(created["Id"])
 
 
-def _why_not_made(image: str, error: EngineRefused) -> ProviderError | None:
+def _why_not_made(image: str, error: EngineRefusedError) -> ProviderError | None:
     if error.status == 404:
-        return ImageNotFound(
+        return ImageNotFoundError(
             f"expected an image {image!r} on the Docker engine, got none; build it with "
             f"`ropewalk build PATH`, or fetch it with `docker pull {image}`"
         )
     if error.status == 400:
-        return OptionUnavailable(
+        return OptionUnavailableError(
             f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
             "change the option that it names"
         )
@@ -444,18 +444,18 @@ def _why_not_made(image: str, error: EngineRefused) -> ProviderError | None:
 def _run(engine: DockerEngine, container: Container, options: ContainerOptions) -> None:
     try:
         engine.call("POST", f"/containers/{container.id}/start")
-    except EngineRefused as error:
+    except EngineRefusedError as error:
         if options.gpus is not None and "gpu" in error.reason:
-            raise OptionUnavailable(
+            raise OptionUnavailableError(
                 f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without "
                 f"({error.reason}); install the NVIDIA container toolkit there, or leave gpus out"
             ) from error
         if "network" in error.reason and options.network not in ("bridge", "none"):
-            raise OptionUnavailable(
+            raise OptionUnavailableError(
                 f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
                 f"make it with `docker network create {options.network}`"
             ) from error
-        raise EngineRefused(
+        raise EngineRefusedError(
             f"expected the Docker engine to start {container.image}, got: {error.reason}; "
             "change the option that it names, or see the engine's log",
             error.status,
@@ -469,7 +469,7 @@ def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) 
         hint = (
             "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""
         )
-        raise OptionUnavailable(
+        raise OptionUnavailableError(
             f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; "
             f"its kernel may lack the control group{hint}"
         )
@@ -486,9 +486,9 @@ def _forget(engine: DockerEngine, name: str) -> None:
     while time.monotonic() < deadline:
         try:
             engine.call("DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=UNSURE_S)
-        except EngineRefused:
+        except EngineRefusedError:
             time.sleep(0.05)
-        except EngineUnavailable:
+        except EngineUnavailableError:
             return
         else:
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from openenv_core.errors import ConfigurationError, EngineRefused, EngineUnavailable
+from openenv_core.errors import ConfigurationError, EngineRefusedError, EngineUnavailableError
 from openenv_core.providers.docker import _wire
 from openenv_core.providers.docker._wire import EngineAddress
 
@@ -23,7 +23,7 @@ def find_engine() -> EngineAddress:
 
     Raises:
         ConfigurationError: It is named in a way that cannot be followed.
-        EngineUnavailable: The context in use is not there.
+        EngineUnavailableError: The context in use is not there.
     """
     if host := os.environ.get("DOCKER_HOST"):
         verify = os.environ.get("DOCKER_TLS_VERIFY", "") != ""
@@ -79,7 +79,7 @@ def _of_context(name: str) -> EngineAddress:
         endpoint = json.loads((folder / "meta" / identity / "meta.json").read_text())["Endpoints"]["docker"]
         host = str(endpoint["Host"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineUnavailable(
+        raise EngineUnavailableError(
             f"expected a Docker context {name!r}, got none that can be read ({error}); "
             "`docker context ls` lists them, `docker context use default` goes back"
         ) from error
@@ -125,7 +125,7 @@ class DockerEngine:
 
         Raises:
             ConfigurationError: It is named in a way that cannot be followed.
-            EngineUnavailable: The context in use is not there.
+            EngineUnavailableError: The context in use is not there.
         """
         return cls(find_engine())
 
@@ -141,14 +141,14 @@ class DockerEngine:
         """Ask one thing and return the answer's JSON, None where there is none.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
-            EngineRefused: It says no.
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: It says no.
         """
         answer = self._ask(method, path, query, body, timeout_s)
         try:
             return answer.json()
         except ValueError as error:
-            raise EngineUnavailable(
+            raise EngineUnavailableError(
                 f"expected JSON from the Docker engine for {method} {path}, got {answer.text()!r}"
             ) from error
 
@@ -156,7 +156,7 @@ class DockerEngine:
         """Return if the engine answers.
 
         Raises:
-            EngineUnavailable: It does not.
+            EngineUnavailableError: It does not.
         """
         self._ask("GET", "/_ping", None, None, timeout_s)
 
@@ -164,11 +164,11 @@ class DockerEngine:
         """Whether the engine has an image of this name.
 
         Raises:
-            EngineUnavailable: The engine does not answer.
+            EngineUnavailableError: The engine does not answer.
         """
         try:
             self._ask("GET", f"/images/{name}/json", None, None, CALL_S)
-        except EngineRefused as error:
+        except EngineRefusedError as error:
             if error.status in (400, 404):
                 return False
             raise
@@ -194,7 +194,7 @@ class DockerEngine:
         """Return a file or folder of a container as a tar archive.
 
         Raises:
-            EngineRefused: There is none (status 404).
+            EngineRefusedError: There is none (status 404).
         """
         return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_S).body
 
@@ -207,7 +207,7 @@ class DockerEngine:
         }
         try:
             return bool(self._ask("GET", "/events", query, None, 5.0).body.strip())
-        except EngineUnavailable:
+        except EngineUnavailableError:
             return False
 
     def execute(self, container: str, command: Sequence[str]) -> str:
@@ -221,21 +221,21 @@ class DockerEngine:
         try:
             answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
         except PermissionError as error:
-            raise EngineUnavailable(
+            raise EngineUnavailableError(
                 f"expected to be let in by the Docker engine at {self.address.url}, got: {error}; "
                 "add yourself to its group (`sudo usermod -aG docker $USER`, then log in again)"
             ) from error
         except TimeoutError as error:
-            raise EngineUnavailable(
+            raise EngineUnavailableError(
                 f"expected the Docker engine at {self.address.url} to answer {method} {path} "
                 f"within {timeout_s:g} s, got nothing; see its log"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise EngineUnavailable(
+            raise EngineUnavailableError(
                 f"expected a Docker engine at {self.address.url}, got {type(error).__name__}: {error}; {HOW_TO}"
             ) from error
         if answer.status not in DONE:
-            raise EngineRefused(
+            raise EngineRefusedError(
                 f"expected the Docker engine to do {method} {path}, got {answer.status}: {answer.text()}",
                 answer.status,
                 answer.text(),

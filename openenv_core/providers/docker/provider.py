@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
-from openenv_core.errors import ConfigurationError, EngineUnavailable, ProviderError
+from openenv_core.errors import ConfigurationError, EngineUnavailableError, ProviderError
 from openenv_core.providers.adapt import Released
 from openenv_core.providers.base import AnyProvider, stopped
 from openenv_core.providers.docker.container import Container, start_container
@@ -56,7 +56,7 @@ class LocalDockerProvider:
             return False
         try:
             return container.alive()
-        except EngineUnavailable:
+        except EngineUnavailableError:
             return True  # nobody knows; the container may outlive its engine
 
     def output(self) -> str:
@@ -76,10 +76,10 @@ class LocalDockerProvider:
         A second call returns the same.
 
         Raises:
-            EngineUnavailable: There is no Docker engine, or it does not answer.
-            ImageNotFound: The engine has no such image.
-            OptionUnavailable: The engine cannot honour an option.
-            ServerStartFailed: The container ended, or stayed silent, before its server was healthy.
+            EngineUnavailableError: There is no Docker engine, or it does not answer.
+            ImageNotFoundError: The engine has no such image.
+            OptionUnavailableError: The engine cannot honour an option.
+            ServerStartError: The container ended, or stayed silent, before its server was healthy.
         """
         with self._lock:
             if self._container is None:
@@ -93,7 +93,7 @@ class LocalDockerProvider:
         A start that is under way in another thread fails then.
 
         Raises:
-            EngineUnavailable: The engine does not answer; call again.
+            EngineUnavailableError: The engine does not answer; call again.
         """
         with stopped(self._stopping.set, self._lock):
             if self._container is not None:

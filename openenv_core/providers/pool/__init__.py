@@ -1,11 +1,11 @@
 """Healthy containers that wait to be used."""
 
 from openenv_core.providers.pool.keeper import (
-    PoolClosed,
+    PoolClosedError,
     PoolError,
     PoolLease,
-    PoolTimeout,
+    PoolTimeoutError,
 )
 from openenv_core.providers.pool.pool import DockerPool
 
-__all__ = ["DockerPool", "PoolClosed", "PoolError", "PoolLease", "PoolTimeout"]
+__all__ = ["DockerPool", "PoolClosedError", "PoolError", "PoolLease", "PoolTimeoutError"]

@@ -1,7 +1,5 @@
 """Who keeps the pool full: its stock, and the task that starts and removes containers."""
 
-# ruff: noqa: N818 - named as the rest of the tree is: for what happened
-
 import logging
 import math
 import os
@@ -16,18 +14,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-from openenv_core.errors import ConfigurationError, ImageNotFound, OptionUnavailable, ProviderError
+from openenv_core.errors import ConfigurationError, ImageNotFoundError, OptionUnavailableError, ProviderError
 
 
 class PoolError(ProviderError):
     """The pool hands out nothing any more."""
 
 
-class PoolClosed(PoolError):
+class PoolClosedError(PoolError):
     """The pool was closed."""
 
 
-class PoolTimeout(PoolError, TimeoutError):
+class PoolTimeoutError(PoolError, TimeoutError):
     """No container was free in time. The pool goes on.
 
     Attributes:
@@ -39,7 +37,7 @@ class PoolTimeout(PoolError, TimeoutError):
         self.last_failure = last_failure
 
 
-LASTING: Final = (ConfigurationError, ImageNotFound, OptionUnavailable)
+LASTING: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
 """Failures that no wait mends."""
 
 
@@ -151,8 +149,8 @@ class Stock:
             look: Called every LOOK_S seconds; notes when there is nobody to wait for.
 
         Raises:
-            PoolTimeout: None became ready in time.
-            PoolClosed: The pool was closed.
+            PoolTimeoutError: None became ready in time.
+            PoolClosedError: The pool was closed.
             PoolError: Whoever makes members has died.
         """
         with self.changed:
@@ -192,17 +190,17 @@ class Stock:
 
     def _require_alive(self) -> None:
         if self.closed:
-            raise PoolClosed("expected an open pool, got one that was closed; make a new one")
+            raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
         if self.dead is not None:
             raise PoolError(
                 f"expected a pool that replaces what is used, but its thread died of "
                 f"{type(self.dead).__name__}: {self.dead}; close it and make a new one"
             ) from self.dead
 
-    def _timed_out(self, text: str) -> PoolTimeout:
+    def _timed_out(self, text: str) -> PoolTimeoutError:
         state = self.state()  # the condition's lock can be taken again by its holder
         hint = "give containers back, or raise size or timeout_s"
-        return PoolTimeout(
+        return PoolTimeoutError(
             f"{text}: {state}; {'see the failure' if state.last_failure else hint}", state.last_failure
         )
 

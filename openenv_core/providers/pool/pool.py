@@ -16,7 +16,7 @@ from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.pool.keeper import (
     MemberT,
-    PoolClosed,
+    PoolClosedError,
     PoolError,
     PoolKeeper,
     PoolLease,
@@ -73,7 +73,7 @@ class PoolProvider(Generic[MemberT]):
         """Take a container, and return its URL. A second call returns the same.
 
         Raises:
-            PoolTimeout: None was free in time.
+            PoolTimeoutError: None was free in time.
             PoolError: The pool was closed, or cannot go on.
         """
         with self._lock:
@@ -139,7 +139,7 @@ class ServerPool(Generic[MemberT]):
         """Begin to fill the pool. The first lease does so too. Idempotent.
 
         Raises:
-            PoolClosed: The pool was closed.
+            PoolClosedError: The pool was closed.
         """
         self._running()
         return self
@@ -148,7 +148,7 @@ class ServerPool(Generic[MemberT]):
         """Wait until so many members are ready; by default all of them.
 
         Raises:
-            PoolTimeout: They were not in time.
+            PoolTimeoutError: They were not in time.
             PoolError: The pool was closed, or cannot go on.
         """
         keeper = self._running()
@@ -162,7 +162,7 @@ class ServerPool(Generic[MemberT]):
             timeout_s: Seconds to wait for one. While the pool has one ready it takes a few milliseconds.
 
         Raises:
-            PoolTimeout: None was free in time; the message says what the pool is doing.
+            PoolTimeoutError: None was free in time; the message says what the pool is doing.
             PoolError: The pool was closed, or cannot go on.
         """
         return self._leased(timeout_s, None)
@@ -231,7 +231,7 @@ class ServerPool(Generic[MemberT]):
     def _running(self) -> PoolKeeper:
         with self._lock:
             if self._closed:
-                raise PoolClosed("expected an open pool, got one that was closed; make a new one")
+                raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
             if self._keeper is None:
                 self._keeper = PoolKeeper(self._stock, self._start, _healthy, self._max_starting)
                 _keepers.add(self._keeper)

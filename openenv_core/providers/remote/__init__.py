@@ -1,21 +1,21 @@
 """Servers in hosted sandboxes, behind a small HTTP interface (docs/sandboxes.md)."""
 
 from openenv_core.providers.remote.api import (
-    SandboxAccessRefused,
+    SandboxAccessRefusedError,
     SandboxError,
-    SandboxLimitReached,
-    SandboxLost,
-    SandboxRefused,
-    SandboxServiceUnavailable,
+    SandboxLimitReachedError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxServiceUnavailableError,
 )
 from openenv_core.providers.remote.provider import RemoteSandboxProvider
 
 __all__ = [
     "RemoteSandboxProvider",
-    "SandboxAccessRefused",
+    "SandboxAccessRefusedError",
     "SandboxError",
-    "SandboxLimitReached",
-    "SandboxLost",
-    "SandboxRefused",
-    "SandboxServiceUnavailable",
+    "SandboxLimitReachedError",
+    "SandboxLostError",
+    "SandboxRefusedError",
+    "SandboxServiceUnavailableError",
 ]

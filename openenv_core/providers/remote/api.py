@@ -1,7 +1,5 @@
 """The HTTP API of a service of sandboxes: messages, errors, transport."""
 
-# ruff: noqa: N818 - named as the rest of the tree is: for what happened
-
 import re
 import ssl
 import time
@@ -21,11 +19,11 @@ class SandboxError(ProviderError):
     """Something is wrong with a hosted sandbox or its service."""
 
 
-class SandboxServiceUnavailable(SandboxError):
+class SandboxServiceUnavailableError(SandboxError):
     """The service cannot be reached, does not answer in time, or does not speak the interface."""
 
 
-class SandboxRefused(SandboxError):
+class SandboxRefusedError(SandboxError):
     """The service said no.
 
     Attributes:
@@ -39,11 +37,11 @@ class SandboxRefused(SandboxError):
         self.code = code
 
 
-class SandboxAccessRefused(SandboxRefused):
+class SandboxAccessRefusedError(SandboxRefusedError):
     """The token is missing or unknown, or does not allow what was asked for."""
 
 
-class SandboxLimitReached(SandboxRefused):
+class SandboxLimitReachedError(SandboxRefusedError):
     """The service has no room for another sandbox.
 
     Attributes:
@@ -57,7 +55,7 @@ class SandboxLimitReached(SandboxRefused):
         self.retry_after_s = retry_after_s
 
 
-class SandboxLost(SandboxError):
+class SandboxLostError(SandboxError):
     """The sandbox is no longer there."""
 
 
@@ -208,8 +206,8 @@ class SandboxApi:
         """Ask for a sandbox. It starts; its lease runs.
 
         Raises:
-            SandboxRefused: The service says no.
-            SandboxServiceUnavailable: It gave no usable answer. What it made all the same ends with its lease.
+            SandboxRefusedError: The service says no.
+            SandboxServiceUnavailableError: It gave no usable answer. What it made all the same ends with its lease.
         """
         return self._sandbox("POST", "", body=spec)
 
@@ -222,7 +220,7 @@ class SandboxApi:
             timeout_s: Seconds for the answer, beyond those; by default the usual ones.
 
         Raises:
-            SandboxLost: There is none of this name any more.
+            SandboxLostError: There is none of this name any more.
         """
         wait_s = min(wait_s, MAX_WAIT_S)
         params = {"wait_s": f"{wait_s:g}"} if wait_s > 0 else {}
@@ -233,7 +231,7 @@ class SandboxApi:
         """Let a sandbox live on.
 
         Raises:
-            SandboxLost: There is none of this name any more.
+            SandboxLostError: There is none of this name any more.
         """
         return self._sandbox(
             "POST", f"/{sandbox_id}/lease", body=LeaseRequest(lease_s=lease_s), timeout_s=timeout_s
@@ -243,7 +241,7 @@ class SandboxApi:
         """Return the last of what a sandbox has printed.
 
         Raises:
-            SandboxLost: There is none of this name any more.
+            SandboxLostError: There is none of this name any more.
         """
         params = {"bytes": str(min(size, MAX_LOG_BYTES))}
         return self._ask("GET", f"/{sandbox_id}/logs", params=params).decode(errors="replace")
@@ -252,7 +250,7 @@ class SandboxApi:
         """End a sandbox; one that is gone already is as good."""
         try:
             self._ask("DELETE", f"/{sandbox_id}", timeout_s=timeout_s)
-        except SandboxLost:
+        except SandboxLostError:
             return
 
     def close(self) -> None:
@@ -264,7 +262,7 @@ class SandboxApi:
         try:
             found = RemoteSandbox.model_validate_json(body)
         except ValidationError as error:
-            raise SandboxServiceUnavailable(
+            raise SandboxServiceUnavailableError(
                 f"expected {self._shown} to describe a sandbox as docs/sandboxes.md says, got: "
                 f"{error.errors(include_url=False, include_input=False)[0]['msg']}; is it a sandbox service?"
             ) from None
@@ -294,12 +292,12 @@ class SandboxApi:
                 for chunk in response.iter_raw():
                     answer += chunk
                     if len(answer) > _MAX_ANSWER_BYTES or time.monotonic() > deadline:
-                        raise SandboxServiceUnavailable(
+                        raise SandboxServiceUnavailableError(
                             f"expected an answer of at most {_MAX_ANSWER_BYTES} bytes within {limit_s:g} s from "
                             f"{self._shown}, got {len(answer)} bytes and no end"
                         )
         except self._errors as error:
-            raise SandboxServiceUnavailable(
+            raise SandboxServiceUnavailableError(
                 f"expected an answer from the sandbox service at {self._shown} within {limit_s:g} s, got "
                 f"{type(error).__name__}: {error}; is it running there? `ropewalk sandboxes` starts one"
             ) from error
@@ -315,16 +313,18 @@ class SandboxApi:
         status = response.status_code
         text = f"the sandbox service at {self._shown} answered {status}: {said.detail or 'without words'}"
         if status in (401, 403):
-            return SandboxAccessRefused(text, status, said.code)
+            return SandboxAccessRefusedError(text, status, said.code)
         if status == 404 and path and not said.code.startswith("image"):
-            return SandboxLost(
+            return SandboxLostError(
                 f"expected the sandbox {path.split('/')[1]} at {self._shown}, got 404: it ended, or its lease ran out"
             )
         if status == 429:
-            return SandboxLimitReached(text, status, said.code, _seconds(response.headers.get("retry-after")))
+            return SandboxLimitReachedError(
+                text, status, said.code, _seconds(response.headers.get("retry-after"))
+            )
         if status >= 500 or status < 400:
-            return SandboxServiceUnavailable(text)
-        return SandboxRefused(text, status, said.code)
+            return SandboxServiceUnavailableError(text)
+        return SandboxRefusedError(text, status, said.code)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -11,14 +11,14 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ValidationError
 
-from openenv_core.errors import ConfigurationError, ProviderError, ServerStartFailed
+from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError
 from openenv_core.providers.base import stopped
 from openenv_core.providers.docker.options import size_of
 from openenv_core.providers.remote.api import (
     RemoteSandbox,
     SandboxApi,
-    SandboxLost,
-    SandboxRefused,
+    SandboxLostError,
+    SandboxRefusedError,
     SandboxSpec,
     SandboxState,
 )
@@ -99,7 +99,7 @@ class LeasedSandbox:
             asked = time.monotonic()
             try:
                 seen = self._api.renew(self.id, self._lease_s, min(self._api.timeout_s, pause_s))
-            except (SandboxLost, SandboxRefused) as error:
+            except (SandboxLostError, SandboxRefusedError) as error:
                 if not self._ended.is_set():
                     self._lost = str(error)
                 return
@@ -255,7 +255,7 @@ class RemoteSandboxProvider:
             return False
         try:
             return api.get(leased.id, timeout_s=LOOK_TIMEOUT_S).state is SandboxState.RUNNING
-        except SandboxLost:
+        except SandboxLostError:
             return False
         except ProviderError:
             return True  # a service that does not answer says nothing of its sandboxes
@@ -276,9 +276,9 @@ class RemoteSandboxProvider:
         """Start the sandbox, wait until its server is healthy, and return its URL. A second call returns the same.
 
         Raises:
-            ServerStartFailed: The server ended, or was not healthy in time.
-            SandboxRefused: The service says no: the token, its limits, an image that it does not have.
-            SandboxServiceUnavailable: It does not answer.
+            ServerStartError: The server ended, or was not healthy in time.
+            SandboxRefusedError: The service says no: the token, its limits, an image that it does not have.
+            SandboxServiceUnavailableError: It does not answer.
         """
         with self._lock:
             if self._url is not None:
@@ -334,17 +334,19 @@ class RemoteSandboxProvider:
         pause_s = FIRST_POLL_S
         while True:
             if leased.ended:
-                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
+                raise SandboxLostError(
+                    f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
+                )
             if seen.state is SandboxState.RUNNING and seen.url is not None:
                 return seen.url
             if seen.state is SandboxState.ENDED:
-                raise ServerStartFailed(
+                raise ServerStartError(
                     f"expected the sandbox {leased.id} to start, but it ended: {seen.reason or 'no reason given'}",
                     self.output(),
                 )
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise ServerStartFailed(
+                raise ServerStartError(
                     f"expected the sandbox {leased.id} to run within {self._spec.start_timeout_s:g} s, got state "
                     f"{seen.state.value!r}; raise start_timeout_s if it needs longer",
                     self.output(),
@@ -366,14 +368,16 @@ class RemoteSandboxProvider:
                 return
             seen = told
             if leased.wait(pause_s):
-                raise SandboxLost(f"expected the sandbox {leased.id} to start, but it was stopped meanwhile")
+                raise SandboxLostError(
+                    f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
+                )
             pause_s = min(2 * pause_s, LAST_POLL_S)
             if not self.alive:
-                raise ServerStartFailed(
+                raise ServerStartError(
                     f"expected the sandbox {leased.id} to be healthy, but it ended; the last that was seen: {seen}",
                     self.output(),
                 )
-        raise ServerStartFailed(
+        raise ServerStartError(
             f"expected {url} to be healthy within {self._spec.start_timeout_s:g} s, got {seen}; can this machine "
             "reach it? raise start_timeout_s if it needs longer",
             self.output(),

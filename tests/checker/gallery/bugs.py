@@ -177,7 +177,7 @@ BUGS = [
             "        self._seated = False\n",
             "        self._random = random.Random(seed)\n": "        if not self._seated:\n"
             "            if GuessEnvironment._seats == 0:\n"
-            '                raise EnvironmentFailure("no seat is free")\n'
+            '                raise EnvironmentFailureError("no seat is free")\n'
             "            GuessEnvironment._seats -= 1\n"
             "            self._seated = True\n"
             "        self._random = random.Random(seed)\n",

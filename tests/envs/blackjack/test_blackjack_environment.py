@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from envs.blackjack_env import (
     BlackjackAction,
     BlackjackState,
-    InvalidResetOption,
-    StepBeforeReset,
+    InvalidResetOptionError,
+    StepBeforeResetError,
 )
 from envs.blackjack_env.server.environment import BlackjackEnvironment
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
 HANDS = 10_000
@@ -96,12 +96,12 @@ def test_the_state_is_a_copy_and_an_episode_has_an_id_of_its_own() -> None:
 
 def test_steps_out_of_turn() -> None:
     env = BlackjackEnvironment()
-    with pytest.raises(StepBeforeReset, match=r"call reset\(\)"):
+    with pytest.raises(StepBeforeResetError, match=r"call reset\(\)"):
         env.step(HIT)
     env.reset(seed=1)
     end = env.step(STAND)
     for action in (HIT, STAND):
-        with pytest.raises(EpisodeOver, match=r"call reset\(\)"):
+        with pytest.raises(EpisodeOverError, match=r"call reset\(\)"):
             env.step(action)
     assert env.state.step_count == 1
     env.reset(seed=1)
@@ -123,7 +123,7 @@ def test_bad_reset_options_leave_the_hand_alone(options: dict[str, Any], message
     env = BlackjackEnvironment()
     env.reset(seed=3)
     before = env.state
-    with pytest.raises(InvalidResetOption, match=message):
+    with pytest.raises(InvalidResetOptionError, match=message):
         env.reset(**options)
     assert env.state == before
     assert env.step(STAND).done

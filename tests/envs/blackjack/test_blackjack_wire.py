@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation, BlackjackState
-from openenv_core import ExecutionFailed, GenericEnvClient, StepResult, SyncEnvClient, ValidationFailed
+from openenv_core import ExecutionError, GenericEnvClient, StepResult, SyncEnvClient, ValidationFailedError
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
 Client: TypeAlias = SyncEnvClient[BlackjackAction, BlackjackObservation, BlackjackState]
@@ -56,20 +56,20 @@ def test_sessions_with_seeds_of_their_own_play_side_by_side_as_they_play_alone(t
 
 def test_what_cannot_be_done_is_an_error_and_leaves_the_hand_as_it_was(table: Client) -> None:
     with GenericEnvClient(base_url=table.base_url).sync() as raw:
-        with pytest.raises(ExecutionFailed, match="before the first step"):
+        with pytest.raises(ExecutionError, match="before the first step"):
             raw.step({"action": "hit"})
         raw.reset(seed=3)
         before = raw.state()
         bad: list[Any] = [{"action": True}, {"action": "HIT"}, {"action": None}, {}, {"move": "hit"}]
         for action in bad:
-            with pytest.raises(ValidationFailed):
+            with pytest.raises(ValidationFailedError):
                 raw.step(action)
         wrong: list[dict[str, Any]] = [{"natural": "maybe"}, {"decks": 6}, {"seed": -1}]
         for options in wrong:
-            with pytest.raises((ExecutionFailed, ValidationFailed), match=next(iter(options))):
+            with pytest.raises((ExecutionError, ValidationFailedError), match=next(iter(options))):
                 raw.reset(**options)
         assert raw.state() == before
         assert raw.step({"action": 0}).done
-        with pytest.raises(ExecutionFailed, match="after the end of the hand"):
+        with pytest.raises(ExecutionError, match="after the end of the hand"):
             raw.step({"action": "stand"})
         assert not raw.reset(seed=1).done

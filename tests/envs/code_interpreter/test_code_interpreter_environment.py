@@ -12,7 +12,7 @@ from envs.code_interpreter_env import (
     CodeInterpreterObservation,
     Execute,
     GetFile,
-    InvalidResetOption,
+    InvalidResetOptionError,
     PutFile,
     Restart,
     Submit,
@@ -174,12 +174,12 @@ async def test_bad_options_leave_the_episode_as_it_was(
     await env.reset_async(episode_id="first")
     backend.snapshots = False
     for options in ({"packages": ["os"]}, {"task": "sum"}, {"nonsense": 1}):
-        with pytest.raises(InvalidResetOption):
+        with pytest.raises(InvalidResetOptionError):
             await env.reset_async(**options)  # type: ignore[arg-type]
     assert env.state.episode_id == "first"
     assert (await run(env, "2")).result == "1"
     assert len(backend.opened) == 1
-    with pytest.raises(InvalidResetOption, match="no snapshot"):
+    with pytest.raises(InvalidResetOptionError, match="no snapshot"):
         await env.reset_async(snapshot=True)
 
 
@@ -192,7 +192,7 @@ async def test_files_that_cannot_be_had_are_the_code_s_mistake(
         seen = await env.step_async(action)
         assert isinstance(seen, CodeInterpreterObservation)
         assert seen.error is not None
-        assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefused", 1)
+        assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefusedError", 1)
     backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
     assert (await env.step_async(GetFile(path="big"))).exit_code == 0
     await env.step_async(PutFile(path="a", content_base64="AAEC"))

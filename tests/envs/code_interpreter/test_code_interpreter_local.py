@@ -7,7 +7,7 @@ import pytest
 
 from envs.code_interpreter_env.server.backends.local import LocalBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
-from openenv_core.sandbox import Isolation, Limits, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Limits, SandboxUnavailableError
 
 SETTINGS = InterpreterSettings(
     packages=("colorsys", "wave"),
@@ -34,14 +34,14 @@ async def test_each_set_of_packages_has_a_sandbox_and_idle_ones_make_room(backen
     one, two = await asyncio.gather(*(backend.open(Limits(), packages=("wave",)) for _ in range(2)))
     assert (await one.execute(LOADED)).result == "['wave']"
     assert (await two.execute(LOADED)).result == "['wave']"
-    with pytest.raises(SandboxUnavailable, match="at most 2 sets"):
+    with pytest.raises(SandboxUnavailableError, match="at most 2 sets"):
         await backend.open(Limits(), packages=("colorsys",))
     await one.close()
     await two.close()
     other = await backend.open(Limits(), packages=("colorsys",))
     assert (await other.execute(LOADED)).result == "['colorsys']"
     assert (await plain.execute("1")).status == "ok"  # it was not idle
-    with pytest.raises(SandboxUnavailable, match="at most 2 sets"):
+    with pytest.raises(SandboxUnavailableError, match="at most 2 sets"):
         await backend.open(Limits(), packages=("wave",))
 
 
@@ -51,11 +51,11 @@ async def test_a_set_that_does_not_start_is_tried_again(
     from openenv_core.sandbox.sandbox import Sandbox
 
     async def fails(_: Sandbox) -> None:
-        raise SandboxUnavailable("expected a good day, got another")
+        raise SandboxUnavailableError("expected a good day, got another")
 
     with monkeypatch.context() as patch:
         patch.setattr(Sandbox, "start", fails)
         for _ in range(2):
-            with pytest.raises(SandboxUnavailable, match="good day"):
+            with pytest.raises(SandboxUnavailableError, match="good day"):
                 await backend.open(Limits(), packages=("wave",))
     assert (await (await backend.open(Limits(), packages=("wave",))).execute("1")).status == "ok"

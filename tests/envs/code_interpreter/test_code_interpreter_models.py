@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from envs.code_interpreter_env import (
     CodeInterpreterObservation,
     Execute,
-    InvalidResetOption,
+    InvalidResetOptionError,
     PutFile,
     Submit,
 )
@@ -157,7 +157,7 @@ def test_options_are_read() -> None:
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
     assert (choice.snapshot, choice.task) == (True, "sum")
     assert chosen({"packages": []}, SETTINGS).packages == ()
-    with pytest.raises(InvalidResetOption, match="CODE_INTERPRETER_MAX_SNAPSHOT=true"):
+    with pytest.raises(InvalidResetOptionError, match="CODE_INTERPRETER_MAX_SNAPSHOT=true"):
         chosen({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
     assert InterpreterSettings.from_environment({"CODE_INTERPRETER_MAX_SNAPSHOT": "true"}).max_snapshot
     assert chosen({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
@@ -193,7 +193,7 @@ def test_options_are_read() -> None:
     ],
 )
 def test_bad_options_are_refused_with_what_was_expected(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidResetOption, match=said):
+    with pytest.raises(InvalidResetOptionError, match=said):
         chosen(options, SETTINGS)
 
 

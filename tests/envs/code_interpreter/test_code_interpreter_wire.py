@@ -21,11 +21,11 @@ from envs.code_interpreter_env.server.app import app
 from openenv_core import (
     Action,
     Environment,
-    ExecutionFailed,
+    ExecutionError,
     GenericEnvClient,
     Observation,
     State,
-    ValidationFailed,
+    ValidationFailedError,
     infrastructure_failure,
     is_infrastructure_failure,
     unscored_reason,
@@ -146,7 +146,7 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
         assert HIDDEN_NUMBER not in said
         assert HIDDEN_TEXT not in said
     assert (client.state().task, client.state().done) == ("double", True)
-    with pytest.raises(ExecutionFailed, match="after the end"):
+    with pytest.raises(ExecutionError, match="after the end"):
         client.execute("1")
     assert not client.reset().done
     assert client.execute("1").observation.result == "1"
@@ -159,7 +159,7 @@ def test_a_task_is_chosen_by_its_place_or_by_the_seed(client: Any) -> None:
     assert drawn[:8] == drawn[8:]
     assert len(set(drawn)) == 2
     for task in ("none", {"split": "none"}, {"split": "train", "index": 2}, {"index": 1}, 3):
-        with pytest.raises(ExecutionFailed, match="reset option task"):
+        with pytest.raises(ExecutionError, match="reset option task"):
             client.reset(task=task)
 
 
@@ -197,7 +197,7 @@ HOSTILE = (
     "import os; os.kill(os.getppid(), 9)",
     "import os; [os.close(fd) for fd in range(3, 64)]",
     "print('sandbox_error'); raise RuntimeError('sandbox_error')",
-    "class SandboxUnavailable(Exception): pass\nraise SandboxUnavailable('sandbox_error')",
+    "class SandboxUnavailableError(Exception): pass\nraise SandboxUnavailableError('sandbox_error')",
     "bytearray(1 << 40)",
     "while True: pass",
     "while True: print('x' * 65536)",
@@ -311,6 +311,6 @@ async def test_code_alone_is_sent_once_a_type_was_refused() -> None:
         assert sent == [Execute(code="one"), {"code": "one"}, {"code": "fail"}, {"code": "two"}]
         # What it cannot do is refused by it, and not left out.
         for refused in (env.execute("three", timeout_s=1.0), env.execute("three", stdin="in"), env.restart()):
-            with pytest.raises(ValidationFailed):
+            with pytest.raises(ValidationFailedError):
                 await refused
         assert (await env.execute("four")).observation.stdout == "four"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tool_houses import call, entry, house_of, kind, names, playing
 
-from envs.mcp_tools_env import InvalidResetOption
+from envs.mcp_tools_env import InvalidResetOptionError
 from envs.mcp_tools_env.server.config import McpToolsSettings
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.episode.options import chosen
-from openenv_core.errors import ConfigurationError, EpisodeOver
+from openenv_core.errors import ConfigurationError, EpisodeOverError
 
 README = Path(__file__).parents[3] / "envs" / "mcp_tools_env" / "README.md"
 
@@ -133,7 +133,7 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         over = await call(env, "two__count")
         assert (kind(over), over.metadata["budget"], over.done) == ("execution_error", "calls", True)
         assert env.state.ended == "calls"
-        with pytest.raises(EpisodeOver):
+        with pytest.raises(EpisodeOverError):
             await call(env, "two__count")
         transcript = env.state.transcript
         assert [entry.outcome for entry in transcript[2:]] == [
@@ -162,14 +162,14 @@ def test_a_reset_cannot_ask_for_more_than_there_is() -> None:
     ]
     refused += [{"calls": True}, {"time_s": 1e9}, {"time_s": 0}, {"allow": "*"}, {"deny": ["x" * 1000]}]
     for options in [*refused, {"transcript": 1}]:
-        with pytest.raises(InvalidResetOption):
+        with pytest.raises(InvalidResetOptionError):
             chosen(options, house_of({"one": entry()}).settings)
 
 
 async def test_a_first_step_begins_an_episode_and_a_refused_reset_leaves_it() -> None:
     env = McpToolsEnvironment(house_of({"one": entry()}))
     assert (await call(env, "count")).result == 1
-    with pytest.raises(InvalidResetOption, match="configuration alone"):
+    with pytest.raises(InvalidResetOptionError, match="configuration alone"):
         await env.reset_async(command="sh")
     assert (await call(env, "count")).result == 2
     assert env.state.step_count == 2

@@ -26,7 +26,7 @@ from envs.mcp_tools_env.server.upstream.schemas import (
     Weight,
 )
 from envs.mcp_tools_env.server.upstream.stdio import ServerProcess
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import infrastructure_failure
 from openenv_core.protocol.jsonio import dumps
 
@@ -95,7 +95,7 @@ async def test_without_restarts_a_death_ends_the_episode() -> None:
         assert (kind(died), died.done, died.reward) == ("transport_error", True, None)
         assert infrastructure_failure(died)
         assert env.state.ended == "infrastructure"
-        with pytest.raises(EpisodeOver):
+        with pytest.raises(EpisodeOverError):
             await call(env, "count")
         assert not (await env.reset_async()).done
         assert (await call(env, "count")).result == 1
@@ -251,7 +251,7 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
     env = McpToolsEnvironment(house_of({"one": entry()}))
     began = await env.reset_async()
     assert "/no/such/place" in (infrastructure_failure(began) or "")
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         await call(env, "count")
     await env.close_async()
 
@@ -281,7 +281,7 @@ async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers
     began = await env.reset_async()
     assert (began.done, began.reward, began.tools) == (True, None, [])
     assert why in (infrastructure_failure(began) or "")
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         await call(env, "count")
     await env.close_async()
 

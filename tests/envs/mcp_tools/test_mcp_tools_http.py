@@ -17,7 +17,7 @@ from tool_site import Site, packed
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
 from envs.mcp_tools_env.server.upstream.addresses import check, checked
-from envs.mcp_tools_env.server.upstream.errors import AddressRefused, FirstFailure
+from envs.mcp_tools_env.server.upstream.errors import AddressRefusedError, FirstFailure
 from envs.mcp_tools_env.server.upstream.http import (
     MAX_BODY_BYTES,
     PinnedBackend,
@@ -39,7 +39,7 @@ PUBLIC = ("8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8
 def is_refused(address: str) -> bool:
     try:
         check(address)
-    except AddressRefused:
+    except AddressRefusedError:
         return True
     return False
 
@@ -78,10 +78,10 @@ async def test_a_name_that_means_another_address_the_second_time_is_looked_up_on
     with pytest.raises(httpcore2.ConnectError):
         await backend.connect_tcp("rebinding.example", 443)
     assert net.asked == ["203.0.114.1", "8.8.4.4"]
-    with pytest.raises(AddressRefused, match=r"127\.0\.0\.1.*rebinding\.example.*allow_private"):
+    with pytest.raises(AddressRefusedError, match=r"127\.0\.0\.1.*rebinding\.example.*allow_private"):
         await backend.connect_tcp("rebinding.example", 443)
     assert net.asked == ["203.0.114.1", "8.8.4.4"]
-    with pytest.raises(AddressRefused):
+    with pytest.raises(AddressRefusedError):
         await backend.connect_unix_socket("/run/docker.sock")
 
 
@@ -89,7 +89,7 @@ async def test_one_private_address_among_public_ones_is_enough() -> None:
     async def look_up(host: str, port: int) -> list[str]:
         return ["8.8.8.8", "::ffff:10.0.0.1"]
 
-    with pytest.raises(AddressRefused):
+    with pytest.raises(AddressRefusedError):
         await checked("mixed.example", 80, allow_private=False, look_up=look_up)
     assert await checked("mixed.example", 80, allow_private=True, look_up=look_up) == [
         "8.8.8.8",

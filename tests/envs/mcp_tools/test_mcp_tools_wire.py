@@ -15,7 +15,7 @@ from envs.mcp_tools_env import McpToolsEnv
 from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.house import SharedState
-from openenv_core.errors import ToolCallFailed
+from openenv_core.errors import ToolCallError
 from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
 from openenv_core.tools.specs import openai_tools
 from servers import create_app
@@ -42,7 +42,7 @@ async def test_the_client_lists_calls_and_is_told_of_failures() -> None:
         assert not await env.has_tool("die")
         assert await env.call_tool("echo", text="rope") == "rope"
         assert await other.call_tool("count") == 1
-        with pytest.raises(ToolCallFailed, match="required property"):
+        with pytest.raises(ToolCallError, match="required property"):
             await env.call_tool("echo")
         state = await env.state()
         assert isinstance(state, McpToolsState)

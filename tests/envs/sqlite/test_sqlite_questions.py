@@ -24,10 +24,10 @@ from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase
 from envs.sqlite_env.world.records import DatabaseContents, write_database
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tools import (
     ToolErrorType,
-    ToolFailed,
+    ToolFailedError,
 )
 from tests.envs.tool_calls import calls_of
 
@@ -234,7 +234,7 @@ def test_the_answer_is_taken_once_and_calls_run_out(world: SqliteEnvironment) ->
         seen = call("submit_answer", {"answer": answer if isinstance(answer, str) else float(answer)})
         assert (seen.reward, seen.done, seen.result, world.state.done) == (reward, True, said, True)
         for name in ("submit_answer", "query", "no_such_tool"):
-            with pytest.raises(EpisodeOver):
+            with pytest.raises(EpisodeOverError):
                 call(name, {})
     world.reset(seed=1, max_calls=3)
     wrong = [call("no_such_tool", {}), call("query", {"sql": 5}), call("query", {"sql": "DROP TABLE staff"})]
@@ -244,7 +244,7 @@ def test_the_answer_is_taken_once_and_calls_run_out(world: SqliteEnvironment) ->
         ToolErrorType.EXECUTION_ERROR,
     ]
     assert [(one.reward, one.done) for one in wrong] == [(0.0, False), (0.0, False), (0.0, True)]
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         call("submit_answer", {"answer": 1})
 
 
@@ -256,7 +256,7 @@ def test_readers_are_closed_with_their_episode(world: SqliteEnvironment) -> None
     world.close()
     for reader in readers:
         assert reader is not None
-        with pytest.raises(ToolFailed, match="closed"):
+        with pytest.raises(ToolFailedError, match="closed"):
             reader.query("SELECT 1")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sqlite_env.models import QueryRefused
+from envs.sqlite_env.models import QueryRefusedError
 from envs.sqlite_env.world.domains import LIBRARY
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import (
@@ -79,7 +79,7 @@ def test_what_is_refused_is_said_and_changes_nothing(reader: ReadOnlyDatabase, t
     for sql in REFUSED:
         try:
             reader.query(sql.replace("{tmp}", str(tmp_path)))
-        except QueryRefused:
+        except QueryRefusedError:
             continue
         pytest.fail(f"{sql!r} is not refused")
     assert everything(reader) == before
@@ -88,7 +88,7 @@ def test_what_is_refused_is_said_and_changes_nothing(reader: ReadOnlyDatabase, t
 
 def test_what_is_no_query_is_not_even_prepared(reader: ReadOnlyDatabase) -> None:
     for sql in ("PRAGMA user_version", "DELETE FROM nothing", "", "/* SELECT 1", "BEGIN"):
-        with pytest.raises(QueryRefused, match="expected one query that reads"):
+        with pytest.raises(QueryRefusedError, match="expected one query that reads"):
             reader.query(sql)
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_query_is_not_even_prepared(reader: ReadOnlyDatabase) -> None
 def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(
     reader: ReadOnlyDatabase, sql: str
 ) -> None:
-    with pytest.raises(QueryRefused, match=r"instructions|at most 1000 characters|32 MB|longer"):
+    with pytest.raises(QueryRefusedError, match=r"instructions|at most 1000 characters|32 MB|longer"):
         reader.query(sql)
     assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
 
@@ -133,7 +133,7 @@ def test_parts_that_multiply_are_refused_before_they_are_written_out(
     mark = definition[3] if ord(definition[3]) > 127 else ""
     few, many = (doubled(levels, definition, f"a0{mark} AS (SELECT 1 x)") + mark for levels in (5, 16))
     assert reader.query(few)["row_count"] == 1
-    with pytest.raises(QueryRefused, match="written out"):
+    with pytest.raises(QueryRefusedError, match="written out"):
         reader.query(many)
 
 
@@ -142,14 +142,14 @@ def test_a_query_that_spills_too_much_is_ended(
 ) -> None:
     # Not every file system counts what is written; this one counts too much.
     monkeypatch.setattr("envs.sqlite_env.world.reading._written", itertools.count(step=20_000_000).__next__)
-    with pytest.raises(QueryRefused, match="32 MB"):
+    with pytest.raises(QueryRefusedError, match="32 MB"):
         reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b")
 
 
 def test_a_query_that_becomes_too_long_a_program_is_refused(reader: ReadOnlyDatabase) -> None:
     tables = ", ".join(f"{PEOPLE} t{place}" for place in range(8))
     uses = ", ".join(["(SELECT x FROM a)"] * 350)
-    with pytest.raises(QueryRefused, match="20000 instructions"):
+    with pytest.raises(QueryRefusedError, match="20000 instructions"):
         reader.query(
             f"WITH a AS NOT MATERIALIZED (SELECT t1.rowid x FROM {tables} ORDER BY 1) SELECT 1 WHERE 1 IN ({uses})"
         )
@@ -159,7 +159,7 @@ def test_a_query_that_becomes_too_long_a_program_is_refused(reader: ReadOnlyData
 def test_a_query_has_so_many_parts_and_no_more(reader: ReadOnlyDatabase) -> None:
     line = "NEW AS (SELECT x FROM OLD)"
     assert reader.query(doubled(50, line))["rows"] == [[1]]
-    with pytest.raises(QueryRefused, match="50 parts"):
+    with pytest.raises(QueryRefusedError, match="50 parts"):
         reader.query(doubled(51, line))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv_core import Observation, StepResult
-from openenv_core.errors import ToolCallFailed
+from openenv_core.errors import ToolCallError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import (
     CallToolAction,
@@ -23,7 +23,7 @@ from openenv_core.tools import (
 )
 from rl_bridge.config import Config
 from rl_bridge.data.traces import Recorder, Trace, load_traces, save_traces, written
-from rl_bridge.errors import ConfigError, EpisodeLost
+from rl_bridge.errors import ConfigError, EpisodeLostError
 from rl_bridge.rollout import ToolTask
 from rl_bridge.tokens.tool_calls import (
     CallStyle,
@@ -111,7 +111,7 @@ async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTa
 async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
-    with pytest.raises(ToolCallFailed):
+    with pytest.raises(ToolCallError):
         await recorder.call("guess", {})
     await recorder.call("say", {"number": 7})
     trace = recorder.trace()
@@ -123,7 +123,7 @@ async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask
 async def test_failed_calls_and_plain_observations_may_end_an_episode(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(0)
-    with pytest.raises(ToolCallFailed):
+    with pytest.raises(ToolCallError):
         await recorder.call("fall", {})
     assert (recorder.trace().reward, len(recorder.trace().messages)) == (-0.5, 2)
     await recorder.begin(0)  # a recorder can begin again
@@ -134,7 +134,7 @@ async def test_failed_calls_and_plain_observations_may_end_an_episode(task: Tool
 async def test_what_the_infrastructure_failed_is_no_trace(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession(broken=True))
     await recorder.begin(0)
-    with pytest.raises(EpisodeLost, match="the disk is gone"):
+    with pytest.raises(EpisodeLostError, match="the disk is gone"):
         await recorder.call("look", {})
 
 

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from slow_server import SlowClient, Wait
 
-from openenv_core import ServerStartFailed
-from openenv_core.errors import ExecutionFailed, ProviderError
+from openenv_core import ServerStartError
+from openenv_core.errors import ExecutionError, ProviderError
 from rl_bridge.environments import supervised
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.environments.supervised import ServerState, SupervisedServer
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 
 HANG_S = 30.0
@@ -78,7 +78,7 @@ async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path)
         assert await servers.traceback() == ""
         async with SlowClient(servers.urls[1]) as client:
             await client.reset()
-            with pytest.raises(ExecutionFailed):
+            with pytest.raises(ExecutionError):
                 await client.step(Wait(seconds=-1.0))
         async with asyncio.timeout(HANG_S):
             while not (told := await servers.traceback()):  # noqa: ASYNC110 - it is another process
@@ -141,7 +141,7 @@ class Mortal:
 
     def start(self) -> str:
         if not self.starts.pop(0):
-            raise ServerStartFailed("it cannot be started")
+            raise ServerStartError("it cannot be started")
         return f"http://server:{len(self.starts)}"
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -
         await server.start()
         async with asyncio.timeout(HANG_S):
             with pytest.raises(
-                RoleFailed, match=r"mortal to need at most 3 restarts .* it ended\nthe last words"
+                RoleError, match=r"mortal to need at most 3 restarts .* it ended\nthe last words"
             ):
                 await server.supervise()
         assert urls == ["http://server:3", None, "http://server:2", None, "http://server:0", None]
@@ -173,7 +173,7 @@ async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -
 @pytest.mark.slow
 async def test_failed_or_cancelled_start_leaves_nothing_running() -> None:
     async with none_left():
-        with pytest.raises(ServerStartFailed, match="no_such_module"):
+        with pytest.raises(ServerStartError, match="no_such_module"):
             async with EnvironmentServers(app="no_such_module:app", count=2):
                 pytest.fail("it was started")
         before = descendants()

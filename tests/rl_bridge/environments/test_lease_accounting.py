@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from openenv_core.errors import CapacityReached, ConnectionFailed, ConnectionLost, ExecutionFailed
+from openenv_core.errors import CapacityError, ConnectionFailedError, ConnectionLostError, ExecutionError
 from rl_bridge.environments import pool
 from rl_bridge.environments import session as address
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import SessionDeadlines
-from rl_bridge.errors import SessionUnavailable
+from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6
 EPISODES = 400
@@ -57,14 +57,14 @@ class Client:
     async def connect(self) -> None:
         await self._linger()
         if self.world.up[self.url] < 0:
-            raise ConnectionFailed("nobody there")
+            raise ConnectionFailedError("nobody there")
         if not self.late:
             self._enter()
         self.life = self.world.up[self.url]
 
     def _enter(self) -> None:
         if self.world.open[self.url] >= self.world.room[self.url]:
-            raise CapacityReached("full", data={"retry_after_s": 0.001})
+            raise CapacityError("full", data={"retry_after_s": 0.001})
         self.world.open[self.url] += 1
         self.entered = True
 
@@ -79,7 +79,7 @@ class Client:
         await self._linger()
         self._require_life()
         if not self.world.calm and self.world.random.random() < 0.02:
-            raise ExecutionFailed("the environment raised")
+            raise ExecutionError("the environment raised")
         return "step"
 
     async def close(self) -> None:
@@ -89,11 +89,11 @@ class Client:
             self.world.open[self.url] -= 1
         await self._linger()
         if self.world.random.random() < 0.1:
-            raise ConnectionLost("while it was closed")
+            raise ConnectionLostError("while it was closed")
 
     def _require_life(self) -> None:
         if self.life != self.world.up[self.url]:
-            raise ConnectionLost("it died")
+            raise ConnectionLostError("it died")
 
     async def _linger(self) -> None:
         kind = self.world.random.random()
@@ -183,7 +183,7 @@ async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest
     assert [client for client in world.made if not client.closed] == []
     assert world.open.total() == 0
     assert ends["played"] > 50
-    assert {"ConnectionLost", "RequestTimeout", "ZeroDivisionError", "CancelledError"} <= set(ends)
+    assert {"ConnectionLostError", "RequestTimeoutError", "ZeroDivisionError", "CancelledError"} <= set(ends)
 
 
 async def reset_once(held: SessionLeases) -> None:
@@ -196,12 +196,12 @@ async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
     world.random.random = lambda: 0.5  # type: ignore[method-assign]
     deadlines = SessionDeadlines(free_s=0.02, connect_s=0.05)
     held = SessionLeases(world.client, sessions=1, deadlines=deadlines)
-    with pytest.raises(SessionUnavailable, match=r"a session on no server within [\d.]+ s"):
+    with pytest.raises(SessionUnavailableError, match=r"a session on no server within [\d.]+ s"):
         await held.lease().__aenter__()
     assert held.counts.free == 1
     held.replace(URLS[:1])
     async with held.lease():
-        with pytest.raises(SessionUnavailable, match=r"one of 1 sessions to be free within 0\.02 s"):
+        with pytest.raises(SessionUnavailableError, match=r"one of 1 sessions to be free within 0\.02 s"):
             await held.lease().__aenter__()
     assert held.counts.free == 1
     await held.close()
@@ -232,7 +232,7 @@ async def test_end_of_a_server_costs_one_attempt_however_many_sessions_were_idle
     await asyncio.gather(*(reset_once(held) for _ in range(SESSIONS)))
     assert held.counts.idle == SESSIONS
     world.up[URLS[0]] += 1  # another life of the same server
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLostError):
         await reset_once(held)
     async with asyncio.timeout(20):
         await asyncio.gather(*(reset_once(held) for _ in range(SESSIONS)))

@@ -11,12 +11,12 @@ import pytest
 from serving import serving
 from slow_server import SlowClient, Wait, make_app
 
-from openenv_core import ExecutionFailed, RequestTimeout
+from openenv_core import ExecutionError, RequestTimeoutError
 from rl_bridge.environments import pool
 from rl_bridge.environments import session as address
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import LeasedSession, SessionDeadlines
-from rl_bridge.errors import RolloutError, SessionUnavailable
+from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -96,11 +96,11 @@ async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
             await session.reset()
             if way == "timed out":
                 with pytest.raises(
-                    RequestTimeout, match=r"a step of http.* within 0\.3 s.*env\.message_timeout_s"
+                    RequestTimeoutError, match=r"a step of http.* within 0\.3 s.*env\.message_timeout_s"
                 ):
                     await session.step(Wait(seconds=60))
             elif way == "swallowed":
-                with pytest.raises(ExecutionFailed):
+                with pytest.raises(ExecutionError):
                     await session.step(Wait(seconds=-1))
             elif way == "cancelled":
                 task = asyncio.ensure_future(session.step(Wait(seconds=60)))
@@ -116,7 +116,7 @@ async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
             async with leases.lease() as session:
                 client = session.client
                 await fail(session)
-        except (ExecutionFailed, ZeroDivisionError):
+        except (ExecutionError, ZeroDivisionError):
             assert way in ("raises", "the episode's own fault")
         assert await play(leases) == 2
         assert (leases.counts.opened, leases.counts.discarded) == (2, 1)
@@ -125,7 +125,7 @@ async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
 
 async def test_reset_has_a_deadline_of_its_own(wide: str) -> None:
     async with leases_on(wide, reset_s=0.1) as leases:
-        with pytest.raises(RequestTimeout, match=r"a reset of .* within 0\.1 s.*env\.reset_timeout_s"):
+        with pytest.raises(RequestTimeoutError, match=r"a reset of .* within 0\.1 s.*env\.reset_timeout_s"):
             async with leases.lease() as session:
                 await session.reset(seconds=60)
 
@@ -189,7 +189,7 @@ async def test_idle_sessions_make_room_for_other_workers(
         async with first.lease() as one, first.lease() as two:
             await asyncio.gather(one.reset(), two.reset())
             with pytest.raises(
-                SessionUnavailable, match=r"within ([4-9]|\d\d)[\d.]* s, got none: CAPACITY_REACHED"
+                SessionUnavailableError, match=r"within ([4-9]|\d\d)[\d.]* s, got none: CAPACITY_REACHED"
             ):
                 await play(hasty)
             waiting = asyncio.ensure_future(play(second))
@@ -223,7 +223,7 @@ async def test_absent_server_is_asked_again_until_the_deadline(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with leases_on(dead, connect_s=0.5) as leases:
-        with pytest.raises(SessionUnavailable, match=r"got none: expected an OpenEnv server"):
+        with pytest.raises(SessionUnavailableError, match=r"got none: expected an OpenEnv server"):
             await play(leases)
         assert 1 < leases.counts.failed < 10
         # It need not be the end: the list may change while one waits.

@@ -12,7 +12,7 @@ from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completion
 from generator_fixtures import WAIT_S, engine_settings, wait_until
 
 from rl_bridge.config import Config, load_config, ready_to_train
-from rl_bridge.errors import ConfigError, GeneratorError, PromptRefused, WeightsError
+from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
@@ -114,7 +114,7 @@ def test_each_temperature_is_checked_once(server: StandIn, engine: EndpointEngin
 
 
 def test_refused_prompt_is_named(server: StandIn, engine: EndpointEngine) -> None:
-    with pytest.raises(PromptRefused, match="out of the vocabulary") as refused:
+    with pytest.raises(PromptRefusedError, match="out of the vocabulary") as refused:
         engine.generate([[1], [2], [VOCABULARY]], WARM).result(WAIT_S)
     assert refused.value.prompt == 2
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1

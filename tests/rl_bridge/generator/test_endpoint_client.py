@@ -10,7 +10,7 @@ import httpx
 import pytest
 from forward_proxy import answering, proxy_everything
 
-from rl_bridge.errors import ConfigError, PromptRefused
+from rl_bridge.errors import ConfigError, PromptRefusedError
 from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.openai_api import EndpointClient
 from rl_bridge.generator.settings import OpenAiEndpoint
@@ -93,7 +93,7 @@ def test_error_of_a_server_is_told_without_the_key_and_control_characters(
 
 
 def test_status_400_is_the_fault_of_a_prompt_where_there_is_one() -> None:
-    with pytest.raises(PromptRefused, match="status 400: no") as refused:
+    with pytest.raises(PromptRefusedError, match="status 400: no") as refused:
         ask(status(400), "POST", {})
     assert refused.value.prompt == 3
     with pytest.raises(ConfigError, match="up to and with /v1"):

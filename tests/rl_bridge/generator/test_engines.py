@@ -24,7 +24,7 @@ from generator_fixtures import (
 )
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -229,7 +229,7 @@ def test_no_cached_prefix_outlives_its_weights(
 def test_refused_batch_fails_alone(engine: Any) -> None:
     for bad in ([5] * 513, [5, 10_000_000], [], [-1]):
         beside = engine.generate(MANY[:8], GREEDY)
-        with pytest.raises(PromptRefused) as refused:
+        with pytest.raises(PromptRefusedError) as refused:
             engine.generate([*MANY[:8], bad], GREEDY).result(WAIT_S)
         assert refused.value.prompt == 8
         assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == beside.result(WAIT_S)

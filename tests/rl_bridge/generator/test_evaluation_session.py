@@ -20,10 +20,10 @@ from rl_bridge.cli.evaluate import COMMAND
 from rl_bridge.config import Config
 from rl_bridge.errors import (
     ConfigError,
-    EpisodeLost,
+    EpisodeLostError,
     GeneratorError,
-    PromptRefused,
-    RoleFailed,
+    PromptRefusedError,
+    RoleError,
     RolloutError,
 )
 from rl_bridge.loops import evaluation_session
@@ -121,7 +121,7 @@ def test_signal_ends_the_evaluation_in_order(
 
 
 async def test_failure_of_the_only_policy_is_not_retried() -> None:
-    raised: list[Exception] = [GeneratorError("it is gone"), PromptRefused(0, "it is too long")]
+    raised: list[Exception] = [GeneratorError("it is gone"), PromptRefusedError(0, "it is too long")]
 
     class Client:
         async def complete(self, *asked: Any) -> None:
@@ -133,9 +133,9 @@ async def test_failure_of_the_only_policy_is_not_retried() -> None:
         RolloutError, match=r"the policy failed, .* it is gone .*generate_timeout_s"
     ) as failed:
         await policy.complete([1], how)
-    assert not isinstance(failed.value, EpisodeLost)  # which would be tried again
+    assert not isinstance(failed.value, EpisodeLostError)  # which would be tried again
     del raised[0]
-    with pytest.raises(PromptRefused):
+    with pytest.raises(PromptRefusedError):
         await policy.complete([1], how)
 
 
@@ -145,7 +145,7 @@ async def test_lost_servers_end_the_evaluation() -> None:
     class Servers:
         async def watch(self) -> None:
             await over.wait()
-            raise RoleFailed("the environment died too often")
+            raise RoleError("the environment died too often")
 
     cancelled = asyncio.Event()
 
@@ -156,7 +156,7 @@ async def test_lost_servers_end_the_evaluation() -> None:
         finally:
             cancelled.set()
 
-    with pytest.raises(RoleFailed, match="died too often"):
+    with pytest.raises(RoleError, match="died too often"):
         await _while_served(Servers(), look())  # type: ignore[arg-type]
     assert cancelled.is_set()
     over.clear()

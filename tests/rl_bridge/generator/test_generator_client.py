@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -42,7 +42,7 @@ class FakeEngine:
             raise failure
         for place, (number,) in enumerate(prompts):
             if number in self.refused:
-                raise PromptRefused(place, f"{number} is no number")
+                raise PromptRefusedError(place, f"{number} is no number")
         return [
             Completion(
                 tokens=list(prompt), logprobs=[0.0] * len(prompt), versions=[0] * len(prompt), stopped=True
@@ -166,7 +166,7 @@ async def test_refused_prompt_fails_its_own_caller_alone() -> None:
     assert engine.seeds[-1] == [100, 102, 103, 105]
     # When all are refused nothing is left to send, and the client lives on.
     results = await asyncio.gather(*ask(client, 1, 4), return_exceptions=True)
-    assert [type(result) for result in results] == [PromptRefused, PromptRefused]
+    assert [type(result) for result in results] == [PromptRefusedError, PromptRefusedError]
     assert answers([await client.complete([6], WARM)]) == [6]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from generator_fixtures import WAIT_S, engine_settings, wait_until
 
-from rl_bridge.errors import GeneratorError, PromptRefused
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.generator import async_engine, batches
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
@@ -276,7 +276,7 @@ def test_load_that_does_not_end_ends_the_engine(
 @pytest.mark.parametrize("bad", [[], [VOCABULARY], [-1]])
 def test_refused_prompt_fails_its_own_batch_alone(engine: AsyncVllmEngine, bad: list[int]) -> None:
     beside = engine.generate([[1]], HOW)
-    with pytest.raises(PromptRefused) as refused:
+    with pytest.raises(PromptRefusedError) as refused:
         engine.generate([[2], [3], bad], HOW).result(WAIT_S)
     assert refused.value.prompt == 2
     assert len(beside.result(WAIT_S)) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from generator_fixtures import perturbed, policy_service, prompts
 
-from rl_bridge.errors import PromptRefused, WeightsError
+from rl_bridge.errors import PromptRefusedError, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -67,7 +67,7 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match="5"):
             await policy.update_weights.route(5)
         assert (await policy.version.fanout()).values == {0: 1, 1: 1}
-        with pytest.raises(PromptRefused, match="token ids from 0"):
+        with pytest.raises(PromptRefusedError, match="token ids from 0"):
             await policy.generate_many.route([*BATCH, [-1]], GREEDY)
 
         # A kill in the middle: nobody who asks notices, and the new one serves what the other does.

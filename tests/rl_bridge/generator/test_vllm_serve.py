@@ -14,7 +14,7 @@ import torch
 from free_ports import free_port
 from generator_fixtures import WAIT_S, engine_settings, logprobs, prompts
 
-from rl_bridge.errors import ConfigError, PromptRefused
+from rl_bridge.errors import ConfigError, PromptRefusedError
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import SamplingSettings
@@ -113,7 +113,7 @@ def test_raw_logprobs_are_refused_where_they_would_be_wrong(
 
 def test_refused_prompt_of_a_server_is_named(engines: dict[str, EndpointEngine]) -> None:
     for bad in ([5] * 40, [10_000_000], []):
-        with pytest.raises(PromptRefused) as refused:
+        with pytest.raises(PromptRefusedError) as refused:
             engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
         assert refused.value.prompt == 1
     assert len(engines["processed"].generate(PROMPTS[:1], WARM).result(WAIT_S)) == 1

@@ -14,7 +14,7 @@ from rich.console import Console
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLost, TrainerWentBack
+from rl_bridge.errors import ReplicaLostError, TrainerWentBackError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.observation import RunObserver
@@ -64,7 +64,7 @@ class Trainer(Parts):
     async def train_step(self, batch: Any, version: int) -> dict[str, float]:
         await self._parts.called("train_step")
         if version != self._parts.trained:
-            raise TrainerWentBack(f"expected {self._parts.trained}, got {version}")
+            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
         self._parts.trained += 1
         return {"loss/total": 0.0}
 
@@ -88,7 +88,7 @@ class Trainer(Parts):
     async def export(self, folder: str, version: int) -> None:
         await self._parts.called("export")
         if version != self._parts.trained:
-            raise TrainerWentBack(f"expected {self._parts.trained}, got {version}")
+            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
 
 
 class Policy:
@@ -240,7 +240,7 @@ class Stage:
                             await train(run)
                             await sync.finish()
                             return run
-                        except (ReplicaLost, TrainerWentBack):
+                        except (ReplicaLostError, TrainerWentBackError):
                             if not losses:
                                 raise
                             losses -= 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.errors import RunInUse
+from rl_bridge.errors import RunInUseError
 from rl_bridge.loops import folder_lock
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
 
@@ -45,7 +45,7 @@ def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
     with (
         folder_of_ones_own(tmp_path),
         pytest.raises(
-            RunInUse, match=rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
+            RunInUseError, match=rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
         ),
     ):
         require_free(tmp_path)
@@ -63,7 +63,7 @@ def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
             os._exit(1)
     try:
         assert os.read(reading, 1) == b"!"
-        with pytest.raises(RunInUse, match=f"process {holder} "):
+        with pytest.raises(RunInUseError, match=f"process {holder} "):
             require_free(tmp_path)
     finally:
         os.kill(holder, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_child_that_comes_by_the_end_of_the_block_closes_nothing_of_its_own(tmp_
 def test_note_that_nobody_can_read_is_no_hindrance_to_saying_so(tmp_path: Path) -> None:
     with folder_of_ones_own(tmp_path):
         (tmp_path / LOCK_FILE).write_text("[1")
-        with pytest.raises(RunInUse, match="another process has it"):
+        with pytest.raises(RunInUseError, match="another process has it"):
             require_free(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from loop_stage import Rollout, Stage, hang
 
 from rl_bridge.config import Config
-from rl_bridge.errors import BridgeError, RoleFailed, RolloutError
+from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import SyncFigures
@@ -80,7 +80,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
 ) -> None:
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=0.5)
     stage.parts.failing[name] = hang
-    with pytest.raises(RoleFailed, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
+    with pytest.raises(RoleError, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
         await asyncio.wait_for(stage.train(reference=True), 20)
 
 
@@ -114,11 +114,11 @@ async def test_lost_groups_are_replaced_by_others(tmp_path: Path) -> None:
 
 async def test_weights_that_cannot_be_brought_end_the_run_while_it_waits_for_rollouts(tmp_path: Path) -> None:
     async def full() -> None:
-        raise RoleFailed("no memory")
+        raise RoleError("no memory")
 
     stage = Stage(tmp_path, max_staleness=1, iterations=20)
     stage.parts.failing["update_weights"] = full
-    with pytest.raises(RoleFailed, match="no memory"):
+    with pytest.raises(RoleError, match="no memory"):
         await asyncio.wait_for(stage.train(), 20)
     assert stage.run.version < 4
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rl_bridge.config import CONFIG_FILE, Config, load_config, save_config
-from rl_bridge.errors import ConfigError, RoleFailed, RunInUse
+from rl_bridge.errors import ConfigError, RoleError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
 CONFIG = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
@@ -44,7 +44,7 @@ def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_pa
     from rl_bridge.loops.session import train_run
 
     (tmp_path / CONFIG_FILE).write_text("the run's own")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUse, match="expected the run's folder"):
+    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
         train_run(CONFIG, tmp_path, resume=True)
     assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
 
@@ -79,7 +79,7 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(session, "_train", begin)
     (tmp_path / LOCK_FILE).write_text("{}")
     (tmp_path / f"{CONFIG_FILE}.partial").write_text("seed: ")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUse):
+    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError):
         session.train_run(CONFIG, tmp_path, resume=False)
     assert session.train_run(CONFIG, tmp_path, resume=False) == 0
     assert begun == [CONFIG]
@@ -114,7 +114,7 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[tuple[object, object]]:
         if not starts:
-            raise RoleFailed("the reward function does not exist")
+            raise RoleError("the reward function does not exist")
         yield SimpleNamespace(), SimpleNamespace(guard=guard)
 
     async def guard(work: Awaitable[bool]) -> bool:
@@ -132,7 +132,7 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
     if starts:
         assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED
     else:
-        with pytest.raises(RoleFailed):
+        with pytest.raises(RoleError):
             session.train_run(now, tmp_path, resume=True)
     assert load_config(tmp_path / CONFIG_FILE) == (now if starts else before)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, ReplicaLost, WeightsError
+from rl_bridge.errors import ConfigError, ReplicaLostError, WeightsError
 from rl_bridge.loops.grpo import train
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import PreemptedError, Run
@@ -26,7 +26,7 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
         nonlocal calls
         calls += 1
         if calls == 6:
-            raise ReplicaLost("the trainer was killed")
+            raise ReplicaLostError("the trainer was killed")
 
     stage.parts.failing["train_step"] = dies_in_the_sixth_step
     run = await stage.train(losses=1)
@@ -51,7 +51,7 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(
 ) -> None:
     def while_the_sixteenth_group_is_played(number: int) -> bool:
         if number == 16:
-            stage.run.buffer.fail(ReplicaLost("the trainer is gone"))
+            stage.run.buffer.fail(ReplicaLostError("the trainer is gone"))
         return False
 
     stage = Stage(
@@ -117,7 +117,7 @@ def nth(number: int, then: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def is_killed() -> None:
-    raise ReplicaLost("the trainer was killed")
+    raise ReplicaLostError("the trainer was killed")
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
@@ -170,7 +170,7 @@ async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> Non
 
     stage = Stage(tmp_path)
     stage.parts.failing["push_weights"] = killed
-    with pytest.raises(ReplicaLost, match="killed"):
+    with pytest.raises(ReplicaLostError, match="killed"):
         await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
     assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
 

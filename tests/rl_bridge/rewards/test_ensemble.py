@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_bridge.errors import ConfigError, RewardFailed
+from rl_bridge.errors import ConfigError, RewardError
 from rl_bridge.rewards.function import (
     Ensemble,
     VoteRule,
@@ -59,10 +59,10 @@ async def test_every_function_votes_and_the_first_failure_is_told_when_all_have_
     async def vote(index: int) -> float | None:
         asked.append(index)
         if index == 1:
-            raise RewardFailed("the second is wrong")
+            raise RewardError("the second is wrong")
         return 1.0
 
-    with pytest.raises(RewardFailed, match="the second is wrong"):
+    with pytest.raises(RewardError, match="the second is wrong"):
         await ensemble(VoteRule.MEAN).evaluate(vote)
     assert asked == [0, 1, 2]
     assert await ensemble(VoteRule.MEAN, count=1).evaluate(vote) == 1.0

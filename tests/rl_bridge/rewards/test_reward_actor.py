@@ -10,7 +10,7 @@ import psutil
 import pytest
 from reward_functions import alive, until
 
-from rl_bridge.errors import RewardFailed
+from rl_bridge.errors import RewardError
 from rl_bridge.rewards.function import (
     Ensemble,
     VoteRule,
@@ -39,7 +39,7 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
     from rl_bridge.services.fleet import Fleet
 
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
-        with pytest.raises(RewardFailed, match=r"reward_functions\.absent"):
+        with pytest.raises(RewardError, match=r"reward_functions\.absent"):
             await RewardActor.options(name="absent").as_service(settings("absent"))
         several = await RewardActor.options(name="several").as_service(settings("exact", "none", "half"))
         assert await several.evaluate_response.route(prompt="2 + 2?", response="4", target="4") == 0.75
@@ -49,7 +49,7 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
         reward = await RewardActor.options(name="reward").as_service(
             settings("compute_reward", timeout_s=5.0)
         )
-        with pytest.raises(RewardFailed, match="the answer '7' is not one"):
+        with pytest.raises(RewardError, match="the answer '7' is not one"):
             await reward.evaluate_response.route(prompt="", response="raise", target="7")
         late = reward.evaluate_response.route(
             prompt="", response="say_and_sleep", target=str(tmp_path / "pid")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.errors import ModelError, RewardFailed
+from rl_bridge.errors import ModelError, RewardError
 from rl_bridge.rewards.settings import RewardModelSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
@@ -78,7 +78,7 @@ def test_too_long_has_no_reward_and_no_number_is_an_error(
     model = load(checkpoint)
     assert model.score([("17 0 10", "hit " * 100)]) == [None]  # too long
     model._model.score.weight.fill_(float("nan"))
-    with pytest.raises(RewardFailed, match="expected a finite reward"):
+    with pytest.raises(RewardError, match="expected a finite reward"):
         model.score([("17 0 10", "hit")])
 
 
@@ -104,7 +104,7 @@ async def test_concurrent_callers_share_batches_and_errors_are_told_to_each() ->
     assert await asyncio.gather(*asked[:8]) == [float(number) for number in range(8)]
     assert sizes[0] <= 4
     assert max(sizes) == 4
-    with pytest.raises(RewardFailed, match="ZeroDivisionError: the model is wrong"):
+    with pytest.raises(RewardError, match="ZeroDivisionError: the model is wrong"):
         await batches.evaluate("", "wrong")
     assert await batches.evaluate("", "7") == 7.0
 

@@ -16,7 +16,7 @@ import pytest
 from reward_functions import alive, until
 
 from rl_bridge.config import Config
-from rl_bridge.errors import RewardFailed
+from rl_bridge.errors import RewardError
 from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards.pool import RewardPool, RewardWorker
@@ -58,7 +58,7 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
         assert (pool.counts.scored, pool.counts.unscored, pool.counts.retried) == (5, 1, 0)
         # What is no number is the function's mistake.
         for wrong in ("nan", "inf", "list", "text"):
-            with pytest.raises(RewardFailed, match=r"to return a finite number or None, got"):
+            with pytest.raises(RewardError, match=r"to return a finite number or None, got"):
                 await ask(pool, "return", wrong)
         # Workers are kept: none of this has cost one.
         assert (pool.counts.workers_started, pool.counts.workers_lost) == (2, 0)
@@ -143,10 +143,10 @@ async def test_a_function_that_raises_ends_the_run_once_it_is_clear_that_it_is_t
         assert await ask(pool, "raise_once", str(tmp_path / "raised")) == 1.0
         assert (pool.counts.retried, pool.counts.raised) == (1, 0)
         with pytest.raises(
-            RewardFailed, match=r"(?s)compute_reward' raised:.*do_raise.*'7' is not one.*reward\.drop"
+            RewardError, match=r"(?s)compute_reward' raised:.*do_raise.*'7' is not one.*reward\.drop"
         ):
             await ask(pool, "raise", "7")
-        with pytest.raises(RewardFailed, match="SystemExit"):
+        with pytest.raises(RewardError, match="SystemExit"):
             await ask(pool, "exit", 3)
         assert (pool.counts.raised, pool.counts.workers_started) == (2, 2)
     async with open_pool(drop_failures=True) as pool:
@@ -183,7 +183,7 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
     ],
 )
 async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
-    with pytest.raises(RewardFailed, match=words):
+    with pytest.raises(RewardError, match=words):
         async with RewardPool([function], workers=1, timeout_s=HANG_S):
             pytest.fail("it was started")
     assert guards() == []
@@ -204,7 +204,7 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
     settings = reward_settings(config)
     names, longest = settings.ensemble.functions, settings.start_timeout_s
     with pytest.raises(
-        RewardFailed, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
+        RewardError, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
     ) as told:
         async with RewardPool(names, workers=1, timeout_s=HANG_S, start_timeout_s=longest):
             pytest.fail("it was started")
@@ -226,7 +226,7 @@ async def test_a_pool_that_can_have_no_processes_any_more_says_so(
         module.unlink()
         os.kill(pool.pids[0], signal.SIGKILL)
         with pytest.raises(
-            RewardFailed, match=r"expected another process for reward functions, got: .*vanishing"
+            RewardError, match=r"expected another process for reward functions, got: .*vanishing"
         ):
             await ask(pool, "x")
 
@@ -239,7 +239,7 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(ask(pool, "return", 1))
         await asyncio.sleep(0.01)
     for task in (held, waiting):
-        with pytest.raises(RewardFailed, match="got one that was closed"):
+        with pytest.raises(RewardError, match="got one that was closed"):
             await task
     assert not alive(pid)
     await until(lambda: not pool._renewals)

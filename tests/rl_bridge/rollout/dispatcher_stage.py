@@ -25,7 +25,7 @@ from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)
 SIBLINGS = 4
-LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLost: the server is gone")
+LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLostError: the server is gone")
 UNFINISHED = NoTrajectory(absence=Absence.UNFINISHED, reason="stopped")
 
 Play = Callable[["Workers", Assignment], Awaitable[AssignmentResult]]

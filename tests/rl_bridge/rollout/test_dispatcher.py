@@ -22,7 +22,7 @@ from dispatcher_stage import (
     simulated,
 )
 
-from rl_bridge.errors import NoReplica, ReplicaLost, RolloutError
+from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Assignment,
     AssignmentResult,
@@ -57,7 +57,7 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
     assert bridge.dispatcher.counts.played == 8 * SIBLINGS
 
 
-@pytest.mark.parametrize("loss", [ReplicaLost("killed"), NoReplica("none left")])
+@pytest.mark.parametrize("loss", [ReplicaLostError("killed"), NoReplicaError("none left")])
 @simulated
 async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones(loss: Exception) -> None:
     bridge = Bridge(in_order(loss, loss), max_staleness=4, slots=2)
@@ -133,7 +133,7 @@ async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile(lo
             return preempted(assignment)
         if lost_too and not lost and len(assignment.seeds) == 3:
             lost.append(assignment)
-            raise ReplicaLost("and another")
+            raise ReplicaLostError("and another")
         if len(assignment.seeds) == 3:
             await asyncio.sleep(30.0)  # the rest of that group takes its time
         return await at_once(workers, assignment)
@@ -160,7 +160,7 @@ async def test_preempted_worker_that_has_finished_hands_nothing_on() -> None:
 
 @simulated
 async def test_siblings_handed_on_outlive_the_next_worker() -> None:
-    bridge = Bridge(in_order(preempted, ReplicaLost("and another")), groups=1)
+    bridge = Bridge(in_order(preempted, ReplicaLostError("and another")), groups=1)
     async with bridge.dispatcher:
         (group,) = await bridge.sample()
     assert [len(one.seeds) for one in bridge.workers.assignments] == [4, 3, 3]
@@ -234,7 +234,7 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     def one_dropped(assignment: Assignment) -> AssignmentResult:
         return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *answer(assignment).outcomes[1:]))
 
-    killed = ReplicaLost("killed")
+    killed = ReplicaLostError("killed")
     play = in_order(one_dropped, killed, preempted, one_dropped, one_dropped, one_dropped)
     bridge = Bridge(play, slots=1, iterations=0)
     told: list[int] = []
@@ -291,7 +291,7 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
                 await asyncio.sleep(1e9)  # it does not listen
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
         if luck < 0.15:
-            raise ReplicaLost("killed")
+            raise ReplicaLostError("killed")
         if luck < 0.3:
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
             return AssignmentResult(

@@ -16,7 +16,7 @@ from dispatcher_stage import (
     simulated,
 )
 
-from rl_bridge.errors import ReplicaLost, RolloutError
+from rl_bridge.errors import ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Absence,
     Assignment,
@@ -104,7 +104,7 @@ async def test_group_played_again_has_the_refills_of_its_step() -> None:
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if assignment.group in lost:
             lost.discard(assignment.group)
-            raise ReplicaLost("killed")
+            raise ReplicaLostError("killed")
         return await agreeing(workers, assignment)
 
     bridge = Bridge(how, group_filter=GroupFilter(dynamic=True, refills=4))
@@ -180,7 +180,7 @@ async def test_run_of_unusable_groups_ends_and_says_why() -> None:
 
 FAILED = NoTrajectory(
     absence=Absence.DROPPED,
-    reason="ExecutionFailed: the environment raised",
+    reason="ExecutionError: the environment raised",
     ending=Ending.FAILED_ENVIRONMENT,
 )
 
@@ -255,7 +255,7 @@ async def test_error_that_is_no_loss_reaches_the_loop() -> None:
 async def test_worker_that_dies_with_many_groups_is_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bridge = Bridge(in_order(*[ReplicaLost("replica 0 of rollout is lost")] * 20), groups=20, slots=20)
+    bridge = Bridge(in_order(*[ReplicaLostError("replica 0 of rollout is lost")] * 20), groups=20, slots=20)
     async with bridge.dispatcher:
         await bridge.buffer.sample(0, 20)
     (line,) = caplog.messages

@@ -11,7 +11,7 @@ from tool_fixtures import DeskTask, LoggingEngine, PieceTokenizer, Told, calling
 from openenv_core import Observation, StepResult
 from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool
-from rl_bridge.errors import EpisodeUnscored, NoReplica, ReplicaLost, RolloutError
+from rl_bridge.errors import EpisodeUnscoredError, NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.episode import (
     EpisodeSettings,
@@ -67,7 +67,7 @@ async def test_reward_that_is_not_finite_leaves_the_episode_unscored(reward: flo
     assert (await noting(noted(0.0), noted(0.25), noted(0.5, done=True))).reward == 0.75
     rewards[at] = reward
     answers = [noted(rewards[0]), noted(rewards[1]), noted(rewards[2], done=True)]
-    with pytest.raises(EpisodeUnscored, match=r"rewards that are finite, got -?(nan|inf|10)"):
+    with pytest.raises(EpisodeUnscoredError, match=r"rewards that are finite, got -?(nan|inf|10)"):
         await noting(*answers)
 
 
@@ -80,7 +80,8 @@ async def test_judge_sees_chat_and_answers_and_adds_to_what_was_earned() -> None
 
 
 @pytest.mark.parametrize(
-    "outcome", [None, ReplicaLost("replica 0 of reward was lost"), NoReplica("none serves"), float("nan")]
+    "outcome",
+    [None, ReplicaLostError("replica 0 of reward was lost"), NoReplicaError("none serves"), float("nan")],
 )
 async def test_judge_that_fails_leaves_the_episode_unscored(outcome: Any) -> None:
     async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
@@ -88,7 +89,7 @@ async def test_judge_that_fails_leaves_the_episode_unscored(outcome: Any) -> Non
             raise outcome
         return outcome  # type: ignore[no-any-return]
 
-    with pytest.raises(EpisodeUnscored, match="reward"):
+    with pytest.raises(EpisodeUnscoredError, match="reward"):
         await noting(noted(None), noted(1.0, done=True), judge=judge)
 
 

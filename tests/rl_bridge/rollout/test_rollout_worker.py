@@ -20,9 +20,15 @@ from worker_fixtures import (
 )
 
 from openenv_core import LocalProcessProvider
-from openenv_core.errors import FactoryFailed, ServerError, SessionFailed
+from openenv_core.errors import FactoryError, ServerError, SessionError
 from rl_bridge.environments.session import SessionDeadlines
-from rl_bridge.errors import GeneratorError, NoReplica, PromptRefused, ReplicaLost, RolloutError
+from rl_bridge.errors import (
+    GeneratorError,
+    NoReplicaError,
+    PromptRefusedError,
+    ReplicaLostError,
+    RolloutError,
+)
 from rl_bridge.rollout.assignment import (
     Absence,
     AssignmentResult,
@@ -182,7 +188,9 @@ async def test_episodes_of_a_dead_server_are_played_on_its_successor(process: st
     assert 0 < result.retried <= 8  # each session found out once
 
 
-@pytest.mark.parametrize("loss", [GeneratorError("out of memory"), ReplicaLost("killed"), NoReplica("none")])
+@pytest.mark.parametrize(
+    "loss", [GeneratorError("out of memory"), ReplicaLostError("killed"), NoReplicaError("none")]
+)
 async def test_policy_that_fails_costs_an_attempt_and_no_reward(notebook: str, loss: Exception) -> None:
     async with playing([notebook], NotebookTask, word, sessions=2) as play:
         left = [loss]
@@ -209,7 +217,9 @@ def raising(error: Exception) -> Callable[[], None]:
     return fail
 
 
-@pytest.mark.parametrize("error", [None, ZeroDivisionError("of the engine"), PromptRefused(0, "too long")])
+@pytest.mark.parametrize(
+    "error", [None, ZeroDivisionError("of the engine"), PromptRefusedError(0, "too long")]
+)
 async def test_faults_of_our_own_end_the_assignment(notebook: str, error: Exception | None) -> None:
     """Of the task's own code, of what stands in for the engine, and prompts that it refuses."""
     async with playing(
@@ -246,7 +256,7 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
         (whole,) = trajectories(await play([3]))
     for one in trajectories(result):
         assert (one.ending, len(one.turns), one.reward) == (Ending.REFUSED_ACTION, 2, 0.25 - 1.5)
-        assert str(one.refusal).startswith("ValidationFailed: VALIDATION_ERROR: ")
+        assert str(one.refusal).startswith("ValidationFailedError: VALIDATION_ERROR: ")
     assert len(trajectories(result)) == 2
     assert (whole.ending, whole.refusal) == (Ending.COMPLETED, None)
     await until_no_session_is_left(notebook)
@@ -258,8 +268,8 @@ async def test_session_that_could_not_be_kept_costs_an_attempt(
     """A server ends the session of a step that takes too long, and what takes long the policy decides."""
     async with playing([notebook], NotebookTask, word) as play:
         left: list[ServerError] = [
-            SessionFailed("late", "SESSION_ERROR"),
-            FactoryFailed("full", "SESSION_ERROR"),
+            SessionError("late", "SESSION_ERROR"),
+            FactoryError("full", "SESSION_ERROR"),
         ]
         taken = play.task.client_type.step
 
@@ -351,7 +361,7 @@ async def test_episode_that_fails_once_is_played_again_in_a_new_session(
 async def test_episode_that_keeps_failing_is_dropped_and_never_scored(notebook: str, saying: str) -> None:
     async with playing([notebook], NotebookTask, word, max_attempts=3) as play:
         result = await play([1, 2, 3], test=f"dropped-{saying}", saying=saying, failing=[2], times=1000)
-    assert (result.retried, result.last_failure) == (3, "EpisodeLost: the zygote is gone")
+    assert (result.retried, result.last_failure) == (3, "EpisodeLostError: the zygote is gone")
     assert rewards(result) == [WHOLE, None, WHOLE]
     dropped = result.outcomes[1]
     assert (absences(result)[1], dropped.ending) == (Absence.DROPPED, Ending.FAILED_ENVIRONMENT)

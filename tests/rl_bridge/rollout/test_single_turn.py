@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.data.examples import Example
-from rl_bridge.errors import GeneratorError, PromptRefused, ReplicaLost
+from rl_bridge.errors import GeneratorError, PromptRefusedError, ReplicaLostError
 from rl_bridge.rollout import episode as attempts
 from rl_bridge.rollout.assignment import (
     Absence,
@@ -114,7 +114,7 @@ async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
     assert parts.under_way == 0
 
 
-@pytest.mark.parametrize("error", [PromptRefused(0, "too long"), ReplicaLost("gone")])
+@pytest.mark.parametrize("error", [PromptRefusedError(0, "too long"), ReplicaLostError("gone")])
 async def test_error_of_another_kind_ends_the_assignment_and_all_of_its_answers(error: Exception) -> None:
     parts = Parts()
     parts.failing[1] = error

@@ -34,7 +34,7 @@ from openenv_core.tools import (
     ToolError,
     ToolErrorType,
 )
-from rl_bridge.errors import EpisodeLost, RolloutError
+from rl_bridge.errors import EpisodeLostError, RolloutError
 from rl_bridge.rollout import EvaluationResult, ToolTask
 from rl_bridge.rollout.tool_task import ToolWorldTask
 from rl_bridge.tokens.tool_calls import ToolCall
@@ -107,11 +107,11 @@ async def test_tools_that_cannot_be_listed_lose_the_episode(task: ToolTask) -> N
         ({"error": "the MCP server is gone"}, "the MCP server is gone"),
         ({}, "not say why"),
     ):
-        with pytest.raises(EpisodeLost, match=f"got none: .*{why}"):
+        with pytest.raises(EpisodeLostError, match=f"got none: .*{why}"):
             await task.functions(answering(ListToolsObservation(tools=[], metadata=metadata)), Observation())
     gone = {"infrastructure_error": "the tool server is gone"}
     lost = ListToolsObservation(tools=[], done=True, metadata=gone)
-    with pytest.raises(EpisodeLost, match="the tool server is gone"):
+    with pytest.raises(EpisodeLostError, match="the tool server is gone"):
         await task.functions(answering(lost), Told(task="do it"))
     with pytest.raises(TypeError, match=r"a list of tools, got Told; override DeskTask\.functions"):
         await task.functions(answering(Told(task="again")), Told(task="do it"))

@@ -19,7 +19,14 @@ import pytest
 from jinja2 import Environment as Jinja
 
 from openenv_core import Action, Environment, MCPToolClient, Observation, State, StepResult
-from openenv_core.tools import CallToolAction, ToolAction, ToolEnvironment, ToolFailed, ToolObservation, tool
+from openenv_core.tools import (
+    CallToolAction,
+    ToolAction,
+    ToolEnvironment,
+    ToolFailedError,
+    ToolObservation,
+    tool,
+)
 from rl_bridge.config import Config
 from rl_bridge.rollout import Task, ToolTask
 from rl_bridge.rollout.episode import (
@@ -188,7 +195,7 @@ class Desk(ToolEnvironment[State]):
     @tool
     def fail(self) -> str:
         """Fail."""
-        raise ToolFailed(f"{TOLD}no")
+        raise ToolFailedError(f"{TOLD}no")
 
     @tool
     async def hang(self, seconds: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 from service_waits import WAIT_S, alive, descendants, until, until_gone
 
 from rl_bridge import services
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -34,7 +34,7 @@ async def test_a_role_that_dies_under_a_call_ends_it(roles: ModuleType, tmp_path
             await waiting
 
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed, match="replica 0 of worker is lost") as caught:
+            with pytest.raises(RoleError, match="replica 0 of worker is lost") as caught:
                 await fleet.guard(killed_midway())
         # The end of its log tells why, where the role could say so.
         assert "I am 7" in str(caught.value)
@@ -61,11 +61,11 @@ async def test_a_role_that_dies_while_nobody_calls_it_is_noticed(roles: ModuleTy
                 raise
 
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed, match="replica 0 of worker is lost"):
+            with pytest.raises(RoleError, match="replica 0 of worker is lost"):
                 await fleet.guard(busy_elsewhere())
         assert cancelled.is_set()
         # From then on nothing more is begun.
-        with pytest.raises(RoleFailed):
+        with pytest.raises(RoleError):
             await fleet.guard(asyncio.sleep(600))
     await until_gone(started)
 
@@ -110,7 +110,7 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
         pid = await first.guard(worker.describe.route())
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed):
+            with pytest.raises(RoleError):
                 await first.guard(asyncio.sleep(600))
         await until(lambda: bool(reports))  # without a real report this test shows nothing
     async with services.Fleet(tmp_path / "second") as second:

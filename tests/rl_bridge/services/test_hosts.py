@@ -174,7 +174,7 @@ def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) 
         assert ran.returncode == 0, ran.stderr
         assert ast.literal_eval(ran.stdout.splitlines()[-1]) == {0: 3, 1: 3}
     else:
-        assert "RoleFailed: expected to reach the hosts 'mistyped' of SlurmJob" in ran.stderr
+        assert "RoleError: expected to reach the hosts 'mistyped' of SlurmJob" in ran.stderr
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --nodes=1" in script
     assert "#SBATCH --partition=gpu" in script

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_bridge.errors import RoleFailed
+from rl_bridge.errors import RoleError
 from rl_bridge.services import RestartPolicy
 from rl_bridge.services.options import RestartBudget, ServiceOptions
 from rl_bridge.services.placement import (
@@ -32,7 +32,7 @@ def test_gpus_are_shared_out_once() -> None:
     single = placement.take(ServiceOptions(procs=2, with_gpus=True), 0.0)
     assert (single.first, [single.gpu_of(rank) for rank in range(2)]) == (0, [2, 3])
     assert placement.take(ONE, 0.0).gpu_of(0) is None
-    with pytest.raises(RoleFailed, match=r"2 host\(s\) in a row with 2 free GPU\(s\) each .* \[0, 2\] free"):
+    with pytest.raises(RoleError, match=r"2 host\(s\) in a row with 2 free GPU\(s\) each .* \[0, 2\] free"):
         placement.take(PAIR, 0.0)
     placement.release(single)
     again = placement.take(PAIR, 0.0)
@@ -69,7 +69,7 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
 
 
 def test_more_hosts_than_there_are_is_an_error() -> None:
-    with pytest.raises(RoleFailed, match=r"expected 2 host\(s\) in a row with 0 free"):
+    with pytest.raises(RoleError, match=r"expected 2 host\(s\) in a row with 0 free"):
         Placement(hosts=1, gpus=0).take(ServiceOptions(hosts=2), 0.0)
 
 
@@ -79,7 +79,7 @@ def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
     assert [placement.take(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
     taken = [placement.take(needy, 0.0) for _ in range(2)]
     assert [slot.first for slot in taken] == [0, 1]
-    with pytest.raises(RoleFailed, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
+    with pytest.raises(RoleError, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
         placement.take(needy, 0.0)
     # They stay the second choice, not none: one that serves is better than one that fell silent.
     for first in (2, 3):
@@ -89,7 +89,7 @@ def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
 
 def test_no_replica_spans_hosts_of_both_kinds() -> None:
     placement = Placement(hosts=1, gpus=1, gpuless=1)
-    with pytest.raises(RoleFailed, match=r"2 host\(s\) in a row"):
+    with pytest.raises(RoleError, match=r"2 host\(s\) in a row"):
         placement.take(ServiceOptions(hosts=2), 0.0)
     assert Placement(hosts=1, gpus=1, gpuless=2).take(ServiceOptions(hosts=2), 0.0).first == 1
 

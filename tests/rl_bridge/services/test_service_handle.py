@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.errors import GeneratorError, NoReplica, ReplicaLost, WeightsError
+from rl_bridge.errors import GeneratorError, NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
 from rl_bridge.services import replays as replays_module
-from rl_bridge.services.balancer import TargetGone
+from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.replays import Replays
 
 HANG_S = 30.0
@@ -33,7 +33,7 @@ class FakeTarget:
         self.calls.append((name, args))
         await self.released.wait()
         if self.gone.is_set():
-            raise TargetGone("killed")
+            raise TargetGoneError("killed")
         if self.error is not None:
             raise self.error
         return self.replica
@@ -66,7 +66,7 @@ async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_i
     handle.update(roster(2, first, second))
     first.die()
     assert await asked == 1
-    with pytest.raises(ReplicaLost, match="replica 0 of policy was lost during tell: killed"):
+    with pytest.raises(ReplicaLostError, match="replica 0 of policy was lost during tell: killed"):
         await told
     # Until the controller says so too, it is left out here.
     assert handle.serving == 1
@@ -81,7 +81,7 @@ async def test_what_the_controller_says_of_a_loss_ends_the_calls_at_once() -> No
     await turns()
     handle.update(roster(2, second, lost=((0, 1),)))
     assert await asked == 1
-    with pytest.raises(ReplicaLost, match="the controller says that it is gone"):
+    with pytest.raises(ReplicaLostError, match="the controller says that it is gone"):
         await told
 
 
@@ -113,9 +113,9 @@ async def test_a_replica_that_only_leaves_ends_what_it_has_begun() -> None:
 async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so() -> None:
     # A rollout worker, say, whose own call to another service was lost.
     target = FakeTarget(0)
-    target.error = ReplicaLost("replica 3 of another service was lost")
+    target.error = ReplicaLostError("replica 3 of another service was lost")
     handle = ServiceHandle(roster(1, target))
-    with pytest.raises(ReplicaLost, match="another service"):
+    with pytest.raises(ReplicaLostError, match="another service"):
         await handle.ask.route()
     assert handle.serving == 1
     assert len(target.calls) == 1
@@ -129,7 +129,9 @@ async def test_a_call_waits_for_a_replica_until_its_deadline() -> None:
     assert await asked == 2
     handle.update(roster(2, FakeTarget(1)))  # older news
     assert await handle.ask.route() == 2
-    with pytest.raises(NoReplica, match=r"expected a replica of policy to serve within 0\.05 s, none did"):
+    with pytest.raises(
+        NoReplicaError, match=r"expected a replica of policy to serve within 0\.05 s, none did"
+    ):
         await ServiceHandle(roster(1, wait_s=0.05)).ask.route()
 
 
@@ -162,7 +164,7 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
     assert session.replica is None
     assert [await session.tell.route() for _ in range(3)] == [0, 0, 0]
     first.die()
-    with pytest.raises(ReplicaLost):
+    with pytest.raises(ReplicaLostError):
         await session.tell.route()
     assert [await session.ask.route() for _ in range(3)] == [1, 1, 1]
     assert (session.replica, session.moved) == (1, 1)

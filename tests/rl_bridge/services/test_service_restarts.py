@@ -13,7 +13,7 @@ import pytest
 from service_waits import WAIT_S, alive, descendants, held, kill, until, until_gone
 
 from rl_bridge import services
-from rl_bridge.errors import GeneratorError, ReplicaLost, RoleFailed, WeightsError
+from rl_bridge.errors import GeneratorError, ReplicaLostError, RoleError, WeightsError
 from rl_bridge.services.starts import VARIABLE, start_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -84,7 +84,7 @@ async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
         async with asyncio.timeout(WAIT_S):
             assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {other}
             ends = await asyncio.gather(*once, return_exceptions=True)
-        assert {type(end) for end in ends} == {int, ReplicaLost}
+        assert {type(end) for end in ends} == {int, ReplicaLostError}
 
 
 async def test_all_replicas_killed_at_once_while_idle(roles: ModuleType, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_replica_killed_during_a_fan_out(roles: ModuleType, tmp_path: Pa
         async with asyncio.timeout(WAIT_S):
             taken = await fanning
         assert taken.values == {1: 2}
-        assert [type(error) for error in taken.failed.values()] == [ReplicaLost]
+        assert [type(error) for error in taken.failed.values()] == [ReplicaLostError]
         assert list(taken.failed) == [0]
         await until(lambda: all_serve(policy))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
@@ -273,15 +273,15 @@ async def test_the_run_ends_when_the_budget_is_gone(roles: ModuleType, tmp_path:
         last = pids_of(policy)
         kill(*last)
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed, match=r"replica 0 of policy was lost more than 1 times") as caught:
+            with pytest.raises(RoleError, match=r"replica 0 of policy was lost more than 1 times") as caught:
                 await guarded
         assert cancelled.is_set()
         assert f"setting up {last[0]}" in str(caught.value)  # the end of its log
         assert policy.replicas[0].state == "failed"
         # Nothing waits for what will not come.
-        with pytest.raises(RoleFailed, match="was lost more than 1 times"):
+        with pytest.raises(RoleError, match="was lost more than 1 times"):
             await policy.generate.route()
-        with pytest.raises(RoleFailed):
+        with pytest.raises(RoleError):
             await fleet.guard(asyncio.sleep(600))
         started = descendants() - before
     await until_gone(started)
@@ -300,7 +300,7 @@ async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) 
                 await ranks.step.route(2)
 
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed, match="replica 0 of ranks is lost, and it is never restarted"):
+            with pytest.raises(RoleError, match="replica 0 of ranks is lost, and it is never restarted"):
                 await fleet.guard(train())
         await until_gone([first, second])  # what is left of it cannot go on alone
 

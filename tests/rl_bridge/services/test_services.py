@@ -10,7 +10,7 @@ import pytest
 from service_waits import WAIT_S, descendants, held, kill, until, until_gone
 
 from rl_bridge import services
-from rl_bridge.errors import RemoteError, ReplicaLost, RoleFailed, TrainingError
+from rl_bridge.errors import RemoteError, ReplicaLostError, RoleError, TrainingError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
     # They were told that the end comes, and it came.
     assert names(tmp_path, "closed-*") == {f"closed-{pid}" for pid in pids}
     await until_gone(started)
-    with pytest.raises(RoleFailed, match="the service policy has been stopped"):
+    with pytest.raises(RoleError, match="the service policy has been stopped"):
         await policy.generate.route()
 
 
@@ -76,7 +76,7 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
 async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.errors import ModelError
 
-    with pytest.raises(RoleFailed, match="expected an open fleet to start Policy in"):
+    with pytest.raises(RoleError, match="expected an open fleet to start Policy in"):
         await roles.Policy.as_service()
     before = descendants()
     async with services.Fleet(tmp_path / "logs") as fleet:
@@ -84,7 +84,7 @@ async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(ModelError, match="expected a model"):
                 await roles.Policy.options(num_replicas=2).as_service(tmp_path)
-            with pytest.raises(RoleFailed, match="never made"):
+            with pytest.raises(RoleError, match="never made"):
                 await roles.Unmakable.as_actor()
         assert fleet.services == {}
         (tmp_path / "refuse").unlink()
@@ -104,7 +104,7 @@ async def test_a_first_start_that_takes_too_long_is_an_error_at_once(
     (tmp_path / "wait").touch()
     async with services.Fleet(tmp_path / "logs"):
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleFailed, match="replica 0 of policy did not serve within 2 s"):
+            with pytest.raises(RoleError, match="replica 0 of policy did not serve within 2 s"):
                 await roles.Policy.options(start_timeout_s=2.0).as_service(tmp_path)
             with pytest.raises(TypeError, match="pickle"):
                 await roles.Policy.as_service(Lock())
@@ -181,7 +181,7 @@ async def test_other_processes_call_the_replicas_themselves(roles: ModuleType, t
             assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {pids[1]}
             ends = await asyncio.gather(*once, return_exceptions=True)
         assert pids[1] in ends
-        lost = [end for end in ends if isinstance(end, ReplicaLost)]
+        lost = [end for end in ends if isinstance(end, ReplicaLostError)]
         assert len(lost) == 1
         assert "of policy was lost during once" in str(lost[0])
         # With nobody left it waits; whoever comes back holds the weights.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
-from rl_bridge.errors import NonFiniteLoss
+from rl_bridge.errors import NonFiniteLossError
 
 pytestmark = pytest.mark.heavy
 
@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_trainer: MakeTr
     before = copied(trainer)
     bad = batch(4)
     bad.advantages[5] = poison
-    with pytest.raises(NonFiniteLoss, match=r"in iteration 0.*learning_rate"):
+    with pytest.raises(NonFiniteLossError, match=r"in iteration 0.*learning_rate"):
         trainer.step(bad)
     assert_close(copied(trainer), before)
     assert trainer.version == 0

@@ -152,7 +152,7 @@ def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Pa
 
 
 def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
-    from rl_bridge.errors import NonFiniteLoss
+    from rl_bridge.errors import NonFiniteLossError
 
     trainer = trained(tiny_policy, tmp_path, PPO)
     before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
@@ -160,7 +160,7 @@ def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: P
     one.rewards[one.rewards != 0] *= np.float32(
         1e30
     )  # squares are beyond float32, whitened advantages are not
-    with pytest.raises(NonFiniteLoss, match="in iteration 0"):
+    with pytest.raises(NonFiniteLossError, match="in iteration 0"):
         trainer.step(one)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.hf_state_dict().items())
     assert trainer.step(batch(6))["critic/value_mean"] == 0.0

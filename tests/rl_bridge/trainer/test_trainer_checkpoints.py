@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_ranks import WAIT_S, RankDied, Ranks, alone, assert_close, batch, copied, ranks, settings
+from trainer_ranks import WAIT_S, RankDiedError, Ranks, alone, assert_close, batch, copied, ranks, settings
 
-from rl_bridge.errors import CheckpointError, ModelError, RankLost, TrainingError
+from rl_bridge.errors import CheckpointError, ModelError, RankLostError, TrainingError
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 from rl_bridge.trainer.settings import ResumeState
 
@@ -275,7 +275,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
 
     told: dict[int, dict[str, float]] = {}
     for _ in range(len(kills) + 1):
-        with ranks(tmp_path, count) as those, contextlib.suppress(RankDied, RankLost, OSError):
+        with ranks(tmp_path, count) as those, contextlib.suppress(RankDiedError, RankLostError, OSError):
             go_on(those)
     assert not kills
     assert half_written[0], "the first kill in a checkpoint came too late to be one"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainer_ranks import WAIT_S, Ranks, alone, assert_close, batch, copied, ranks, settings
 
-from rl_bridge.errors import ConfigError, NonFiniteLoss, RankLost
+from rl_bridge.errors import ConfigError, NonFiniteLossError, RankLostError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -72,7 +72,7 @@ def test_what_is_not_finite_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp
     bad = batch(4)
     bad.advantages[0] = float("nan")  # of one trajectory, so one rank has it
     pair.ask("step", bad)
-    assert all(isinstance(answer, NonFiniteLoss) for answer in pair.answers())
+    assert all(isinstance(answer, NonFiniteLossError) for answer in pair.answers())
     assert_close(pair.call("hf_state_dict")[0], before, atol=0.0)
     pair.call("step", batch(5))
 
@@ -101,14 +101,14 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         two.kill(1)
         killed = time.monotonic()
         [answer] = two.answers(0)
-        assert isinstance(answer, RankLost), answer
+        assert isinstance(answer, RankLostError), answer
         assert time.monotonic() - killed < 60.0
         assert "in iteration 1, one is gone" in str(answer)
         # Nor is what cannot be loaded without it taken for damaged.
         answer = two.ask_one(0, "resume")
-        assert isinstance(answer, RankLost), answer
+        assert isinstance(answer, RankLostError), answer
         answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))
-        assert isinstance(answer, RankLost), answer
+        assert isinstance(answer, RankLostError), answer
 
 
 @pytest.mark.soak
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path,
         two.ask("step", batch(1))
         stopped = time.monotonic()
         [answer] = two.answers(0)
-        assert isinstance(answer, RankLost), answer
+        assert isinstance(answer, RankLostError), answer
         assert 29.0 < time.monotonic() - stopped < WAIT_S
 
 
@@ -129,5 +129,5 @@ def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path)
     with ranks(tmp_path, 2, timeout_s=5.0) as two:
         two.kill(1)
         answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))
-        assert isinstance(answer, RankLost), answer
+        assert isinstance(answer, RankLostError), answer
         assert "when the ranks met" in str(answer)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_ranks import alone, batch, settings
 
-from rl_bridge.errors import NonFiniteLoss, ReplicaLost, TrainingError
+from rl_bridge.errors import NonFiniteLossError, ReplicaLostError, TrainingError
 from rl_bridge.trainer.settings import ResumeState
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -56,7 +56,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
             doomed = asyncio.create_task(trainer.train_step.route(batch(4, rows=20_000)))
             await asyncio.sleep(0.3)
             os.kill(pids(trainer)[victim], signal.SIGKILL)
-            with pytest.raises(ReplicaLost):
+            with pytest.raises(ReplicaLostError):
                 await doomed
             resumed = await trainer.resumed.route()
             assert resumed == ResumeState(version=3, run_state=RUN_STATE, attachments={"groups": b"abc"})
@@ -90,7 +90,7 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         trainer = await TrainerActor.as_service(settings(policy, folder=tmp_path / "run"), store)
         bad = batch(0)
         bad.advantages[0] = float("nan")
-        with pytest.raises(NonFiniteLoss, match="learning_rate is the usual cure"):
+        with pytest.raises(NonFiniteLossError, match="learning_rate is the usual cure"):
             await trainer.train_step.route(bad)
         with pytest.raises(TrainingError, match="expected version 0, which the trainer is at, got 1"):
             await trainer.push_weights.route(1)
@@ -121,7 +121,7 @@ async def test_an_error_of_one_rank_alone_does_not_leave_the_other_waiting(
         trainer = await TrainerActor.options(procs=2, name="trainer").as_service(options)
         broken = batch(0)
         broken.target[:1] = 10_000  # no such word; the rank whose part it is meets an IndexError or the like
-        with pytest.raises(ReplicaLost):
+        with pytest.raises(ReplicaLostError):
             await trainer.train_step.route(broken)
         assert np.isfinite((await trainer.train_step.route(batch(0)))["loss/total"])
         assert trainer.replicas[0].restarts == 1

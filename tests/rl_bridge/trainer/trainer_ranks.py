@@ -94,7 +94,7 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, atol: floa
         torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0.0)
 
 
-class RankDied(Exception):  # noqa: N818 - it says what happened
+class RankDiedError(Exception):
     """The process of a rank ended before it answered."""
 
 
@@ -175,7 +175,7 @@ class Ranks:
         try:
             return self._ends[index].recv()
         except EOFError:
-            raise RankDied(f"rank {index} ended with {self.processes[index].exitcode}") from None
+            raise RankDiedError(f"rank {index} ended with {self.processes[index].exitcode}") from None
 
 
 @contextlib.contextmanager

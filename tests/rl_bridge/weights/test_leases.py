@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import transport as leased
 from rl_bridge.weights.directory import Leases, LocalDirectory
 from rl_bridge.weights.snapshot import (
@@ -52,7 +52,7 @@ async def test_a_snapshot_that_is_read_is_not_given_up_and_one_given_up_is_not_r
     await directory.end_lease(1, FIRST, "reader")
     assert await directory.retire(1, FIRST) == []
     assert await directory.latest() is None
-    with pytest.raises(SnapshotOverwritten, match="version 1"):
+    with pytest.raises(SnapshotOverwrittenError, match="version 1"):
         await directory.lease(1, FIRST, "late", 60)
 
 
@@ -159,7 +159,7 @@ async def test_what_was_given_up_under_a_transfer_is_never_taken_for_good(
     if ends:
         transfer.ends.set()
     async with asyncio.timeout(HANG_S):
-        with pytest.raises(SnapshotOverwritten, match="version 1"):
+        with pytest.raises(SnapshotOverwrittenError, match="version 1"):
             await reading
     assert transfer.cancelled is not ends
     assert not directory._leases._until
@@ -172,7 +172,7 @@ async def test_a_transfer_that_fails_says_of_what_and_leaves_no_lease(directory:
     with pytest.raises(ConnectionError, match="reset by peer"):
         await under_lease(directory, SNAPSHOT, "reader", transfer)
     assert await directory.holders() == []
-    with pytest.raises(SnapshotOverwritten):
+    with pytest.raises(SnapshotOverwrittenError):
         await under_lease(directory, SNAPSHOT, "late reader", Transfer())
 
 

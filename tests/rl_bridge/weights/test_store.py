@@ -10,7 +10,7 @@ import pytest
 import torch
 from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 
-from rl_bridge.errors import SnapshotOverwritten, WeightsError
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
@@ -308,13 +308,19 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
         pass
     for version in (2, 3):
         await store.put(version, state_of(float(version)))
-    with pytest.raises(SnapshotOverwritten, match="version 1"), attachments.hold(1, old.origin, old.location):
+    with (
+        pytest.raises(SnapshotOverwrittenError, match="version 1"),
+        attachments.hold(1, old.origin, old.location),
+    ):
         raise AssertionError
     # And what it tried to hold is not held.
     assert store._publisher._rings[None].segments[0].readers() == []
     for version in (4, 5):
         await store.put(version, state_of(4.0, size=1000))  # its segment is given up
-    with pytest.raises(SnapshotOverwritten, match="version 1"), attachments.hold(1, old.origin, old.location):
+    with (
+        pytest.raises(SnapshotOverwrittenError, match="version 1"),
+        attachments.hold(1, old.origin, old.location),
+    ):
         raise AssertionError
     attachments.close()
 
@@ -334,7 +340,7 @@ async def test_who_finds_a_key_just_before_it_is_replaced_gets_what_replaced_it(
     monkeypatch.setattr(directory, "find", late)
     assert_same(await store.get(5), state_of(50.0))
     answers += [outdated] * 3
-    with pytest.raises(SnapshotOverwritten, match="version 5"):
+    with pytest.raises(SnapshotOverwrittenError, match="version 5"):
         await store.get(5)
 
 

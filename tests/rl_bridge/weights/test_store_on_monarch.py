@@ -11,7 +11,7 @@ import pytest
 import torch
 from missing import missing
 
-from rl_bridge.errors import ReplicaLost, RoleFailed, SnapshotOverwritten, WeightsError
+from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
@@ -104,7 +104,7 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
     reader = await Reader.options(name="reader").as_actor(store)
     await publisher.put.route(1, 1.0)
     await reader.get.route(1)
-    with pytest.raises((ReplicaLost, RoleFailed), match="publisher"):
+    with pytest.raises((ReplicaLostError, RoleError), match="publisher"):
         await publisher.die_while_putting.route(2)
     began = time.monotonic()
     with pytest.raises(WeightsError, match=r"version 2 will not be whole: rank 0 \(process \d+\) died"):
@@ -197,7 +197,7 @@ async def test_a_remote_reader_killed_while_it_fetches_does_not_hold_up_the_trai
     publisher = await Publisher.options(name="publisher").as_actor(store)
     reader = await Reader.options(name="reader").as_actor(store)
     await publisher.put.route(1, 1.0)
-    with pytest.raises((ReplicaLost, RoleFailed), match="reader"):
+    with pytest.raises((ReplicaLostError, RoleError), match="reader"):
         await reader.die_while_fetching.route(1)
     for version in range(2, 12):
         await publisher.put.route(version, float(version))
@@ -275,7 +275,7 @@ async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_fail
     reader = rdma.BufferReader(directory, timeout_s=9.0)
     with pytest.raises(WeightsError, match="version 1") as caught:
         await reader.hold(snapshot, {0: {"w"}}).__aenter__()
-    assert isinstance(caught.value, SnapshotOverwritten) is overwritten
+    assert isinstance(caught.value, SnapshotOverwrittenError) is overwritten
     assert ("remote access error" in str(caught.value)) is not overwritten
     assert await directory.retire(1, first) == []
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 from .catalogue import selected
 from .play import play
@@ -28,7 +28,7 @@ def main() -> int:
     told = parser.parse_args()
     try:
         summary = asyncio.run(_run(told))
-    except SandboxUnavailable as error:
+    except SandboxUnavailableError as error:
         sys.stderr.write(f"{error}\n")
         return CANNOT
     sys.stdout.write(json.dumps(summary, indent=None if told.json else 1) + "\n")

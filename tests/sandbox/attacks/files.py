@@ -4,7 +4,7 @@
 
 import contextlib
 
-from openenv_core.sandbox import FileRefused
+from openenv_core.sandbox import FileRefusedError
 
 from .model import FILTERED, STRONG, Stage, attacks_held_at
 
@@ -26,7 +26,7 @@ async def links_through_get(stage: Stage) -> None:
     paths += ["root/etc/passwd", "root/etc/shadow", f"folder/{name}", "up/.lock", "up/1/x", "loop", "pipe"]
     paths += ["../" * 8 + "etc/passwd", "/etc/passwd", "x/../../../etc/passwd", "a\0b", "./..", ".", ""]
     for path in paths:
-        with contextlib.suppress(FileRefused):
+        with contextlib.suppress(FileRefusedError):
             data = await stage.session.get_file(path)
             stage.breaches.append(f"get_file({path!r}) returned {data[:80]!r}")
     listed = [info.path for info in await stage.session.list_files()]
@@ -47,7 +47,7 @@ async def links_through_put(stage: Stage) -> None:
     for path in (*paths, "x/../../planted"):
         try:
             info = await stage.session.put_file(path, b"planted")
-        except FileRefused:
+        except FileRefusedError:
             continue
         if await stage.session.get_file(info.path) != b"planted":
             stage.breaches.append(f"put_file({path!r}) wrote somewhere else")
@@ -69,7 +69,7 @@ async def swapped_while_read(stage: Stage) -> None:
 
     running = asyncio.create_task(stage.session.execute("time.sleep(0.2)", timeout_s=20.0))
     for _ in range(20):
-        with contextlib.suppress(FileRefused):
+        with contextlib.suppress(FileRefusedError):
             data = await stage.session.get_file("a/secret")
             if data != b"mine":
                 stage.breaches.append(f"get_file followed a link: {data[:80]!r}")

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from openenv_core.sandbox import Limits, Sandbox, SandboxSession, SandboxUnavailable
+from openenv_core.sandbox import Limits, Sandbox, SandboxSession, SandboxUnavailableError
 
 from .model import with_tools
 from .surroundings import Surroundings
@@ -84,7 +84,7 @@ async def _sweep_one(
     while begin <= LAST:
         try:
             await session.restart()
-        except SandboxUnavailable as error:
+        except SandboxUnavailableError as error:
             swept.breaches.append(f"after call {begin} with {pattern}: {error}")
             return
         ready = await session.execute(tools)

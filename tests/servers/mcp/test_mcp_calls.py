@@ -16,9 +16,9 @@ from mcp_requests import STREAMS, connected, greet, tool_call
 from serving import eventually, opened, request, rpc, serving
 from toolbox import ToolBox, boxes
 
-from openenv_core import EpisodeOver
+from openenv_core import EpisodeOverError
 from openenv_core.tools import (
-    NoSuchResource,
+    NoSuchResourceError,
     ToolAction,
     ToolContext,
     ToolObservation,
@@ -78,7 +78,7 @@ WAIT_S = 20.0
 class Ending(ToolBox):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         if self.count > 0:
-            raise EpisodeOver("the episode is over; reset")
+            raise EpisodeOverError("the episode is over; reset")
 
 
 async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
@@ -356,7 +356,7 @@ HALF = "half of a pair: \ud800"
 class Odd(ToolBox):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         if name == "bump":
-            raise EpisodeOver(HALF)
+            raise EpisodeOverError(HALF)
 
     @resource("odd:one")
     def one(self) -> str:
@@ -364,7 +364,7 @@ class Odd(ToolBox):
 
     @resource("odd:none")
     def none(self) -> str:
-        raise NoSuchResource(HALF)
+        raise NoSuchResourceError(HALF)
 
     @prompt
     def say(self) -> str:

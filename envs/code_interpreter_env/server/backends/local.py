@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from openenv_core.sandbox import Interpreter, Isolation, Limits, SandboxUnavailable
+from openenv_core.sandbox import Interpreter, Isolation, Limits, SandboxUnavailableError
 from openenv_core.sandbox.config import SandboxConfig
 from openenv_core.sandbox.sandbox import Sandbox
 
@@ -62,7 +62,7 @@ class LocalBackend:
         """Start the sandbox of the packages that sessions have by default.
 
         Raises:
-            SandboxUnavailable: No level at or above the minimum holds here.
+            SandboxUnavailableError: No level at or above the minimum holds here.
         """
         kept = self._keep(self._settings.preload)
         await self._started(kept, self._settings.preload)
@@ -72,7 +72,7 @@ class LocalBackend:
         """Start an interpreter; see `openenv_core.sandbox.Backend`.
 
         Raises:
-            SandboxUnavailable: None can be had now.
+            SandboxUnavailableError: None can be had now.
         """
         kept = self._kept.get(packages)
         if kept is None:
@@ -121,7 +121,7 @@ class LocalBackend:
             return
         idle = [(kept.used, packages) for packages, kept in self._kept.items() if kept.idle]
         if not idle:
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 f"expected at most {self._settings.max_sandboxes} sets of packages in use at once, got one more; ask "
                 f"for a set that is in use, or raise {PREFIX}MAX_SANDBOXES"
             )

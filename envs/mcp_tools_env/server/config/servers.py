@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ..upstream.addresses import check
-from ..upstream.errors import AddressRefused
+from ..upstream.errors import AddressRefusedError
 
 SESSION_DIR: Final = "SESSION_DIR"
 """The name of the folder that a session has to itself, and which is removed with it."""
@@ -190,7 +190,7 @@ class HttpServer(_Entry):
         if not self.ropewalk.allow_private:
             try:
                 check(str(ipaddress.ip_address(host.strip("[]"))))
-            except AddressRefused as error:
+            except AddressRefusedError as error:
                 raise ValueError(f"{error}; set ropewalk.allow_private where that is right") from None
             except ValueError:
                 pass  # a name: looked up, and checked, at each connection

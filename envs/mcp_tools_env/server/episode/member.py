@@ -16,7 +16,7 @@ from servers.execution import keep
 from ..config.servers import HttpServer, ServerPolicy, ServerSpec, StdioServer, placed
 from ..upstream._guard import remove_tree
 from ..upstream.connection import UpstreamConnection
-from ..upstream.errors import CallFailed, ServerFailed
+from ..upstream.errors import CallError, ServerFailedError
 from ..upstream.results import About
 from ..upstream.schemas import ArgumentCheck
 from ..upstream.wires import HttpWire, StdioWire, UpstreamWire
@@ -132,7 +132,7 @@ class EpisodeServer:
         """Start it, and ask for its tools.
 
         Raises:
-            ServerFailed: It does not come, or not in time.
+            ServerFailedError: It does not come, or not in time.
         """
         connection = UpstreamConnection(self._wire, self._modes())
         self._connection = connection
@@ -141,9 +141,9 @@ class EpisodeServer:
             await connection.open(timeout_s)
             self._about = connection.about
             await self._list(connection)
-        except (CallFailed, ServerFailed) as error:
+        except (CallError, ServerFailedError) as error:
             await self.close()
-            raise ServerFailed(f"{self.name}: {error}") from error
+            raise ServerFailedError(f"{self.name}: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -160,7 +160,7 @@ class EpisodeServer:
         """Ask for its tools again, where they may have changed. One that has died keeps what it had.
 
         Raises:
-            CallFailed: It does not answer.
+            CallError: It does not answer.
         """
         connection = self._connection
         if connection is not None and connection.dead is None and (connection.stale or connection.stateless):
@@ -170,7 +170,7 @@ class EpisodeServer:
         """See to it that it can be called; return whether it had to be started anew.
 
         Raises:
-            ServerFailed: It has died, and is not started anew, or not once more.
+            ServerFailedError: It has died, and is not started anew, or not once more.
         """
         connection = self._connection
         if connection is not None:
@@ -179,15 +179,15 @@ class EpisodeServer:
             try:
                 if not await connection.answers():
                     connection.dead = "it gave no sign of life after a call that took too long"
-            except CallFailed as error:
+            except CallError as error:
                 connection.dead = str(error)
         if connection is not None and connection.dead is None:
             return False
         why = self.death or "it is not there"
         if not self.policy.restart:
-            raise ServerFailed(f"{self.name}: {why}")
+            raise ServerFailedError(f"{self.name}: {why}")
         if self.restarts >= self.policy.max_restarts:
-            raise ServerFailed(
+            raise ServerFailedError(
                 f"{self.name}: {why}; it was started anew {self.restarts} times, which is the most"
             )
         self.restarts += 1
@@ -201,11 +201,11 @@ class EpisodeServer:
         """Call a tool by its own name.
 
         Raises:
-            CallFailed: There is no result.
+            CallError: There is no result.
         """
         connection = self._connection
         if connection is None:
-            raise CallFailed(
+            raise CallError(
                 ToolErrorType.TRANSPORT_ERROR, "the tool server is not there", infrastructure=True
             )
         self.calls += 1
@@ -218,7 +218,7 @@ class EpisodeServer:
             return True
         try:
             await self._list(connection)
-        except CallFailed:
+        except CallError:
             return True
         return tool in self.tools
 
@@ -231,7 +231,7 @@ class EpisodeServer:
     async def _list(self, connection: UpstreamConnection) -> None:
         try:
             listed = await connection.list_tools(min(self.policy.timeout_s, self.policy.start_timeout_s))
-        except CallFailed as error:
+        except CallError as error:
             if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
                 raise
             listed = []  # a server without tools says that it does not know the method
@@ -263,7 +263,7 @@ async def start_all(members: Sequence[EpisodeServer], at_once: asyncio.Semaphore
     """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
 
     Raises:
-        ServerFailed: One of them does not come.
+        ServerFailedError: One of them does not come.
     """
 
     async def start(member: EpisodeServer) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ...models import InvalidResetOption
+from ...models import InvalidResetOptionError
 from ..config import McpToolsSettings
 
 NAMES: Final = ("servers", "allow", "deny", "calls", "time_s", "transcript")
@@ -40,10 +40,10 @@ def chosen(options: Mapping[str, Any], settings: McpToolsSettings) -> ResetChoic
     """Read the options of a reset; None leaves one to the server.
 
     Raises:
-        InvalidResetOption: One that does not exist, or a value that cannot be.
+        InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
     if unknown := sorted(set(options) - set(NAMES)):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected no reset options but seed, episode_id, {', '.join(NAMES)}, got "
             f"{', '.join(unknown)[:200]}; commands and addresses are the server's configuration alone"
         )
@@ -63,9 +63,11 @@ def _servers(value: Any, settings: McpToolsSettings) -> tuple[str, ...]:
     if value is None:
         return there
     if not _is_words(value) or not value:
-        raise InvalidResetOption(f"expected a list of names for the reset option servers, got {value!r:.80}")
+        raise InvalidResetOptionError(
+            f"expected a list of names for the reset option servers, got {value!r:.80}"
+        )
     if unknown := sorted(set(value) - set(there)):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected servers that are configured ({', '.join(there)}), got {', '.join(unknown)[:200]}"
         )
     return tuple(name for name in there if name in value)
@@ -77,7 +79,7 @@ def _patterns(name: str, value: Any) -> tuple[str, ...]:
         or len(value) > MAX_PATTERNS
         or any(len(one) > MAX_PATTERN_CHARS for one in value)
     ):
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected a list of at most {MAX_PATTERNS} patterns of tool names for the reset option {name}, such as "
             f'["read_*"], got {value!r:.80}'
         )
@@ -86,7 +88,7 @@ def _patterns(name: str, value: Any) -> tuple[str, ...]:
 
 def _calls(value: Any, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected a whole number from 0 to {most}, which is what the server allows, for the reset option calls, "
             f"got {value!r:.80}"
         )
@@ -95,7 +97,7 @@ def _calls(value: Any, most: int) -> int:
 
 def _time(value: Any, most: float) -> float:
     if type(value) not in (int, float) or not 0 < value <= most:
-        raise InvalidResetOption(
+        raise InvalidResetOptionError(
             f"expected seconds above 0, at most {most:g}, which is what the server allows, for the reset option "
             f"time_s, got {value!r:.80}"
         )
@@ -104,7 +106,9 @@ def _time(value: Any, most: float) -> float:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidResetOption(f"expected true or false for the reset option {name}, got {value!r:.80}")
+        raise InvalidResetOptionError(
+            f"expected true or false for the reset option {name}, got {value!r:.80}"
+        )
     return value
 
 

@@ -18,7 +18,7 @@ from servers.execution import keep
 
 from ...models import McpToolsState, ServerInfo, TranscriptEntry
 from ..house import SharedState
-from ..upstream.errors import CallFailed, ServerFailed
+from ..upstream.errors import CallError, ServerFailedError
 from ..upstream.results import result_of
 from ..upstream.schemas import unfit
 from .member import EpisodeServer, Folder, matches, start_all
@@ -202,7 +202,7 @@ class Episode:
         """Start the servers, side by side.
 
         Raises:
-            ServerFailed: One of them does not come. All are ended then, as after whatever else this raises.
+            ServerFailedError: One of them does not come. All are ended then, as after whatever else this raises.
         """
         try:
             if any(member.is_process for member in self._members.values()):
@@ -214,7 +214,7 @@ class Episode:
         except BaseException as error:
             await self.close()
             if isinstance(error, OSError):
-                raise ServerFailed(f"expected to start the tool servers, got: {error}") from error
+                raise ServerFailedError(f"expected to start the tool servers, got: {error}") from error
             raise
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ class Episode:
         for member in self._members.values():
             try:
                 await member.refresh()
-            except CallFailed:
+            except CallError:
                 continue  # a call of its tools tells
         self._name()
         return self.specs
@@ -286,7 +286,7 @@ class Episode:
                 metadata[STATE_LOST] = f"{server} had died and was started anew: what it knew is gone"
                 if tool not in member.tools:
                     return replace(self._not_found(name), metadata=metadata)
-        except ServerFailed as error:
+        except ServerFailedError as error:
             self.ended = "infrastructure"
             return _failed(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
         if faults := member.faults(tool, arguments):
@@ -303,7 +303,7 @@ class Episode:
         timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s()))
         try:
             answer = await member.call(tool, arguments, timeout_s, context)
-        except CallFailed as error:
+        except CallError as error:
             if error.error_type is ToolErrorType.INVALID_ARGS and not await member.still_has(tool):
                 self._name()
                 return self._not_found(name)

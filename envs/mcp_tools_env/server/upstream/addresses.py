@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from .errors import AddressRefused
+from .errors import AddressRefusedError
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Looks up the addresses of a host, all of them."""
@@ -31,15 +31,15 @@ def check(address: str) -> None:
     """Refuse an address that is not public: of this machine, of a private network, of a cloud's metadata.
 
     Raises:
-        AddressRefused: It is one of those, or none at all.
+        AddressRefusedError: It is one of those, or none at all.
     """
     try:
         # A zone ("fe80::1%eth0") makes no address public.
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        raise AddressRefused(f"expected an IP address, got {address[:80]!r}") from None
+        raise AddressRefusedError(f"expected an IP address, got {address[:80]!r}") from None
     if _private(_meant(found)):
-        raise AddressRefused(f"expected a public address, got {address}")
+        raise AddressRefusedError(f"expected a public address, got {address}")
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -53,20 +53,20 @@ async def checked(host: str, port: int, *, allow_private: bool, look_up: Resolve
     """Return the addresses of a host, looked up once; whoever connects has to use these.
 
     Raises:
-        AddressRefused: One of them is not public, or there is none.
+        AddressRefusedError: One of them is not public, or there is none.
     """
     try:
         addresses = await look_up(host, port)
     except OSError as error:
-        raise AddressRefused(f"expected a host with an address, got {host!r}: {error}") from error
+        raise AddressRefusedError(f"expected a host with an address, got {host!r}: {error}") from error
     if not addresses:
-        raise AddressRefused(f"expected a host with an address, got {host!r}, which has none")
+        raise AddressRefusedError(f"expected a host with an address, got {host!r}, which has none")
     if not allow_private:
         for address in addresses:
             try:
                 check(address)
-            except AddressRefused as error:
-                raise AddressRefused(
+            except AddressRefusedError as error:
+                raise AddressRefusedError(
                     f"{error} for {host!r}; set ropewalk.allow_private in its configuration where that is right"
                 ) from None
     return addresses

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallFailed, FirstFailure, ServerFailed, leaf, told
+from .errors import CallError, FirstFailure, ServerFailedError, leaf, told
 from .results import About, broken, listed, refusal, too_long
 from .wires import UpstreamWire
 
@@ -39,7 +39,7 @@ async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> 
     """Wait for an answer, for its time, or for a fault that means that it will not come.
 
     Raises:
-        CallFailed: It does not come, or is an error.
+        CallError: It does not come, or is an error.
         Lost: The connection is no more.
     """
     fault.take()  # what went wrong before is nothing of this
@@ -149,7 +149,7 @@ class UpstreamConnection:
         """Connect, and agree on a protocol.
 
         Raises:
-            ServerFailed: It does not start, or not in time, or does not speak MCP.
+            ServerFailedError: It does not start, or not in time, or does not speak MCP.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -161,11 +161,13 @@ class UpstreamConnection:
             said = self._wire.last_words() if self._wire is not None else ""
             await self.close()
             heard = f"; its last words: {said}" if said else ""
-            raise ServerFailed(f"expected it to start within {timeout_s:g} s, got nothing{heard}") from None
+            raise ServerFailedError(
+                f"expected it to start within {timeout_s:g} s, got nothing{heard}"
+            ) from None
         except BaseException:
             await self.close()
             raise
-        raise ServerFailed(f"it refused the connection: {self.dead}")
+        raise ServerFailedError(f"it refused the connection: {self.dead}")
 
     async def close(self) -> None:
         """End the connection, and the process where there is one. Bounded in time."""
@@ -200,7 +202,7 @@ class UpstreamConnection:
         """Ask which tools it has, all within the time.
 
         Raises:
-            CallFailed: It does not say, or says what is no list.
+            CallError: It does not say, or says what is no list.
         """
         session = self._alive().session
         self.stale = False
@@ -217,7 +219,7 @@ class UpstreamConnection:
         """Call a tool; one that takes too long is told to stop.
 
         Raises:
-            CallFailed: There is no result.
+            CallError: There is no result.
         """
         session = self._alive().session
         request = types.CallToolRequest(
@@ -241,7 +243,7 @@ class UpstreamConnection:
         finally:
             self._context = None
         if isinstance(result, types.InputRequiredResult):
-            raise CallFailed(
+            raise CallError(
                 ToolErrorType.EXECUTION_ERROR,
                 f"the tool {name!r} asks its user back, and there is none here",
             )
@@ -261,7 +263,7 @@ class UpstreamConnection:
                 await self._asked(session.list_tools(), PING_S)
             else:
                 await self._asked(session.send_request(types.PingRequest(), types.EmptyResult), PING_S)
-        except CallFailed as error:
+        except CallError as error:
             # An error is an answer too.
             self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT
         else:
@@ -272,7 +274,7 @@ class UpstreamConnection:
         """Try one protocol; return whether the server took it.
 
         Raises:
-            ServerFailed: It does not come, whatever the protocol.
+            ServerFailedError: It does not come, whatever the protocol.
         """
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(mode, ready))
@@ -284,7 +286,7 @@ class UpstreamConnection:
         error = leaf(failure) if ready.done() and (failure := ready.exception()) is not None else None
         if isinstance(error, MCPError | RuntimeError | ValidationError) and self._wire_is_well:
             return False
-        raise ServerFailed(self.dead or "it ended before it was connected")
+        raise ServerFailedError(self.dead or "it ended before it was connected")
 
     async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
         """Hold the connection from its beginning to its end."""
@@ -334,14 +336,14 @@ class UpstreamConnection:
         """Wait for an answer.
 
         Raises:
-            CallFailed: It does not come, or is an error.
+            CallError: It does not come, or is an error.
         """
         assert self._wire is not None
         try:
             return await asked(answer, self._wire.fault, timeout_s)
         except UpstreamLostError as loss:
             raise broken(await self._obituary(loss.error)) from None
-        except CallFailed as error:
+        except CallError as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT
             raise
 

@@ -1,7 +1,5 @@
 """What can go wrong between the environment and a tool server. None of it leaves the environment as an exception."""
 
-# ruff: noqa: N818 - the names say what happened
-
 import asyncio
 
 from openenv_core.tools import ToolErrorType
@@ -11,15 +9,15 @@ class UpstreamError(Exception):
     """The root of what is raised here."""
 
 
-class ServerFailed(UpstreamError):
+class ServerFailedError(UpstreamError):
     """A tool server did not start, or has died: the connection to it is of no more use."""
 
 
-class AddressRefused(UpstreamError):
+class AddressRefusedError(UpstreamError):
     """An address that a tool server may not have."""
 
 
-class CallFailed(UpstreamError):
+class CallError(UpstreamError):
     """A call came to nothing.
 
     Attributes:

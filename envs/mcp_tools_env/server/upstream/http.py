@@ -16,7 +16,7 @@ from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefused, FirstFailure, told
+from .errors import AddressRefusedError, FirstFailure, told
 from .schemas import MAX_VALUES, Pace, Weight
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _CANCELLED: Final = "notifications/cancelled"
 
 
-class GivenUp(Exception):  # noqa: N818 - says what happened
+class CancelledCallError(Exception):
     """Nobody waits for the request any more."""
 
 
@@ -45,13 +45,13 @@ class Post:
         """Wait for a part of it.
 
         Raises:
-            GivenUp: It was given up before, or meanwhile.
+            CancelledCallError: It was given up before, or meanwhile.
         """
         with anyio.CancelScope() as self._scope:
             if self._over:
                 self._scope.cancel()
             return await work
-        raise GivenUp
+        raise CancelledCallError
 
 
 class Posts:
@@ -143,7 +143,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         ended = partial(self._posts.end, number, post)
         try:
             return await self._answered(request, self._fault, post, ended)
-        except GivenUp:
+        except CancelledCallError:
             return _instead("it was given up")
         except BaseException:
             ended()
@@ -162,7 +162,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
     ) -> httpx2.Response:
         try:
             response = await post.within(super().handle_async_request(request))
-        except AddressRefused as error:
+        except AddressRefusedError as error:
             fault.tell(told(error))
             raise httpx2.ConnectError(str(error)) from error
         except httpx2.TransportError as error:
@@ -219,7 +219,7 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         """Connect to one of a host's addresses.
 
         Raises:
-            AddressRefused: One of them is not public.
+            AddressRefusedError: One of them is not public.
         """
         addresses = await checked(host, port, allow_private=self._allow_private, look_up=self._look_up)
         for address in addresses[:-1]:
@@ -233,9 +233,9 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         """Refuse: an address is a host and a port.
 
         Raises:
-            AddressRefused: Always.
+            AddressRefusedError: Always.
         """
-        raise AddressRefused("expected a host and a port, got the path of a socket")
+        raise AddressRefusedError("expected a host and a port, got the path of a socket")
 
     async def sleep(self, seconds: float) -> None:
         """Wait between two tries."""
@@ -268,7 +268,7 @@ class _Bounded(httpx2.AsyncByteStream):
                 part = await self._post.within(anext(parts))
             except StopAsyncIteration:
                 return
-            except GivenUp:
+            except CancelledCallError:
                 # The SDK tries to take up a stream of events again, except after this.
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(part)

@@ -13,7 +13,7 @@ from mcp_types import CallToolResult
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResult
 
-from .errors import CallFailed, told
+from .errors import CallError, told
 
 TRUNCATED: Final = "truncated"
 """The key of an observation's metadata that says how much of a result was cut off."""
@@ -110,23 +110,23 @@ class About:
     instructions: str
 
 
-def too_long(timeout_s: float) -> CallFailed:
+def too_long(timeout_s: float) -> CallError:
     """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
     words = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
-    return CallFailed(ToolErrorType.TIMEOUT, words)
+    return CallError(ToolErrorType.TIMEOUT, words)
 
 
-def broken(why: str) -> CallFailed:
+def broken(why: str) -> CallError:
     """Return the failure of a call whose server failed."""
-    return CallFailed(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
+    return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
 
 
-def refusal(error: MCPError) -> CallFailed:
+def refusal(error: MCPError) -> CallError:
     """Return the failure of a call that its server refused."""
     kind = ToolErrorType.EXECUTION_ERROR
     if error.code == types.INVALID_PARAMS:
         kind = ToolErrorType.INVALID_ARGS
-    return CallFailed(kind, told(error))
+    return CallError(kind, told(error))
 
 
 MAX_TOOLS: Final = 1024
@@ -148,7 +148,7 @@ async def listed(
         timeout_s: What all of it may take.
 
     Raises:
-        CallFailed: A page does not come, or not in time.
+        CallError: A page does not come, or not in time.
     """
     deadline = time.monotonic() + timeout_s
     found: list[types.Tool] = []

@@ -43,7 +43,7 @@ _WHOLE: Final = ("enum", "const")
 """Keywords that hold values against each other whole."""
 
 
-class _TooMuch(Exception):  # noqa: N818 - says what happened
+class _TooMuchError(Exception):
     pass
 
 
@@ -93,7 +93,7 @@ class _Budget:
     def spend(self, cost: int = 1) -> None:
         self.left -= cost
         if self.left < 0:
-            raise _TooMuch
+            raise _TooMuchError
 
 
 _BUDGET: Final[ContextVar[_Budget]] = ContextVar("budget")

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from openenv_core.signals import signal_name
 
-from .errors import FirstFailure, ServerFailed
+from .errors import FirstFailure, ServerFailedError
 from .schemas import MAX_VALUES, Pace, Weight
 
 GUARD: Final = str(Path(__file__).with_name("_guard.py"))
@@ -74,7 +74,7 @@ class ServerProcess:
             folder: What is removed should this program die without an end.
 
         Raises:
-            ServerFailed: There is no such program, or it cannot be run.
+            ServerFailedError: There is no such program, or it cannot be run.
         """
         lifeline_read, lifeline_write = os.pipe()
         status_read, status_write = os.pipe()
@@ -85,7 +85,7 @@ class ServerProcess:
         except (OSError, ValueError) as error:
             os.close(lifeline_write)
             os.close(status_read)
-            raise ServerFailed(f"expected to run {command[0]!r} in {cwd}, got: {error}") from error
+            raise ServerFailedError(f"expected to run {command[0]!r} in {cwd}, got: {error}") from error
         finally:
             os.close(lifeline_read)
             os.close(status_write)
@@ -96,7 +96,9 @@ class ServerProcess:
         except BaseException as error:
             await process.close()
             if isinstance(error, OSError):
-                raise ServerFailed(f"expected a program {command[0]!r}, got: {error.strerror}") from error
+                raise ServerFailedError(
+                    f"expected a program {command[0]!r}, got: {error.strerror}"
+                ) from error
             raise
         return process
 
@@ -121,10 +123,10 @@ class ServerProcess:
         """Hand data to it and return how many bytes it has not read yet.
 
         Raises:
-            ServerFailed: It reads no more.
+            ServerFailedError: It reads no more.
         """
         if self.stdin.is_closing():
-            raise ServerFailed("it reads no more")
+            raise ServerFailedError("it reads no more")
         self.stdin.write(data)
         return self.stdin.get_write_buffer_size()
 
@@ -205,7 +207,7 @@ class ServerProcess:
                     self._started.set_exception(OSError(int(number), os.strerror(int(number))))
         finally:
             if not self._started.done():
-                self._started.set_exception(ServerFailed("its guard ended before it was started"))
+                self._started.set_exception(ServerFailedError("its guard ended before it was started"))
             if self._code is None:
                 self._end_group()
             self.ended.set()
@@ -297,7 +299,7 @@ async def _wire(
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 try:
                     unread = process.write(text.encode() + b"\n")
-                except ServerFailed:
+                except ServerFailedError:
                     await to_session.aclose()
                     return
                 if unread > MAX_UNREAD_BYTES:

@@ -17,7 +17,7 @@ from envs.code_interpreter_env.server.backends.hosted.interpreter import (
     error_of,
     raised,
 )
-from openenv_core.sandbox import CodeError, FileRefused, Limits
+from openenv_core.sandbox import CodeError, FileRefusedError, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
 
@@ -76,7 +76,7 @@ def test_paths_are_relative_and_stay() -> None:
     assert checked_path("a/./b//c.txt") == "a/b/c.txt"
     assert checked_path("ä ö/文") == "ä ö/文"
     for path in ("", "/", "/a", "..", "a/../b", "a\0", "a\nb", "a\\b", ".", "x" * 1025):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             checked_path(path)
 
 
@@ -126,5 +126,5 @@ def test_listings_take_no_nonsense() -> None:
         {"files": [["a", "x", 1, ""]]},
         {"files": [[7, 1, 1, ""]]},
     ):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             listing.read(nonsense)

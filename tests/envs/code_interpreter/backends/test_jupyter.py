@@ -12,7 +12,13 @@ from jupyter_gateway import TOKEN, jupyter_gateway
 
 from envs.code_interpreter_env.server.backends.jupyter import JupyterBackend, JupyterSettings
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxFailure, SandboxUnavailable
+from openenv_core.sandbox import (
+    FileRefusedError,
+    Limits,
+    SandboxClosedError,
+    SandboxFailureError,
+    SandboxUnavailableError,
+)
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -132,7 +138,7 @@ async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
     assert await session.get_file("made.txt") == b"hi!"
     await session.execute("os.chdir(os.path.dirname(os.path.realpath('/tmp')))")
     for path in ("../up", "/etc/passwd", "missing", "sub"):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.get_file(path)
     await session.restart()
     assert await session.list_files() == []
@@ -198,7 +204,7 @@ async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
     await session.close()
     assert not await kernels(backend, first)
     assert not await kernels(backend, second)
-    with pytest.raises(SandboxClosed):
+    with pytest.raises(SandboxClosedError):
         await session.execute("1")
 
 
@@ -213,7 +219,7 @@ async def test_what_there_is_not_is_refused(backend: JupyterBackend, gateway: st
         (JupyterSettings(url=gateway, token=TOKEN, kernel_name="fortran"), "python3"),
         (JupyterSettings(url="http://127.0.0.1:9", token=TOKEN), "ConnectError"),
     ):
-        with pytest.raises(SandboxUnavailable, match=words) as refused:
+        with pytest.raises(SandboxUnavailableError, match=words) as refused:
             await JupyterBackend(settings).start()
         assert "wrong-token-here" not in str(refused.value)
         assert "token-here" not in repr(settings)
@@ -224,7 +230,7 @@ async def test_a_gateway_without_room_that_drops_output_and_dies() -> None:
     with jupyter_gateway("--KernelGatewayApp.max_kernels=1") as url:
         async with started(url) as backend:
             session = await backend.open(BRIEF)
-            with pytest.raises(SandboxUnavailable, match="HTTP 403"):
+            with pytest.raises(SandboxUnavailableError, match="HTTP 403"):
                 await backend.open(LIMITS)
             roomy = replace(BRIEF, output_hard_bytes=100_000_000, output_bytes=50_000_000)
             session._limits = roomy
@@ -239,5 +245,5 @@ async def test_a_gateway_without_room_that_drops_output_and_dies() -> None:
             assert (ran.status, ran.exit_code, ran.error) == ("sandbox_error", -1, None)
             ran = await session.execute("1")
             assert (ran.status, ran.state_lost) == ("sandbox_error", True)
-            with pytest.raises(SandboxFailure):
+            with pytest.raises(SandboxFailureError):
                 await session.put_file("x", b"")

@@ -16,7 +16,7 @@ from envs.code_interpreter_env.server.backends.together import (
 )
 from envs.code_interpreter_env.server.backends.together import service as pacing
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import FileRefused, Limits, SandboxClosed, SandboxUnavailable
+from openenv_core.sandbox import FileRefusedError, Limits, SandboxClosedError, SandboxUnavailableError
 
 LIMITS = Limits(timeout_s=20.0, output_bytes=1000, output_hard_bytes=20_000, outputs_bytes=10_000)
 
@@ -97,7 +97,7 @@ async def test_output_is_cut_a_flood_is_told_and_a_restart_begins_anew(
     assert len(fake.sessions) == 2
     await session.close()
     await session.close()
-    with pytest.raises(SandboxClosed):
+    with pytest.raises(SandboxClosedError):
         await session.execute("1")
 
 
@@ -116,19 +116,19 @@ async def test_files_go_in_and_out_and_stay_in_the_workspace(fake: FakeTogether)
     assert await session.get_file("sub/folder/data.bin") == data
     before = len(fake.seen)
     for path in ("../up", "/etc/passwd", "", "a/../../b", "nul\0", "."):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.get_file(path)
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.put_file(path, b"")
     assert len(fake.seen) == before
     await session.execute("import os\nos.symlink('/etc', 'link')")
     for path in ("link/passwd", "sub", "missing"):
-        with pytest.raises(FileRefused):
+        with pytest.raises(FileRefusedError):
             await session.get_file(path)
-    with pytest.raises(FileRefused, match="larger than"):
+    with pytest.raises(FileRefusedError, match="larger than"):
         await session.put_file("big", b"x" * (LIMITS.file_bytes + 1))
     await session.execute("import builtins\nbuiltins.print = lambda *a: None")
-    with pytest.raises(FileRefused, match="may have replaced"):
+    with pytest.raises(FileRefusedError, match="may have replaced"):
         await session.get_file("x")
     await backend.close()
 
@@ -236,7 +236,7 @@ async def test_a_wrong_token_is_told_and_never_shown(
     wrong = "tgp_v1_another-token-entirely"
     made = settings(fake, token=wrong)
     backend = TogetherBackend(made)
-    with pytest.raises(SandboxUnavailable) as refused:
+    with pytest.raises(SandboxUnavailableError) as refused:
         await backend.start()
     assert "401" in str(refused.value)
     assert "TOGETHER_API_KEY" in str(refused.value)
@@ -255,7 +255,7 @@ async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: Fake
     with pytest.raises(ConfigurationError, match="no_such_package"):
         await backend.open(LIMITS, packages=("json", "no_such_package"))
     nowhere = TogetherBackend(settings(fake, base_url="http://127.0.0.1:9/v1", patience_s=0.1))
-    with pytest.raises(SandboxUnavailable, match="gave up after"):
+    with pytest.raises(SandboxUnavailableError, match="gave up after"):
         await nowhere.start()
 
 

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from missing import missing
 
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailable
+from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -12,7 +12,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     box = Sandbox(SandboxConfig(strongest=Isolation.LSM))
     try:
         await box.start()
-    except SandboxUnavailable as error:
+    except SandboxUnavailableError as error:
         missing(f"there is no sandbox here: {error}")
     try:
         yield box

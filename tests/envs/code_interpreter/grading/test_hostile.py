@@ -19,7 +19,7 @@ from envs.code_interpreter_env.grading import (
     parse_task,
 )
 from envs.code_interpreter_env.tasks import SHIPPED
-from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxUnavailable
+from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxUnavailableError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -321,11 +321,11 @@ class FakeBroken:
             raise error
 
     async def open(self, limits: Limits) -> "FakeBroken":
-        self._break("open", SandboxUnavailable("none left"))
+        self._break("open", SandboxUnavailableError("none left"))
         return self
 
     async def execute(self, code: str, **_: Any) -> Execution:
-        self._break("raise", SandboxUnavailable("gone"))
+        self._break("raise", SandboxUnavailableError("gone"))
         return Execution(status="sandbox_error" if self._where == "execute" else "ok", reason="zygote gone")
 
     async def call(self, *_: Any, **__: Any) -> Any:

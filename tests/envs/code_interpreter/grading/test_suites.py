@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envs.code_interpreter_env.grading import Grader, NoAttemptsLeft, SuiteTask, TaskSession, parse_task
+from envs.code_interpreter_env.grading import Grader, NoAttemptsLeftError, SuiteTask, TaskSession, parse_task
 from openenv_core.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -166,7 +166,7 @@ async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox
     reads = "def add(a, b): return a + b if open('data.txt').read() == '7' else None"
     assert (await session.submit(reads)).reward == 1.0
     assert session.attempts_left == 0
-    with pytest.raises(NoAttemptsLeft):
+    with pytest.raises(NoAttemptsLeftError):
         await session.submit(reads)
     solved = TaskSession(task(attempts=5), Grader(sandbox))
     await solved.submit("def add(a, b): return a + b")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envs.code_interpreter_env.grading import BadTask, JsonlTasks, parse_task, public_view
+from envs.code_interpreter_env.grading import InvalidTaskError, JsonlTasks, parse_task, public_view
 from envs.code_interpreter_env.grading.trial import CaseInfo, reward_of
 from openenv_core.errors import ConfigurationError
 
@@ -132,13 +132,13 @@ def test_tasks_are_read_where_they_are(tmp_path: Path) -> None:
 def test_a_mistake_is_told_with_file_and_line(tmp_path: Path) -> None:
     text = lines(1) + "\n" + json.dumps(a_task(entry=3)) + "\n{\n"
     tasks = JsonlTasks(folder(tmp_path, train=text))
-    with pytest.raises(BadTask, match=r"train\.jsonl:3: function\.entry"):
+    with pytest.raises(InvalidTaskError, match=r"train\.jsonl:3: function\.entry"):
         tasks.get_task("train", 1)
-    with pytest.raises(BadTask, match=r"train\.jsonl:4: "):
+    with pytest.raises(InvalidTaskError, match=r"train\.jsonl:4: "):
         tasks.get_task("train", 2)
     assert tasks.get_task("train", 0)["id"] == "task 0 é"
     hides = json.dumps(a_task(hidden=[{"args": ["77001"], "expect": 1}]))
-    with pytest.raises(BadTask) as told:  # which shows nothing of the line
+    with pytest.raises(InvalidTaskError) as told:  # which shows nothing of the line
         JsonlTasks(folder(tmp_path, train=hides)).get_task("train", 0)
     assert "77001" not in str(told.value)
 
@@ -149,7 +149,7 @@ def test_a_file_that_changes_under_way_is_told(tmp_path: Path) -> None:
     assert tasks.num_tasks("train") == 2
     place.write_text(lines(1))
     os.utime(place, ns=(1, 1))
-    with pytest.raises(BadTask, match="changed"):
+    with pytest.raises(InvalidTaskError, match="changed"):
         tasks.task("train", 0)
 
 

@@ -9,19 +9,19 @@ from typing import Any, Final
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
-    ConnectionLost,
+    ConnectionLostError,
     ProviderError,
-    RequestTimeout,
+    RequestTimeoutError,
     ServerError,
 )
 from openenv_core.providers.docker.container import Container, ContainerState
 from openenv_core.providers.pool import DockerPool, PoolLease
-from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
+from openenv_core.sandbox import FileRefusedError, Limits, SandboxUnavailableError
 from openenv_core.sandbox.results import EXIT_KILLED
 
 from ....client import CodeInterpreterEnv
 from ....models import CodeInterpreterObservation
-from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailureError
 from ..hosted.collector import ErrandUnansweredError
 from ..hosted.errand import MOST_BYTES, Errand, checked_path
 from ..hosted.interpreter import Opened, overdue, refuse_snapshots
@@ -77,7 +77,7 @@ class ContainerInterpreter(HostedInterpreter):
                 f"expected {self._settings.image} to begin a session, got: {error}"
             ) from error
         except (ClientError, ProviderError) as error:
-            raise HostFailure(f"expected a container of {self._settings.image}, got: {error}") from error
+            raise HostFailureError(f"expected a container of {self._settings.image}, got: {error}") from error
         try:
             await self._enter(own_folder=False)
         except ErrandUnansweredError:
@@ -101,20 +101,22 @@ class ContainerInterpreter(HostedInterpreter):
         self, code: str, collector: Collector, timeout_s: float, stdin: str | None
     ) -> ExecutionEnd:
         if stdin is not None and not self._ours:
-            raise HostFailure(f"{self._settings.image} knows code alone, and no standard input for it")
+            raise HostFailureError(f"{self._settings.image} knows code alone, and no standard input for it")
         try:
             seen = await self._executed(code, timeout_s, stdin)
-        except (RequestTimeout, TimeoutError):
+        except (RequestTimeoutError, TimeoutError):
             if self._ours:  # its own time-out should have come first
-                raise HostFailure("the server in the container does not answer", state_lost=True) from None
+                raise HostFailureError(
+                    "the server in the container does not answer", state_lost=True
+                ) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
             return overdue(reason, state_lost=True)
-        except ConnectionLost as error:
+        except ConnectionLostError as error:
             return await self._after_the_end(error)
         except ServerError as error:
-            raise HostFailure(f"the server in the container failed: {error}") from error
+            raise HostFailureError(f"the server in the container failed: {error}") from error
         except ClientError as error:
-            raise HostFailure(str(error), state_lost=True) from error
+            raise HostFailureError(str(error), state_lost=True) from error
         return _verdict(seen, collector)
 
     async def _ask(self, errand: Errand, timeout_s: float) -> str:
@@ -124,7 +126,7 @@ class ContainerInterpreter(HostedInterpreter):
             code = errand.expression if self._ours else errand.statement
             seen = await self._executed(code, timeout_s, None)
         except (ClientError, TimeoutError) as error:
-            raise HostFailure(f"expected the container to see to its files, got: {error}") from error
+            raise HostFailureError(f"expected the container to see to its files, got: {error}") from error
         return (seen.result or "") if self._ours else seen.stdout
 
     async def _put(self, path: str, data: bytes) -> None:
@@ -135,7 +137,7 @@ class ContainerInterpreter(HostedInterpreter):
         try:
             seen = (await client.put_file(path, data)).observation
         except ClientError as error:
-            raise HostFailure(f"expected the container to take a file, got: {error}") from error
+            raise HostFailureError(f"expected the container to take a file, got: {error}") from error
         _require_taken(path, seen)
 
     async def get_file(self, path: str) -> bytes:
@@ -149,9 +151,9 @@ class ContainerInterpreter(HostedInterpreter):
             try:
                 return await client.get_file(place)
             except FileNotFoundError as error:
-                raise FileRefused(path, _reason(str(error))) from None
+                raise FileRefusedError(path, _reason(str(error))) from None
             except ClientError as error:
-                raise HostFailure(f"expected the container to give a file, got: {error}") from error
+                raise HostFailureError(f"expected the container to give a file, got: {error}") from error
 
     async def _executed(self, code: str, timeout_s: float, stdin: str | None) -> CodeInterpreterObservation:
         client = self._require_client()
@@ -161,13 +163,13 @@ class ContainerInterpreter(HostedInterpreter):
             result = await client.execute(code, timeout_s=timeout_s if self._ours else None, stdin=stdin)
         return result.observation
 
-    async def _after_the_end(self, error: ConnectionLost) -> ExecutionEnd:
+    async def _after_the_end(self, error: ConnectionLostError) -> ExecutionEnd:
         """Return the verdict on code under which the container ended: its memory is the code's, all else is not."""
         state = None if self._lease is None else await asyncio.to_thread(_end_of, self._lease)
         if state is None:
-            raise HostFailure(str(error), state_lost=True) from error
+            raise HostFailureError(str(error), state_lost=True) from error
         if not state.out_of_memory:
-            raise HostFailure(f"the container {state}", state_lost=True) from error
+            raise HostFailureError(f"the container {state}", state_lost=True) from error
         return ExecutionEnd(
             status="memory", exit_code=EXIT_KILLED, state_lost=True, reason=f"the container {state}"
         )
@@ -185,7 +187,7 @@ class ContainerInterpreter(HostedInterpreter):
 
     def _require_client(self) -> CodeInterpreterEnv:
         if self._client is None:
-            raise HostFailure("there is no container", state_lost=True)
+            raise HostFailureError("there is no container", state_lost=True)
         return self._client
 
 
@@ -215,10 +217,10 @@ def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
     if seen.status == "ok":
         return
     if seen.status == "sandbox_error" or seen.error is None:
-        raise HostFailure(
+        raise HostFailureError(
             f"expected the container to take a file, got: {seen.reason}", state_lost=seen.state_lost
         )
-    raise FileRefused(path, _reason(seen.error.evalue))
+    raise FileRefusedError(path, _reason(seen.error.evalue))
 
 
 def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
@@ -259,7 +261,7 @@ class ContainerBackend:
         """Fill the pool, and wait for its first container.
 
         Raises:
-            SandboxUnavailable: There is no engine, no such image, or its server does not start.
+            SandboxUnavailableError: There is no engine, no such image, or its server does not start.
         """
         settings = self._settings
         self._pool = pool = DockerPool(settings.image, settings.size, options=settings.options)
@@ -267,7 +269,7 @@ class ContainerBackend:
             await asyncio.to_thread(pool.wait, 1, settings.lease_s)
         except ProviderError as error:
             await self.close()
-            raise SandboxUnavailable(f"expected containers of {settings.image}, got: {error}") from error
+            raise SandboxUnavailableError(f"expected containers of {settings.image}, got: {error}") from error
 
     async def open(
         self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
@@ -275,7 +277,7 @@ class ContainerBackend:
         """Take a container; see `Backend`."""
         refuse_snapshots(snapshot)
         if self._pool is None:
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 "expected a backend that was started, got one that was not, or was closed"
             )
         return await self._opened.add(ContainerInterpreter(self._pool, self._settings, limits, packages))

@@ -4,7 +4,7 @@ Nothing here is a boundary: files travel through code in the session's own inter
 changed. What comes back is bounded and checked for its form, and never trusted for more.
 """
 
-from .collector import Collector, HostFailure
+from .collector import Collector, HostFailureError
 from .interpreter import ExecutionEnd, HostedInterpreter
 
-__all__ = ["Collector", "ExecutionEnd", "HostFailure", "HostedInterpreter"]
+__all__ = ["Collector", "ExecutionEnd", "HostFailureError", "HostedInterpreter"]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from openenv_core.sandbox import CodeError, Limits, Output, SandboxFailure, Truncated
+from openenv_core.sandbox import CodeError, Limits, Output, SandboxFailureError, Truncated
 
 PLAIN: Final = "text/plain"
 
@@ -113,7 +113,7 @@ def _as_text(mime: str, value: Any) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-class HostFailure(SandboxFailure):
+class HostFailureError(SandboxFailureError):
     """The service, the gateway or the container failed; the code had no part in it.
 
     Attributes:
@@ -125,5 +125,5 @@ class HostFailure(SandboxFailure):
         self.state_lost = state_lost
 
 
-class ErrandUnansweredError(HostFailure):
+class ErrandUnansweredError(HostFailureError):
     """Our own code ran in the interpreter and said nothing that we understand: the session's code may be why."""

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from openenv_core.sandbox import FileInfo, FileRefused, Limits
+from openenv_core.sandbox import FileInfo, FileRefusedError, Limits
 
 from .collector import ErrandUnansweredError
 
@@ -83,15 +83,15 @@ def checked_path(path: str) -> str:
     """Return a path within the workspace in its plain form.
 
     Raises:
-        FileRefused: It is absolute, leads upwards, or cannot be a path.
+        FileRefusedError: It is absolute, leads upwards, or cannot be a path.
     """
     if not path or len(path) > MOST_CHARS or "\0" in path or "\\" in path or not path.isprintable():
-        raise FileRefused(
+        raise FileRefusedError(
             path[:100], f"a path has 1 to {MOST_CHARS} printable characters, and slashes forward"
         )
     plain = PurePosixPath(path)
     if plain.is_absolute() or ".." in plain.parts or not plain.parts:
-        raise FileRefused(path, "a path is relative to the workspace and stays in it")
+        raise FileRefusedError(path, "a path is relative to the workspace and stays in it")
     return str(plain)
 
 
@@ -122,7 +122,7 @@ class Listing:
         """Take an answer in, and return what is new or different since the one before.
 
         Raises:
-            FileRefused: It is not of the form that ours has.
+            FileRefusedError: It is not of the form that ours has.
         """
         rows: dict[str, tuple[int, int, str]] = {}
         news: list[FileInfo] = []
@@ -130,7 +130,7 @@ class Listing:
             for path, size, time, digest in said["files"][: self._limits.files]:
                 try:
                     place = checked_path(path)
-                except FileRefused:  # nobody could ask for it
+                except FileRefusedError:  # nobody could ask for it
                     continue
                 known = self._rows.get(place)
                 row = (int(size), int(time), str(digest)[:64] or (known[2] if known else ""))
@@ -138,7 +138,7 @@ class Listing:
                 if known is None or (known[0], known[2]) != (row[0], row[2]):
                     news.append(_info(place, row))
         except (KeyError, TypeError, ValueError):
-            raise FileRefused(".", "the interpreter described its files in words of its own") from None
+            raise FileRefusedError(".", "the interpreter described its files in words of its own") from None
         self._rows = rows
         return tuple(news)
 

@@ -17,16 +17,16 @@ from openenv_core.sandbox import (
     CodeError,
     Execution,
     FileInfo,
-    FileRefused,
+    FileRefusedError,
     Limits,
-    SandboxClosed,
-    SandboxFailure,
-    SandboxUnavailable,
+    SandboxClosedError,
+    SandboxFailureError,
+    SandboxUnavailableError,
     Status,
 )
 from openenv_core.sandbox.results import EXIT_ERROR, EXIT_KILLED, EXIT_OK, EXIT_SANDBOX, EXIT_TIMEOUT
 
-from .collector import Collector, ErrandUnansweredError, HostFailure
+from .collector import Collector, ErrandUnansweredError, HostFailureError
 from .errand import Errand, Listing, checked_path
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -166,7 +166,7 @@ class HostedInterpreter(ABC):
         """Run code, and have the collector hear what it writes.
 
         Raises:
-            HostFailure: The infrastructure failed.
+            HostFailureError: The infrastructure failed.
         """
 
     @abstractmethod
@@ -174,7 +174,7 @@ class HostedInterpreter(ABC):
         """Have our own code run, and return all that came back.
 
         Raises:
-            HostFailure: The infrastructure failed.
+            HostFailureError: The infrastructure failed.
         """
 
     @abstractmethod
@@ -182,7 +182,7 @@ class HostedInterpreter(ABC):
         """Let the interpreter go that there is, if any, and get a fresh one with a workspace.
 
         Raises:
-            HostFailure: None can be had.
+            HostFailureError: None can be had.
         """
 
     @abstractmethod
@@ -193,7 +193,7 @@ class HostedInterpreter(ABC):
         """Get the first interpreter.
 
         Raises:
-            HostFailure: None can be had.
+            HostFailureError: None can be had.
             ConfigurationError: A package cannot be imported there.
         """
         try:
@@ -222,7 +222,7 @@ class HostedInterpreter(ABC):
                     verdict = await self._run(code, collector, limit_s, stdin)
                     if verdict.state_lost:
                         self._lose(verdict.reason or "the interpreter is gone", told=True)
-            except HostFailure as failure:
+            except HostFailureError as failure:
                 verdict = failed(str(failure), failure.state_lost or self._untold)
                 if failure.state_lost:
                     self._lose(str(failure), told=True)
@@ -258,7 +258,7 @@ class HostedInterpreter(ABC):
         """Write a file; see `Interpreter`."""
         place = checked_path(path)
         if len(data) > self._limits.file_bytes:
-            raise FileRefused(path, f"it is larger than {self._limits.file_bytes} bytes")
+            raise FileRefusedError(path, f"it is larger than {self._limits.file_bytes} bytes")
         async with self._turn:
             await self._ready()
             await self._put(place, data)
@@ -281,12 +281,12 @@ class HostedInterpreter(ABC):
                 try:
                     size, piece = int(said["size"]), base64.b64decode(said["data"], validate=True)
                 except (KeyError, TypeError, ValueError, binascii.Error):
-                    raise FileRefused(path, "the interpreter described it in words of its own") from None
+                    raise FileRefusedError(path, "the interpreter described it in words of its own") from None
                 whole += piece
                 if len(whole) >= size or not piece or len(whole) > self._limits.file_bytes:
                     break
         if len(whole) != size:
-            raise FileRefused(path, "it was changed while it was read")
+            raise FileRefusedError(path, "it was changed while it was read")
         return bytes(whole)
 
     async def list_files(self) -> list[FileInfo]:
@@ -320,8 +320,8 @@ class HostedInterpreter(ABC):
         try:
             said = errand.read(await self._ask(errand, ERRAND_S))
         except ErrandUnansweredError as failure:
-            raise FileRefused(str(asked.get("path", ".")), str(failure)) from None
-        except HostFailure as failure:
+            raise FileRefusedError(str(asked.get("path", ".")), str(failure)) from None
+        except HostFailureError as failure:
             if failure.state_lost:
                 self._lose(str(failure), told=False)
             raise
@@ -329,14 +329,14 @@ class HostedInterpreter(ABC):
             self._lose("work on its files was cancelled, and the interpreter given up", told=False)
             raise
         if "refused" in said:
-            raise FileRefused(str(asked.get("path", ".")), str(said["refused"])[:1000])
+            raise FileRefusedError(str(asked.get("path", ".")), str(said["refused"])[:1000])
         return said
 
     async def _enter(self, *, own_folder: bool) -> None:
         """Make the workspace in a fresh interpreter, and import packages.
 
         Raises:
-            HostFailure: It cannot be made.
+            HostFailureError: It cannot be made.
             ConfigurationError: A package cannot be imported.
         """
         errand = Errand(
@@ -347,7 +347,7 @@ class HostedInterpreter(ABC):
         )
         said = errand.read(await self._ask(errand, ERRAND_S + 10.0 * len(self._packages)))
         if "refused" in said or not isinstance(said.get("root"), str):
-            raise HostFailure(f"expected the interpreter to have a workspace, got {str(said)[:500]}")
+            raise HostFailureError(f"expected the interpreter to have a workspace, got {str(said)[:500]}")
         if failures := said.get("failed"):
             raise ConfigurationError(
                 f"expected packages that can be imported where the code runs, got {str(failures)[:500]}"
@@ -373,22 +373,22 @@ class HostedInterpreter(ABC):
         try:
             await self._begin_anew()
         except ConfigurationError as error:
-            raise HostFailure(str(error), state_lost=True) from error
-        except HostFailure as failure:
-            raise HostFailure(str(failure), state_lost=True) from failure
+            raise HostFailureError(str(error), state_lost=True) from error
+        except HostFailureError as failure:
+            raise HostFailureError(str(failure), state_lost=True) from failure
         self._lost = False
 
     async def _ready(self) -> None:
         """Have an interpreter with files.
 
         Raises:
-            SandboxFailure: There is none any more; it is replaced, and has none of the files.
+            SandboxFailureError: There is none any more; it is replaced, and has none of the files.
         """
         self._require_open()
         await self._renew()
         if self._untold:
             self._untold = False
-            raise SandboxFailure(f"{self._why}; its files are gone, and what comes next begins anew")
+            raise SandboxFailureError(f"{self._why}; its files are gone, and what comes next begins anew")
 
     async def _changed_files(self) -> tuple[FileInfo, ...]:
         """Return what files are new or different; none where the interpreter does not say."""
@@ -396,7 +396,7 @@ class HostedInterpreter(ABC):
             return ()
         try:
             return self._listing.read(await self._errand("files", **self._listing.asked()))
-        except SandboxFailure:
+        except SandboxFailureError:
             return ()
 
     def _lose(self, reason: str, *, told: bool) -> None:
@@ -405,7 +405,7 @@ class HostedInterpreter(ABC):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise SandboxClosed("expected an open interpreter, got one that was closed; open another")
+            raise SandboxClosedError("expected an open interpreter, got one that was closed; open another")
 
 
 InterpreterT = TypeVar("InterpreterT", bound=HostedInterpreter)
@@ -421,14 +421,14 @@ class Opened(Generic[InterpreterT]):
         """Open an interpreter, and return it.
 
         Raises:
-            SandboxUnavailable: It cannot be opened.
+            SandboxUnavailableError: It cannot be opened.
             ConfigurationError: A package cannot be imported there.
         """
         self._all = {each for each in self._all if not each.closed} | {interpreter}
         try:
             await interpreter.open()
-        except HostFailure as failure:
-            raise SandboxUnavailable(str(failure)) from failure
+        except HostFailureError as failure:
+            raise SandboxUnavailableError(str(failure)) from failure
         return interpreter
 
     async def close(self) -> None:

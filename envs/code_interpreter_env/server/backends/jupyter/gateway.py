@@ -16,7 +16,7 @@ import httpx
 from openenv_core.errors import ConfigurationError
 from openenv_core.proxies import proxy_for
 
-from ..hosted import HostFailure
+from ..hosted import HostFailureError
 from .settings import JupyterSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MOST_BYTES: Final = 1 << 20
 MOST_WORDS: Final = 300
 
 
-class NoRoom(HostFailure):
+class NoRoomError(HostFailureError):
     """The gateway has as many kernels as it may have."""
 
 
@@ -57,15 +57,15 @@ class Gateway:
         """See that there is a gateway that lets us in and has kernels of the name.
 
         Raises:
-            HostFailure: There is none, or it has not.
+            HostFailureError: There is none, or it has not.
         """
         said = await self._asked("GET", "/api/kernelspecs")
         known = said.get("kernelspecs") if isinstance(said, dict) else None
         if not isinstance(known, dict):
-            raise HostFailure(f"expected {self._settings.url} to list its kernels, got something else")
+            raise HostFailureError(f"expected {self._settings.url} to list its kernels, got something else")
         name = self._settings.kernel_name
         if name is not None and name not in known:
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected the gateway to have kernels named {name!r}, it has {', '.join(known) or 'none'}"
             )
 
@@ -73,8 +73,8 @@ class Gateway:
         """Start a kernel, and return its id.
 
         Raises:
-            NoRoom: The gateway has as many as it may have.
-            HostFailure: It did not start one.
+            NoRoomError: The gateway has as many as it may have.
+            HostFailureError: It did not start one.
         """
         # With an environment of its own, if an empty one, a kernel does not inherit the gateway's, token and all.
         body: dict[str, Any] = {"env": {}}
@@ -83,7 +83,7 @@ class Gateway:
         said = await self._asked("POST", KERNELS, body, self._settings.start_s)
         kernel = said.get("id") if isinstance(said, dict) else None
         if not isinstance(kernel, str) or not kernel.replace("-", "").isalnum():
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected {self._settings.url} to name the kernel it started, got something else"
             )
         return kernel
@@ -92,7 +92,7 @@ class Gateway:
         """Have a kernel stop what it does, as Ctrl-C would.
 
         Raises:
-            HostFailure: The gateway did not do it.
+            HostFailureError: The gateway did not do it.
         """
         await self._asked("POST", f"{KERNELS}/{kernel}/interrupt")
 
@@ -100,7 +100,7 @@ class Gateway:
         """End a kernel; one that is gone is as good. One that does not listen takes the gateway seconds.
 
         Raises:
-            HostFailure: The gateway did not do it.
+            HostFailureError: The gateway did not do it.
         """
         await self._asked("DELETE", f"{KERNELS}/{kernel}", limit_s=3 * self._settings.request_s)
 
@@ -115,9 +115,9 @@ class Gateway:
             async with asyncio.timeout(limit_s):
                 status, content = await self._sent(method, url, body)
         except TimeoutError:
-            raise HostFailure(f"expected {method} {url} to be answered within {limit_s:g} s") from None
+            raise HostFailureError(f"expected {method} {url} to be answered within {limit_s:g} s") from None
         except httpx.TransportError as error:
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected {method} {url} to be answered, got {type(error).__name__}: {error}"
             ) from None
         if status == 404 and method == "DELETE":
@@ -127,7 +127,7 @@ class Gateway:
         try:
             return json.loads(content) if content else None
         except (ValueError, RecursionError):
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected {method} {url} to be answered with JSON, got something else"
             ) from None
 
@@ -139,7 +139,7 @@ class Gateway:
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > MOST_BYTES:
-                    raise HostFailure(
+                    raise HostFailureError(
                         f"expected {method} {url} to be answered with less than {MOST_BYTES} bytes"
                     )
             return response.status_code, bytes(content)
@@ -153,8 +153,8 @@ class Gateway:
         text = f"expected {method} {url} to succeed, got HTTP {status}: {words or '(nothing)'}"
         # 403 is the kernel gateway's word for its limit, 429 and 503 are those of others in front of it.
         if method == "POST" and status in (403, 429, 503):
-            raise NoRoom(text)
-        raise HostFailure(text)
+            raise NoRoomError(text)
+        raise HostFailureError(text)
 
 
 @cache
@@ -231,7 +231,7 @@ class Channel:
             most_bytes: Of one message.
 
         Raises:
-            HostFailure: The gateway does not let us.
+            HostFailureError: The gateway does not let us.
             ConfigurationError: The package for WebSockets is missing.
         """
         try:
@@ -256,7 +256,7 @@ class Channel:
                 logger=_quiet,
             )
         except (WebSocketException, OSError, TimeoutError) as error:
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected the channels of a kernel at {url}, got {type(error).__name__}: {error}"
             ) from None
         return cls(socket)
@@ -267,7 +267,7 @@ class Channel:
         """Send a request.
 
         Raises:
-            HostFailure: The connection is gone.
+            HostFailureError: The connection is gone.
         """
         name = secrets.token_hex(16)
         header = {
@@ -291,10 +291,12 @@ class Channel:
         try:
             await self._socket.send(json.dumps(message))
         except OSError as error:
-            raise HostFailure(f"expected a kernel to take a request, got: {error}") from None
+            raise HostFailureError(f"expected a kernel to take a request, got: {error}") from None
         except Exception as error:
             if self.ended.done() or _is_closed(error):
-                raise HostFailure("expected a kernel to take a request, but its connection is gone") from None
+                raise HostFailureError(
+                    "expected a kernel to take a request, but its connection is gone"
+                ) from None
             raise
         return asked
 

@@ -5,12 +5,12 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from openenv_core.sandbox import CodeError, Limits, SandboxUnavailable
+from openenv_core.sandbox import CodeError, Limits, SandboxUnavailableError
 
-from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailureError
 from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.interpreter import Opened, failed, flooded, killed, overdue, plain, raised, refuse_snapshots
-from .gateway import Channel, Gateway, KernelRequest, Message, NoRoom
+from .gateway import Channel, Gateway, KernelRequest, Message, NoRoomError
 from .settings import JupyterSettings
 
 logger = logging.getLogger("openenv_core")
@@ -51,7 +51,7 @@ class JupyterInterpreter(HostedInterpreter):
         self._had_stdin = False
         try:
             self._kernel = await self._gateway.create()
-        except NoRoom:
+        except NoRoomError:
             if not self._deletions:
                 raise
             await asyncio.wait(self._deletions)  # the one before still takes the place
@@ -60,13 +60,15 @@ class JupyterInterpreter(HostedInterpreter):
         asked = await self._channel.ask("kernel_info_request", {})
         await self._outcome(self._channel, asked, self._settings.start_s)
         if not asked.done.done():
-            raise HostFailure(f"expected a kernel to answer within {self._settings.start_s:g} s, got nothing")
+            raise HostFailureError(
+                f"expected a kernel to answer within {self._settings.start_s:g} s, got nothing"
+            )
         await self._enter(own_folder=True)
 
     async def _end(self) -> None:
         if self._root and not self._turn.locked() and self._alive() is not None:
             # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
-            with suppress(HostFailure, TimeoutError):
+            with suppress(HostFailureError, TimeoutError):
                 await self._ask(Errand("end", root=self._root), LEAVE_S)
         self._root = ""
         await self._let_go()
@@ -108,10 +110,10 @@ class JupyterInterpreter(HostedInterpreter):
         asked = await channel.ask("execute_request", request)
         await self._outcome(channel, asked, timeout_s)
         if channel.ended.done():
-            raise HostFailure(channel.ended.result(), state_lost=True)
+            raise HostFailureError(channel.ended.result(), state_lost=True)
         if not asked.done.done():
             lost = not await self._interrupted(channel, asked)
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected the kernel to see to its files within {timeout_s:g} s", state_lost=lost
             )
         return _value(asked.done.result())
@@ -129,15 +131,17 @@ class JupyterInterpreter(HostedInterpreter):
         """Interrupt the kernel; return whether it heeds that, so that its state is kept.
 
         Raises:
-            HostFailure: The gateway has no such kernel any more, or cannot interrupt it: then it was not the code that
+            HostFailureError: The gateway has no such kernel any more, or cannot interrupt it: it was not the code that
                 took so long.
         """
         if self._kernel is None:
             return False
         try:
             await self._gateway.interrupt(self._kernel)
-        except HostFailure as failure:
-            raise HostFailure(f"{failure}; the code had no end within its time", state_lost=True) from failure
+        except HostFailureError as failure:
+            raise HostFailureError(
+                f"{failure}; the code had no end within its time", state_lost=True
+            ) from failure
         await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
         return asked.done.done()
 
@@ -163,7 +167,7 @@ class JupyterInterpreter(HostedInterpreter):
             await ended.close()
             self._channel = channel = await self._connected(self._kernel)
             asked = await channel.ask("kernel_info_request", {})
-        except HostFailure:
+        except HostFailureError:
             return False
         await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
         return asked.done.done()
@@ -172,12 +176,12 @@ class JupyterInterpreter(HostedInterpreter):
         """Return the channel.
 
         Raises:
-            HostFailure: It ended while nothing ran, or there never was one.
+            HostFailureError: It ended while nothing ran, or there never was one.
         """
         channel = self._alive()
         if channel is None:
             why = "there is no kernel" if self._channel is None else self._channel.ended.result()
-            raise HostFailure(f"{why} before the code ran", state_lost=True)
+            raise HostFailureError(f"{why} before the code ran", state_lost=True)
         return channel
 
     def _alive(self) -> Channel | None:
@@ -202,7 +206,7 @@ class JupyterInterpreter(HostedInterpreter):
     async def _deleted(self, kernel: str) -> None:
         try:
             await self._gateway.delete(kernel)
-        except HostFailure as failure:
+        except HostFailureError as failure:
             logger.warning("a kernel is left to its gateway: %s", failure)
 
 
@@ -291,14 +295,14 @@ class JupyterBackend:
         """Ask the gateway for its kernels, which shows that the token is good.
 
         Raises:
-            SandboxUnavailable: It does not answer, refuses the token, or has none of the name.
+            SandboxUnavailableError: It does not answer, refuses the token, or has none of the name.
         """
         self._gateway = Gateway(self._settings)
         try:
             await self._gateway.check()
-        except HostFailure as failure:
+        except HostFailureError as failure:
             await self.close()
-            raise SandboxUnavailable(str(failure)) from failure
+            raise SandboxUnavailableError(str(failure)) from failure
 
     async def open(
         self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
@@ -306,7 +310,7 @@ class JupyterBackend:
         """Start a kernel; see `Backend`."""
         refuse_snapshots(snapshot)
         if self._gateway is None:
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 "expected a backend that was started, got one that was not, or was closed"
             )
         return await self._opened.add(JupyterInterpreter(self._gateway, self._settings, limits, packages))

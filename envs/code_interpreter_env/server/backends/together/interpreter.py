@@ -6,9 +6,9 @@ import hashlib
 import secrets
 from typing import Final
 
-from openenv_core.sandbox import FileRefused, Limits, SandboxUnavailable
+from openenv_core.sandbox import FileRefusedError, Limits, SandboxUnavailableError
 
-from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailure
+from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailureError
 from ..hosted.errand import MOST_BYTES, Errand
 from ..hosted.interpreter import ERRAND_S, Opened, flooded, overdue, raised, refuse_snapshots
 from .service import (
@@ -17,7 +17,7 @@ from .service import (
     ServiceRefusedError,
     ServiceTimeoutError,
     TogetherService,
-    TooLarge,
+    TooLargeError,
     read_answer,
 )
 from .settings import TogetherSettings
@@ -73,7 +73,7 @@ class TogetherInterpreter(HostedInterpreter):
             await self._require_answers()
             reason = f"{late}; the session was left behind, as there is no way to interrupt it"
             return overdue(reason, state_lost=True)
-        except TooLarge as failure:
+        except TooLargeError as failure:
             return flooded(str(failure), state_lost=False)
         ran.told(collector)
         if collector.flood.done():
@@ -95,9 +95,11 @@ class TogetherInterpreter(HostedInterpreter):
         ran = await self._sent(errand.statement, ERRAND_S, MOST_BYTES, repeatable=True, files=(upload,))
         said = errand.read(ran.written())
         if "refused" in said:
-            raise FileRefused(path, str(said["refused"])[:1000])
+            raise FileRefusedError(path, str(said["refused"])[:1000])
         if said.get("sha256") != hashlib.sha256(data).hexdigest():
-            raise HostFailure("expected the service to put a file where its code runs, and it is not there")
+            raise HostFailureError(
+                "expected the service to put a file where its code runs, and it is not there"
+            )
 
     async def _sent(
         self,
@@ -121,12 +123,12 @@ class TogetherInterpreter(HostedInterpreter):
         except ServiceRefusedError as failure:
             answer = NotRun(str(failure))
         if isinstance(answer, NotRun):
-            raise HostFailure(
+            raise HostFailureError(
                 f"expected the service to run the code, got: {answer.reason}",
                 state_lost=await self._is_gone(),
             )
         if self._theirs is not None and answer.session_id != self._theirs:
-            raise HostFailure("expected the answer of one session, got that of another", state_lost=True)
+            raise HostFailureError("expected the answer of one session, got that of another", state_lost=True)
         self._theirs = answer.session_id
         return answer
 
@@ -134,12 +136,12 @@ class TogetherInterpreter(HostedInterpreter):
         """Tell code that takes too long from a service that does not answer.
 
         Raises:
-            HostFailure: It is the service. What became of the session nobody knows.
+            HostFailureError: It is the service. What became of the session nobody knows.
         """
         try:
             await self._service.sessions(PROBE_S)
-        except HostFailure as failure:
-            raise HostFailure(str(failure), state_lost=True) from failure
+        except HostFailureError as failure:
+            raise HostFailureError(str(failure), state_lost=True) from failure
 
     async def _is_gone(self) -> bool:
         """Whether the session is not among those that the service has."""
@@ -147,7 +149,7 @@ class TogetherInterpreter(HostedInterpreter):
             return False
         try:
             return self._theirs not in await self._service.sessions(PROBE_S)
-        except HostFailure:
+        except HostFailureError:
             return False
 
     def _most_bytes(self) -> int:
@@ -178,14 +180,14 @@ class TogetherBackend:
         """Ask for the list of sessions, which shows that the token is good.
 
         Raises:
-            SandboxUnavailable: The service does not answer, or refuses the token.
+            SandboxUnavailableError: The service does not answer, or refuses the token.
         """
         self._service = TogetherService(self._settings)
         try:
             await self._service.sessions()
-        except HostFailure as failure:
+        except HostFailureError as failure:
             await self.close()
-            raise SandboxUnavailable(str(failure)) from failure
+            raise SandboxUnavailableError(str(failure)) from failure
 
     async def open(
         self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
@@ -193,7 +195,7 @@ class TogetherBackend:
         """Begin a session; see `Backend`."""
         refuse_snapshots(snapshot)
         if self._service is None:
-            raise SandboxUnavailable(
+            raise SandboxUnavailableError(
                 "expected a backend that was started, got one that was not, or was closed"
             )
         return await self._opened.add(TogetherInterpreter(self._service, self._settings, limits, packages))

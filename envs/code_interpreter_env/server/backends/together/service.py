@@ -17,7 +17,7 @@ import httpx
 
 from openenv_core.proxies import proxy_for
 
-from ..hosted import Collector, HostFailure
+from ..hosted import Collector, HostFailureError
 from ..hosted.interpreter import error_of
 from .settings import TOKEN, TogetherSettings
 
@@ -65,15 +65,15 @@ def seconds_of(retry_after: str | None) -> float:
     return max(0.0, (when - datetime.now(UTC if when.tzinfo else None)).total_seconds())
 
 
-class ServiceTimeoutError(HostFailure):
+class ServiceTimeoutError(HostFailureError):
     """No answer came in time. The code may run on."""
 
 
-class TooLarge(HostFailure):
+class TooLargeError(HostFailureError):
     """The answer is larger than anything that may be written."""
 
 
-class ServiceRefusedError(HostFailure):
+class ServiceRefusedError(HostFailureError):
     """The service understood, and said no: to a session that is gone, for one."""
 
 
@@ -139,9 +139,9 @@ class TogetherService:
 
         Raises:
             Overdue: No answer in time.
-            TooLarge: The answer is too large.
+            TooLargeError: The answer is too large.
             Refused: The service said no.
-            HostFailure: It gave no usable answer.
+            HostFailureError: It gave no usable answer.
         """
         body: dict[str, Any] = {"language": "python", "code": code}
         if session_id is not None:
@@ -156,7 +156,7 @@ class TogetherService:
         """Return the ids of the sessions that are alive.
 
         Raises:
-            HostFailure: The service gave no usable answer.
+            HostFailureError: The service gave no usable answer.
         """
         said = await self._asked(
             "GET", SESSIONS, None, self._settings.network_s, SESSIONS_BYTES, True, patience_s
@@ -193,7 +193,7 @@ class TogetherService:
             except httpx.TransportError as error:
                 failure = f"expected {self._base_url} to answer, got {type(error).__name__}: {error}"
                 if not repeatable and not isinstance(error, _NOT_SENT):
-                    raise HostFailure(self._clean(f"{failure}; {_MAY_HAVE_RUN}")) from None
+                    raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}")) from None
             else:
                 if status == 200:
                     return self._json(body, repeatable)
@@ -203,7 +203,7 @@ class TogetherService:
             pause_s = pacing.next_pause_s(retry_after)
             if pause_s is None:
                 asked = f", asked to wait {retry_after} s" if retry_after else ""
-                raise HostFailure(
+                raise HostFailureError(
                     self._clean(f"{failure}; gave up after {pacing.attempts} attempts{asked}")
                 ) from None
             logger.debug("%s %s is sent again in %.2f s: %s", method, path, pause_s, self._clean(failure))
@@ -226,7 +226,7 @@ class TogetherService:
                 if len(body) > most_bytes:
                     if response.status_code != 200:
                         break
-                    raise TooLarge(f"expected an answer of at most {most_bytes} bytes, got more")
+                    raise TooLargeError(f"expected an answer of at most {most_bytes} bytes, got more")
             return response.status_code, response.headers, bytes(body)
         finally:
             await response.aclose()
@@ -234,11 +234,11 @@ class TogetherService:
     def _require_retry(self, status: int, failure: str, repeatable: bool) -> None:
         """Raise where a status is the last word."""
         if status in (401, 403):
-            raise HostFailure(self._clean(f"{failure}; see to {TOKEN}"))
+            raise HostFailureError(self._clean(f"{failure}; see to {TOKEN}"))
         if status == 429 or (status >= 500 and repeatable):
             return
         if status >= 500:
-            raise HostFailure(self._clean(f"{failure}; {_MAY_HAVE_RUN}"))
+            raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}"))
         raise ServiceRefusedError(self._clean(failure))
 
     def _json(self, body: bytes, repeatable: bool) -> Any:
@@ -247,8 +247,8 @@ class TogetherService:
         except (ValueError, RecursionError):
             raise self._strange("JSON" if repeatable else f"JSON ({_MAY_HAVE_RUN})") from None
 
-    def _strange(self, expected: str) -> HostFailure:
-        return HostFailure(
+    def _strange(self, expected: str) -> HostFailureError:
+        return HostFailureError(
             f"expected {self._base_url} to answer with {expected}, as is documented, got something else"
         )
 
@@ -309,7 +309,7 @@ def read_answer(said: Any) -> Ran | NotRun:
     """Read the JSON of an answer.
 
     Raises:
-        HostFailure: It is not of the documented form.
+        HostFailureError: It is not of the documented form.
     """
     try:
         data, errors = said.get("data"), said.get("errors")
@@ -321,5 +321,7 @@ def read_answer(said: Any) -> Ran | NotRun:
     except (KeyError, TypeError, AttributeError):
         session_id = None
     if not isinstance(session_id, str) or not session_id:
-        raise HostFailure("expected the service to answer with data or errors, as is documented, got neither")
+        raise HostFailureError(
+            "expected the service to answer with data or errors, as is documented, got neither"
+        )
     return Ran(session_id, outputs)

@@ -5,7 +5,7 @@ import secrets
 from uuid import uuid4
 
 from openenv_core import Environment
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 
 from ..models import (
     GUESSES,
@@ -58,13 +58,13 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """Answer a guess.
 
         Raises:
-            EpisodeOver: There is no episode under way.
+            EpisodeOverError: There is no episode under way.
         """
         state = self._state
         if state.seed is None:
-            raise EpisodeOver("expected reset() before the first step(), got step(); call reset() first")
+            raise EpisodeOverError("expected reset() before the first step(), got step(); call reset() first")
         if state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
         state.step_count += 1
         guess = action.guess
         hint: Hint = "found"

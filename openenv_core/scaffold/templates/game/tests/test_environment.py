@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core import EpisodeOver
+from openenv_core import EpisodeOverError
 
 from ..client import PlaceHolderEnv
 from ..models import GUESSES, PlaceHolderAction
@@ -23,7 +23,7 @@ def test_an_episode_ends_after_the_last_guess() -> None:
     assert first.reward is None
     assert [answer.done for answer in answers] == [False] * (GUESSES - 1) + [True]
     assert {answer.reward for answer in answers} == {0.0}
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         environment.step(PlaceHolderAction(guess=wrong))
 
 

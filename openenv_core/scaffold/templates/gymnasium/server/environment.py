@@ -7,7 +7,7 @@ from uuid import uuid4
 import gymnasium
 
 from openenv_core import Environment
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 
 from ..models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
 from .spaces import from_json, to_json
@@ -60,14 +60,14 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """Take one action.
 
         Raises:
-            EpisodeOver: There is no episode under way.
-            EnvironmentFailure: The action space does not take this action.
+            EpisodeOverError: There is no episode under way.
+            EnvironmentFailureError: The action space does not take this action.
         """
         state = self._state
         if state.seed is None:
-            raise EpisodeOver("expected reset() before the first step(), got step(); call reset() first")
+            raise EpisodeOverError("expected reset() before the first step(), got step(); call reset() first")
         if state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
         taken = from_json(self._inner.action_space, action.action)
         seen, reward, terminated, truncated, _ = self._inner.step(taken)
         state.step_count += 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 from gymnasium import Space, spaces
 
-from openenv_core.errors import EnvironmentFailure
+from openenv_core.errors import EnvironmentFailureError
 
 
 def to_json(value: Any) -> Any:
@@ -24,17 +24,17 @@ def from_json(space: Space[Any], value: Any) -> Any:
     """Return what a space takes for a value that came as JSON.
 
     Raises:
-        EnvironmentFailure: The space does not take it.
+        EnvironmentFailureError: The space does not take it.
     """
     try:
         found = _read(space, value)
         taken = space.contains(found)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise EnvironmentFailure(
+        raise EnvironmentFailureError(
             f"expected an action of {space}, got {str(value)[:200]} ({error})"
         ) from error
     if not taken:
-        raise EnvironmentFailure(f"expected an action of {space}, got {str(value)[:200]}")
+        raise EnvironmentFailureError(f"expected an action of {space}, got {str(value)[:200]}")
     return found
 
 

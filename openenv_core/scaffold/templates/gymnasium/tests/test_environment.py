@@ -7,8 +7,8 @@ import numpy
 import pytest
 from gymnasium import Space, spaces
 
-from openenv_core import EpisodeOver
-from openenv_core.errors import EnvironmentFailure
+from openenv_core import EpisodeOverError
+from openenv_core.errors import EnvironmentFailureError
 
 from ..client import PlaceHolderEnv
 from ..models import PlaceHolderAction
@@ -43,7 +43,7 @@ def test_values_of_other_spaces_survive_json(space: Space[Any]) -> None:
     """Whatever the space, `to_json` and `from_json` go both ways, and nonsense is refused."""
     drawn = space.sample()
     assert to_json(from_json(space, to_json(drawn))) == to_json(drawn)
-    with pytest.raises(EnvironmentFailure):
+    with pytest.raises(EnvironmentFailureError):
         from_json(space, {"no": "such value"})
 
 
@@ -59,6 +59,6 @@ def test_an_episode_goes_through_the_client_as_it_does_in_gymnasium() -> None:
             action = PlaceHolderAction(action=0)
             here, there = environment.step(action), env.step(action)
     assert here.terminated
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         environment.step(PlaceHolderAction(action=0))
     environment.close()

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from openenv_core.errors import EpisodeOver
+from openenv_core.errors import EpisodeOverError
 from openenv_core.tools import ToolEnvironment, ToolResult, prompt, resource, tool
 
 from ..models import PlaceHolderObservation, PlaceHolderState
@@ -105,9 +105,9 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Refuse calls outside of an episode."""
         if self._state.seed is None:
-            raise EpisodeOver("expected reset() before the first call, got a call; call reset() first")
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
         if self._state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
         """Count the call, and say what it earned."""

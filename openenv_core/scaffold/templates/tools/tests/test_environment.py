@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core import EpisodeOver
+from openenv_core import EpisodeOverError
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
 
 from ..client import PlaceHolderEnv
@@ -31,7 +31,7 @@ def test_calls_that_cannot_be_made_are_answered_and_use_the_episode_up() -> None
         assert answer.error.error_type is kind
     ends = [call(environment, "list_shelves").done for _ in range(MAX_STEPS - 2)]
     assert ends == [False] * (MAX_STEPS - 3) + [True]
-    with pytest.raises(EpisodeOver):
+    with pytest.raises(EpisodeOverError):
         call(environment, "list_shelves")
 
 

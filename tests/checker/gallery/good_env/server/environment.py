@@ -3,8 +3,8 @@
 import random
 from uuid import uuid4
 
-from openenv_core import Environment, EpisodeOver
-from openenv_core.errors import EnvironmentFailure
+from openenv_core import Environment, EpisodeOverError
+from openenv_core.errors import EnvironmentFailureError
 
 from ..models import Guess, GuessState, Hint
 
@@ -34,11 +34,11 @@ class GuessEnvironment(Environment[Guess, Hint, GuessState]):
     def step(self, action: Guess) -> Hint:
         """Compare a guess with the hidden number."""
         if self._state.episode_id is None:
-            raise EnvironmentFailure(
+            raise EnvironmentFailureError(
                 "expected reset() before the first step(), got step(); call reset() first"
             )
         if self._state.done:
-            raise EpisodeOver
+            raise EpisodeOverError
         self._guesses.append(action.number)
         self._state.step_count += 1
         right = action.number == self._number
