@@ -22,7 +22,7 @@ Target: TypeAlias = str | Callable[..., Any]
 """`module:attribute`, or the object itself."""
 
 Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
-"""ReleasedNames beyond the table, by released module."""
+"""Names beyond the table, by released module."""
 
 
 class NotProvidedError(ModuleNotFoundError):

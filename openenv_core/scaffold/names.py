@@ -21,7 +21,7 @@ RESERVED: Final = {
     "ropewalk": "it is the name of this one",
     "place_holder": "templates are called that",
 }
-"""EnvironmentNames that would be taken for something else, and why."""
+"""Names that would be taken for something else, and why."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")

@@ -123,6 +123,6 @@ class McpEntry:
             pool.close()
         if not succeeded:
             raise value
-        engine: McpEngine = value.Engine(*self._served)
+        engine: McpEngine = value.McpEngine(*self._served)
         await engine.start()
         return engine

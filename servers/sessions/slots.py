@@ -11,7 +11,7 @@ class SessionSlots(Protocol):
 
     @property
     def active(self) -> int:
-        """SessionSlots in use."""
+        """Slots in use."""
 
     @property
     def cap(self) -> int:
@@ -52,7 +52,7 @@ class LocalSlots:
 
     @property
     def active(self) -> int:
-        """SessionSlots in use."""
+        """Slots in use."""
         return self._active
 
     @property

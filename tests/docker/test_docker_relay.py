@@ -273,7 +273,9 @@ def eventually(condition: Callable[[], object]) -> None:
 def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_ending_is_not(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[Exception] = [ConnectionRefusedError()] * 20 + [_relay._mux.Broken("no such container")] * 20
+    ends: list[Exception] = [ConnectionRefusedError()] * 20 + [
+        _relay._mux.MuxBrokenError("no such container")
+    ] * 20
 
     def attach(*_: object) -> None:
         raise ends.pop(0)

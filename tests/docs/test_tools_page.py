@@ -28,7 +28,7 @@ def test_the_example_prints_what_the_page_is_about() -> None:
 
 
 def test_what_it_names_is_there() -> None:
-    for name in re.findall(r"`((?:Tool|Text|Image|Audio|Embedded|Link|Message)\w*)\b", TOOLS):
+    for name in re.findall(r"`((?:Tool|Text|Image|Audio|Embedded|ResourceLink|PromptMessage)\w*)\b", TOOLS):
         assert hasattr(openenv_core.tools, name), name
     for name in re.findall(r"`(?:await )?context\.(\w+)", TOOLS):
         assert hasattr(ToolContext, name), name

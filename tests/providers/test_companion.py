@@ -17,14 +17,14 @@ PATIENCE_S = 60
 BEGIN = """
 import os, signal, sys, threading, time
 from openenv_core import LocalDockerProvider, ProviderError
-from openenv_core.providers.docker import Engine, companion, start_container
+from openenv_core.providers.docker import DockerEngine, companion, start_container
 companion.EXIT_S = 3600.0  # a wait for nothing would be seen
 """
 
 NO_ENGINE = """
 try: LocalDockerProvider("x").start()
 except ProviderError as error: print(type(error).__name__)
-print(companion.ensure(Engine.find().address).pid)
+print(companion.ensure(DockerEngine.find().address).pid)
 """
 
 STARTING = """
@@ -37,29 +37,29 @@ import atexit
 def late():
     try: start_container("x")
     except ProviderError as error: print(error)
-companion.ensure(Engine.find().address)
+companion.ensure(DockerEngine.find().address)
 companion._close_all()
 late()
 """
 
 WITHOUT_COMPANION = """
-ours = companion.ensure(Engine.find().address)
+ours = companion.ensure(DockerEngine.find().address)
 with ours.making("left"):
-    Engine.find().call("POST", "/containers/create", query={"name": "left"}, body={"Labels": ours.labels})
+    DockerEngine.find().call("POST", "/containers/create", query={"name": "left"}, body={"Labels": ours.labels})
 os.kill(ours.pid, signal.SIGKILL)
 while ours._process.poll() is None: time.sleep(0.01)
 """
 
 REFUSED = """
-ours = companion.ensure(Engine.find().address)
-Engine.call = None  # no need to ask
+ours = companion.ensure(DockerEngine.find().address)
+DockerEngine.call = None  # no need to ask
 with ours.making("never"): ours.gone("never")
 """
 
 MAKE = """
-ours = companion.ensure(Engine.find().address)
+ours = companion.ensure(DockerEngine.find().address)
 with ours.making(NAME):
-    Engine.find().call("POST", "/containers/create", query={"name": NAME}, body={"Labels": ours.labels})
+    DockerEngine.find().call("POST", "/containers/create", query={"name": NAME}, body={"Labels": ours.labels})
 print(ours.pid, flush=True)
 """
 

@@ -3,8 +3,8 @@
     python3 -I -S -c SOURCE PORT        SOURCE is this very text
 
 Each stream is one connection. It has a window in each direction: who is slow to read stops who sends to it, and
-nobody else. The other side is not trusted: a frame that breaks the rules raises Broken. The standard library only,
-and nothing newer than Python 3.8.
+nobody else. The other side is not trusted: a frame that breaks the rules raises MuxBrokenError. The standard
+library only, and nothing newer than Python 3.8.
 """
 
 from __future__ import annotations
@@ -283,11 +283,11 @@ class MuxTransport:
     more = False  # whether there is more than recv() returned, which no selector tells
 
     def recv(self) -> bytes:
-        """Return what is there. Raises Broken at the end."""
+        """Return what is there. Raises MuxBrokenError at the end."""
         raise NotImplementedError
 
     def send(self, data: bytes) -> int:
-        """Return how much of it was taken. Raises Broken at the end."""
+        """Return how much of it was taken. Raises MuxBrokenError at the end."""
         raise NotImplementedError
 
 

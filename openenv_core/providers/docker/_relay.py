@@ -83,7 +83,7 @@ def room_for_connections() -> None:
 
 
 def carry(carrier: Attached, listener: socket.socket, parent: int) -> None:
-    """Carry connections until the program is done. Raises Broken when the inner side ends."""
+    """Carry connections until the program is done. Raises MuxBrokenError when the inner side ends."""
     greet(carrier)
     mux = _mux.Mux(carrier, listener=listener)
     mux.arrived += carrier.first

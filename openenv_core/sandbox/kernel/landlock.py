@@ -52,7 +52,7 @@ def handled_rights(version: int) -> int:
 
 @dataclass(frozen=True)
 class Prepared:
-    """LandlockRules for reading that serve every session; made once by `prepare`.
+    """Rules for reading that serve every session; made once by `prepare`.
 
     Attributes:
         entries: Each as the kernel takes it; the descriptors in them have to stay open.

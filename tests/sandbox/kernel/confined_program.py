@@ -262,13 +262,13 @@ def put_up_walls() -> None:
         existing_tasks=limits.count_tasks(os.getuid()),
     )
     writable = [WORKSPACE, "/dev/null", "/dev/urandom"]
-    landlock.restrict(landlock.Rules(readable, writable, execute=told["policy"] == "subprocess"))
+    landlock.restrict(landlock.LandlockRules(readable, writable, execute=told["policy"] == "subprocess"))
     identity.drop_capabilities()
     libc.set_dumpable(False)
     policies = {
-        "plain": seccomp.Policy(os.getpid(), shared_uid=told["uid"] is None),
-        "subprocess": seccomp.Policy(None, allow_subprocess=True),
-        "fork": seccomp.Policy(None, allow_fork=True),
+        "plain": seccomp.SeccompPolicy(os.getpid(), shared_uid=told["uid"] is None),
+        "subprocess": seccomp.SeccompPolicy(None, allow_subprocess=True),
+        "fork": seccomp.SeccompPolicy(None, allow_fork=True),
     }
     seccomp.install(seccomp.assemble(policies[told["policy"]]))
 

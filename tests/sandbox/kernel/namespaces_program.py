@@ -141,7 +141,7 @@ def zygote() -> dict[str, Any]:
     own = (os.getuid(), os.getgid())
     ids = [(identity.session_uid(slot),) * 2 for slot in (7, 8)] if PRIVILEGED else [own, own]
     namespaces.build_root(
-        namespaces.View(
+        namespaces.RootView(
             paths=told["paths"],
             hidden=(told["hidden_directory"], told["hidden_file"], "/not/there"),
             files=(("/etc/passwd", b"made up"),),

@@ -190,7 +190,7 @@ sys.path.insert(0, sys.argv[1])
 from kernel import identity, libc, namespaces, seccomp
 identity.drop_to(65123, 65123)
 libc.set_dumpable(True)
-seccomp.install(seccomp.assemble(seccomp.Policy(os.getpid())))
+seccomp.install(seccomp.assemble(seccomp.SeccompPolicy(os.getpid())))
 said = []
 for privileged in (True, False):
     try:

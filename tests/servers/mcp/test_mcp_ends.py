@@ -83,7 +83,7 @@ async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
             else:
                 app.sessions.drop(session)
 
-    monkeypatch.setattr("servers.mcp.engine.Link", Doomed)
+    monkeypatch.setattr("servers.mcp.engine.McpConnection", Doomed)
     async with serving(app) as address:
         await greet(address)
         await eventually(lambda: nothing_left(app))

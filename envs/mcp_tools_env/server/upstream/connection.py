@@ -40,7 +40,7 @@ async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> 
 
     Raises:
         CallError: It does not come, or is an error.
-        Lost: The connection is no more.
+        UpstreamLostError: The connection is no more.
     """
     fault.take()  # what went wrong before is nothing of this
     began = time.monotonic()
@@ -85,7 +85,7 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
 
 # A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
 # with one is the policy's affair. The words tell the SDK's apart.
-_CLOSED: Final = "UpstreamConnection closed"
+_CLOSED: Final = "Connection closed"
 _STREAM_ENDED: Final = "SSE stream "
 _FORGOTTEN: Final = "Session terminated"
 _NO_ANSWER: Final = {
