@@ -13,10 +13,10 @@ from openenv_core.errors import ClientClosedError, ConfigurationError
 T = TypeVar("T")
 P = ParamSpec("P")
 
-LIVENESS_S: Final = 1.0
+LIVENESS_CHECK_INTERVAL_S: Final = 1.0
 """How often, in seconds, a waiting caller looks whether the thread still lives."""
 
-STOP_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 10.0
 """How long, in seconds, a stopping thread may take to cancel what still runs in it."""
 
 MAX_HELPERS: Final = 64
@@ -133,7 +133,7 @@ class LoopThread:
         errand = _Errand(work, *args, **options)
         try:
             loop.call_soon_threadsafe(self._begin, errand)
-            while not errand.wait(LIVENESS_S):
+            while not errand.wait(LIVENESS_CHECK_INTERVAL_S):
                 if not self._alive() and not errand.wait(0):
                     # The loop was closed before it came to it.
                     raise ClientClosedError("the client's background thread has ended before the reply came")
@@ -179,7 +179,7 @@ class LoopThread:
             except RuntimeError:
                 return  # it has closed by itself
         if threading.current_thread() is not self._thread:
-            self._thread.join(STOP_S)
+            self._thread.join(STOP_TIMEOUT_S)
 
     def leave(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Call a last coroutine function without waiting: a garbage collector may do this."""

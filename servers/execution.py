@@ -35,7 +35,7 @@ MIN_THREADS = 4
 MAX_ABANDONED = 64
 """Threads that abandoned calls may hold. Beyond them a server takes no further sessions."""
 
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """Seconds that an environment gets to close, or an async method to heed its cancellation."""
 
 FATAL = (Exception, SystemExit)
@@ -242,7 +242,7 @@ class EnvironmentRunner:
             assert self._closing is not None
             # Twice the time that it has: one that does not heed its end is left to itself, and so is one that
             # waits for a thread.
-            await asyncio.wait([self._closing], timeout=2 * CLOSE_S)
+            await asyncio.wait([self._closing], timeout=2 * CLOSE_TIMEOUT_S)
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -254,7 +254,7 @@ class EnvironmentRunner:
                     (),
                     {},
                     then=self._end_own_pool,
-                    on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_S),
+                    on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
         except FATAL:
             logger.exception("closing %s failed", type(self._environment).__name__)
@@ -385,7 +385,9 @@ def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
 async def end(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait for its end; one that does not heed it is logged and left to itself."""
     task.cancel()
-    await asyncio.wait([task], timeout=CLOSE_S)
+    await asyncio.wait([task], timeout=CLOSE_TIMEOUT_S)
     if not task.done():
-        logger.error("%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_S)
+        logger.error(
+            "%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_TIMEOUT_S
+        )
         keep(task)

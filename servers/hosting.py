@@ -18,7 +18,7 @@ import uvicorn
 
 from openenv_core.errors import OpenEnvError
 from servers.listening import BACKLOG
-from servers.protocols import PING_S, PONG_S, raise_descriptor_limit
+from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
 
 logger = logging.getLogger("servers")
 
@@ -46,8 +46,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "ws": "servers.protocols:SocketProtocol",
     "ws_per_message_deflate": False,
     "ws_max_size": 16 * 1024 * 1024,
-    "ws_ping_interval": PING_S,
-    "ws_ping_timeout": PONG_S,
+    "ws_ping_interval": PING_INTERVAL_S,
+    "ws_ping_timeout": PONG_TIMEOUT_S,
     "h11_max_incomplete_event_size": 64 * 1024,
     # Longer than what usual proxies keep a connection for, so that it is theirs to close.
     "timeout_keep_alive": 75,
@@ -58,12 +58,12 @@ SETTINGS: Final[dict[str, Any]] = {
 """What uvicorn is told, whoever starts it."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AFTER_DRAIN_S: Final = 3.0
+_KILL_AFTER_DRAIN_S: Final = 3.0
 """Seconds beyond the drain after which the process ends, whatever still hangs."""
 _COLLECT_AFTER: Final = 50_000
 """New objects between two looks for cycles: some MB at most."""
-_HURRY_S: Final = 0.5
-_LOOK_S: Final = 0.05
+_HURRIED_GRACE_S: Final = 0.5
+_POLL_INTERVAL_S: Final = 0.05
 
 
 def host(
@@ -97,7 +97,7 @@ def host(
     except SystemExit:  # how uvicorn says that the application would not start
         _raise(server, assembled)
         raise
-    server.end.within(_AFTER_DRAIN_S)  # the interpreter waits for threads too
+    server.end.within(_KILL_AFTER_DRAIN_S)  # the interpreter waits for threads too
     _raise(server, assembled)
     return 0 if server.started else 1
 
@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s + 1
         while not task.done() and not self.force_exit and loop.time() < deadline:
-            await asyncio.wait([task], timeout=_LOOK_S)
+            await asyncio.wait([task], timeout=_POLL_INTERVAL_S)
         task.cancel()
         try:
             await task
@@ -236,13 +236,13 @@ class _Server(uvicorn.Server):
         self._interrupts += sig == signal.SIGINT
         if self._interrupts > 1:
             self.force_exit = True
-            self.end.within(_HURRY_S)
+            self.end.within(_HURRIED_GRACE_S)
         self.should_exit = True
-        self.end.within(self._drain_s + _AFTER_DRAIN_S)
+        self.end.within(self._drain_s + _KILL_AFTER_DRAIN_S)
 
     def _watch(self, lifeline: int) -> None:
         # A thread, because the loop may hang in an environment's step when it matters.
         while os.read(lifeline, 512):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        self.end.within(self._drain_s + _AFTER_DRAIN_S)
+        self.end.within(self._drain_s + _KILL_AFTER_DRAIN_S)

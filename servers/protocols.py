@@ -22,13 +22,13 @@ from websockets.http11 import Request
 from servers.lane import FastLane
 from servers.routes.connection import ABORT
 
-PING_S: Final = 20.0
+PING_INTERVAL_S: Final = 20.0
 """Seconds between pings on a WebSocket. They keep proxies from taking a long thought for the end."""
 
-GONE_S: Final = 40.0
+PEER_GONE_AFTER_S: Final = 40.0
 """Seconds after which a machine that acknowledges nothing counts as gone."""
 
-PONG_S: Final = 300.0
+PONG_TIMEOUT_S: Final = 300.0
 """Seconds that a client whose machine is there may leave a ping unanswered: its event loop may be busy."""
 
 _BUSY = (
@@ -95,7 +95,9 @@ def _tune(transport: asyncio.Transport) -> None:
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(GONE_S * 1000))
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(PEER_GONE_AFTER_S * 1000)
+            )
 
 
 class _Watched(asyncio.Protocol):

@@ -73,7 +73,7 @@ def leaks_things(growth: Growth) -> bool:
     return growth.total >= FEWEST and growth.slope > 0
 
 
-TOGETHER_S = 60.0
+ALL_BEGUN_TIMEOUT_S = 60.0
 """Seconds until all sessions have begun."""
 
 
@@ -120,7 +120,7 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
 def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     """Play an episode in each session, all at the same time."""
     players = [Player(subject, client, number) for number, client in enumerate(clients)]
-    ready = Barrier(len(players), timeout=TOGETHER_S)
+    ready = Barrier(len(players), timeout=ALL_BEGUN_TIMEOUT_S)
 
     def play(player: Player) -> SessionTrace:
         try:
@@ -143,7 +143,7 @@ def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     return [future.result() for future in futures]
 
 
-BUDGET_S: Final = 240.0
+PLAY_BUDGET_S: Final = 240.0
 """Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
 
 WINDOWS: Final = 10
@@ -173,14 +173,16 @@ def measured(subject: Subject) -> Windows:
         stack.enter_context(answered("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
-        episodes = max(1, min(subject.limits.episodes // WINDOWS, int(BUDGET_S / WINDOWS / player.pace())))
+        episodes = max(
+            1, min(subject.limits.episodes // WINDOWS, int(PLAY_BUDGET_S / WINDOWS / player.pace()))
+        )
         windows = list(player.windows(episodes, WINDOWS))[WARM_UP:]
         if _suspicious(windows, episodes):
             again = list(player.windows(episodes, WINDOWS - WARM_UP))
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * WINDOWS < LEAST:
         raise NotApplicableError(
-            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {BUDGET_S:g} s that "
+            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {PLAY_BUDGET_S:g} s that "
             "they may take; --episodes takes more"
         )
     return episodes, windows
@@ -205,7 +207,7 @@ class _Episodes:
         self._lasting = lasting
         self._alone = subject.cap == 1
         self._played = 0
-        self._until = time.monotonic() + BUDGET_S
+        self._until = time.monotonic() + PLAY_BUDGET_S
         self._actions = [some_actions(subject, number)[:STEPS] for number in range(16)]
 
     def pace(self) -> float:

@@ -250,7 +250,7 @@ EPISODES: Final = 10
 """Episodes that a check plays, with as many seeds."""
 """Steps of an episode that need not come to its end."""
 
-ENOUGH_S: Final = 20.0
+SUFFICIENT_PLAY_S: Final = 20.0
 """After so many seconds a check that has seen an episode, or an episode that has seen a step, is content."""
 
 
@@ -282,7 +282,7 @@ class PlayedStep:
 
 def seeds() -> Iterator[int]:
     """Yield the seeds of the episodes that a check plays; fewer where they take long."""
-    until = time.monotonic() + ENOUGH_S
+    until = time.monotonic() + SUFFICIENT_PLAY_S
     for seed in range(EPISODES):
         yield seed
         if time.monotonic() > until:
@@ -295,7 +295,7 @@ def played(
     seed: int,
     *,
     steps: int = STEPS,
-    seconds: float = ENOUGH_S,
+    seconds: float = SUFFICIENT_PLAY_S,
     **reset_options: Any,
 ) -> Iterator[PlayedStep]:
     """Play an episode and yield each answer as it comes. Refused actions are passed over.

@@ -181,13 +181,13 @@ def _where(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
 
 
-START_S: Final = 60.0
+START_TIMEOUT_S: Final = 60.0
 """How long, in seconds, a worker may take to import what it needs."""
 
-MARGIN_S: Final = 15.0
+DEADLINE_MARGIN_S: Final = 15.0
 """Beyond a check's own deadline, which a thread cannot enforce on code that never lets go of the interpreter."""
 
-END_S: Final = 60.0
+SHUTDOWN_TIMEOUT_S: Final = 60.0
 """How long a worker may take to stop its servers at the end."""
 
 TAIL_CHARS: Final = 2000
@@ -250,10 +250,10 @@ class _Worker:
     def result_of(self, check: Check) -> Result:
         """Wait for the result of a check, which is the next; of what became of the worker, where none comes."""
         started = time.monotonic()
-        until = started + START_S
+        until = started + START_TIMEOUT_S
         while (event := self._next(until)) is not None:
             if event.get("begin") == check.name:
-                until = time.monotonic() + check.deadline_s + MARGIN_S
+                until = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
             elif "end" in event:
                 found = event["end"]
                 return Result(
@@ -266,7 +266,7 @@ class _Worker:
 
     def finish(self) -> None:
         """Wait until it has stopped what it started."""
-        until = time.monotonic() + END_S
+        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
         while not self.ended and self._next(until) is not None:
             pass
 
@@ -286,7 +286,7 @@ class _Worker:
         if late:
             self._process.kill()
             return "expected the check to end, got a process that never lets go of the interpreter; it was killed"
-        self._process.wait(MARGIN_S)
+        self._process.wait(DEADLINE_MARGIN_S)
         status = self._process.returncode
         how = f"signal {-status}" if status < 0 else f"status {status}"
         self._log.seek(0)
@@ -338,7 +338,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.terminate()
     try:
-        process.wait(MARGIN_S)
+        process.wait(DEADLINE_MARGIN_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -9,13 +9,13 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from openenv_core.checker.check import CheckError, CheckLevel, CheckWarnedError, NotApplicableError, check
-from openenv_core.checker.playing import ENOUGH_S, EPISODES, STEPS, LocalEnvironment, played, seeds
+from openenv_core.checker.playing import EPISODES, STEPS, SUFFICIENT_PLAY_S, LocalEnvironment, played, seeds
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
 from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 from openenv_core.protocol.replies import encode_model, encode_observation
 from openenv_core.types import Observation, StepResult
 
-BUDGET_S: Final = 60.0
+PLAY_BUDGET_S: Final = 60.0
 """How long, in seconds, is played until an end that does not come is given up."""
 
 ID: Final = "ropewalk-validate-1"
@@ -36,13 +36,13 @@ COUNT: Final = (
 def check_episode_ends(subject: Subject) -> str:
     """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
     promised = subject.promises.validation.episodes
-    until = time.monotonic() + BUDGET_S
+    until = time.monotonic() + PLAY_BUDGET_S
     lengths: list[int] = []
     with subject.client() as client:
         for seed in range(EPISODES):
             steps = 0
             ended = False
-            for turn in played(subject, client, seed, steps=promised.max_steps, seconds=BUDGET_S):
+            for turn in played(subject, client, seed, steps=promised.max_steps, seconds=PLAY_BUDGET_S):
                 steps, ended = turn.step, bool(turn.result.done)
                 if time.monotonic() > until:
                     break
@@ -58,7 +58,7 @@ def check_episode_ends(subject: Subject) -> str:
                 continue
             if steps < promised.max_steps:
                 raise NotApplicableError(
-                    f"no end was seen in the {steps} steps that {BUDGET_S:g} s allowed; declare a lower "
+                    f"no end was seen in the {steps} steps that {PLAY_BUDGET_S:g} s allowed; declare a lower "
                     "validation.episodes.max_steps, or example_actions that come to an end"
                 )
             raise CheckError(
@@ -243,8 +243,8 @@ def _play_to_the_end(subject: Subject, client: Client) -> None:
     promised = subject.promises.validation.episodes
     if promised.endless:
         raise NotApplicableError("its episodes are declared endless")
-    until = time.monotonic() + BUDGET_S
-    for turn in played(subject, client, 0, steps=promised.max_steps, seconds=BUDGET_S):
+    until = time.monotonic() + PLAY_BUDGET_S
+    for turn in played(subject, client, 0, steps=promised.max_steps, seconds=PLAY_BUDGET_S):
         if turn.result.done:
             return
         if time.monotonic() > until:
@@ -415,7 +415,7 @@ def _raw(subject: Subject) -> Iterator[tuple[str, Any]]:
                 ) from error
             yield f"of reset(seed={seed})", observation
             step = refused = 0
-            until = time.monotonic() + ENOUGH_S
+            until = time.monotonic() + SUFFICIENT_PLAY_S
             for action in subject.actions(seed):
                 try:
                     observation = environment.step(action)

@@ -33,7 +33,7 @@ from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedE
 from openenv_core.targets import TargetKind
 
 EPISODES: Final = 3
-LOOK_S: Final = 0.02
+POLL_INTERVAL_S: Final = 0.02
 """Pause between two looks at the connections of the server's processes."""
 
 
@@ -93,7 +93,7 @@ def _looking(server: RunningServer) -> Iterator[set[str]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(LOOK_S):
+        while not over.wait(POLL_INTERVAL_S):
             for pid in server.pids():
                 with suppress(psutil.Error):
                     connections: list[Any] = psutil.Process(pid).net_connections("inet")
@@ -128,7 +128,7 @@ DIFFERENT: Final = 8
 HASH_SEEDS: Final = ("0", "1")
 """Two interpreters that order sets of text, and hash it, differently."""
 
-WORKER_S: Final = 60.0
+WORKER_TIMEOUT_S: Final = 60.0
 
 Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 
@@ -373,10 +373,10 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=WORKER_S,
+                timeout=WORKER_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise _no_end(f"no end within {WORKER_S:g} s") from None
+            raise _no_end(f"no end within {WORKER_TIMEOUT_S:g} s") from None
         if done.returncode or not told.exists():
             raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
         episodes: list[list[Result]] = json.loads(told.read_text(encoding="utf-8"))

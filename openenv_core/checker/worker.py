@@ -23,7 +23,7 @@ from openenv_core.targets import Target, TargetKind
 
 TERMINATED: Final = 143
 
-ORPHANED_S: Final = 20.0
+ORPHAN_CLEANUP_TIMEOUT_S: Final = 20.0
 """How long, in seconds, cleaning up may take once nobody waits for it."""
 
 
@@ -75,7 +75,7 @@ def _watch(temporary: str) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORPHANED_S)
+    threading.Event().wait(ORPHAN_CLEANUP_TIMEOUT_S)
     _remove(temporary)
     os._exit(1)
 

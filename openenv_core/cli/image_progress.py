@@ -15,7 +15,7 @@ from openenv_core.images.events import (
     StepOutput,
 )
 
-_QUIET_S: Final = 15.0
+_LAYER_REPORT_INTERVAL_S: Final = 15.0
 """Seconds after which plain output says that a layer is still under way."""
 
 
@@ -72,7 +72,7 @@ class Plain(ProgressDisplay):
                 before, since = self._layers.get(event.name, ("", 0.0))
                 now = time.monotonic()
                 # A layer tells of itself many times a second: its words when they change, else now and then.
-                if event.status != before or (event.total and now - since > _QUIET_S):
+                if event.status != before or (event.total and now - since > _LAYER_REPORT_INTERVAL_S):
                     self._layers[event.name] = (event.status, now)
                     self._line(f"  {_layer(event)}")
             case Note():

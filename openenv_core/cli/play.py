@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openenv_core.play.game import Game
     from openenv_core.targets import RunningTarget, Target
 
-TRACEBACK_S: Final = 2.0
+TRACEBACK_WAIT_S: Final = 2.0
 """How long, in seconds, a traceback may take from the server's process to here."""
 
 
@@ -166,7 +166,7 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
 
     if not isinstance(error, ExecutionError) or not isinstance(provider, LocalProcessProvider):
         return
-    deadline = time.monotonic() + TRACEBACK_S
+    deadline = time.monotonic() + TRACEBACK_WAIT_S
     # The reply may be here before what was printed ahead of it has been read.
     while not (told := last_traceback(provider.output())) and time.monotonic() < deadline:
         time.sleep(0.02)

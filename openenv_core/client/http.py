@@ -45,7 +45,7 @@ from openenv_core.proxies import proxy_for
 PROBES: Final = 3
 """Questions of TCP keepalive that may stay unanswered."""
 
-KEPT_S: Final = 2.0
+KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
 
 _BETWEEN: Final = (429, 502, 503)
@@ -248,7 +248,7 @@ def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
             verify=_trust(),
             proxy=proxy_for(base_url),
             socket_options=_keepalive(options),
-            limits=httpx.Limits(keepalive_expiry=KEPT_S),
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error

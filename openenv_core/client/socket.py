@@ -71,7 +71,7 @@ MAX_UNREAD: Final = 4
 
 MAX_REDIRECTS: Final = 5
 
-CLOCK_S: Final = 0.05
+CLOCK_TOLERANCE_S: Final = 0.05
 """How far, in seconds, the kernel's clock of a connection may be off: loopback answers quicker than it ticks."""
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
@@ -262,7 +262,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
         silent_s = silence(raw.fileno())
-        return silent_s is not None and silent_s < self._loop.time() - self._asked_at + CLOCK_S
+        return silent_s is not None and silent_s < self._loop.time() - self._asked_at + CLOCK_TOLERANCE_S
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:

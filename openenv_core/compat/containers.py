@@ -10,7 +10,7 @@ from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.providers.base import status_of
 from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 class ContainerProvider(ABC):
@@ -118,7 +118,7 @@ class LocalDockerProvider(ContainerProvider):
                 seen = f"{type(error).__name__}: {error}"
             if seen == "healthy":
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         raise ServerStartError(
             f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", provider.output()
         )

@@ -33,7 +33,7 @@ P = ParamSpec("P")
 LIMITS: Final = Limits()
 """Of every interpreter; the released package has no way to ask for others."""
 
-CLOSE_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of the process waits for the interpreters' ends."""
 
 HELPERS: Final = """\
@@ -155,7 +155,7 @@ class _Engine:
         async def end() -> None:
             asyncio.get_running_loop().set_default_executor(_Inline())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._sandbox.close(), CLOSE_S)
+                await asyncio.wait_for(self._sandbox.close(), CLOSE_TIMEOUT_S)
 
         if not self.inherited:
             with suppress(ClientClosedError):

@@ -30,7 +30,7 @@ from openenv_core.types import Observation
 
 T = TypeVar("T")
 
-CLOSE_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 """How long, in seconds, a server object may take to end its session."""
 
 
@@ -152,7 +152,7 @@ class McpObjectSession:
         with suppress(
             Exception
         ):  # the server object's own end may fail, or never come; the thread's does not wait
-            thread.submit(self._finish).result(CLOSE_S)
+            thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
         thread.stop()
 
     def _cancelled(self) -> Exception:

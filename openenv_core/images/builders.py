@@ -158,7 +158,7 @@ class _Progress:
             del self.output[:-_KEPT]
 
 
-STOP_S: Final = 15.0
+CANCEL_TIMEOUT_S: Final = 15.0
 """Seconds that the command gets to cancel its build."""
 
 _OWN_BUILDKIT: Final = 23
@@ -262,7 +262,7 @@ def _running(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], IO
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(STOP_S)
+                process.wait(CANCEL_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -12,7 +12,7 @@ from openenv_core.errors import ConfigurationError
 if TYPE_CHECKING:
     import docker
 
-ANSWER_S: Final = 120
+RESPONSE_TIMEOUT_S: Final = 120
 """Seconds that the engine may take to answer; a build's own output is waited for without a bound."""
 
 
@@ -47,7 +47,7 @@ def engine() -> Iterator["docker.APIClient"]:
             verify=address.verify,
         )
     try:
-        client = docker.APIClient(base_url=address.url, tls=tls, timeout=ANSWER_S, version="auto")
+        client = docker.APIClient(base_url=address.url, tls=tls, timeout=RESPONSE_TIMEOUT_S, version="auto")
     except DockerException as error:
         raise EngineUnavailableError(
             f"expected the Docker engine at {address.url} to speak with the Docker SDK, got: {error}; "
@@ -91,7 +91,7 @@ def inspect(api: "docker.APIClient", image: str) -> dict[str, Any]:
 PARTS: Final = "ropewalk.parts"
 """The label of the base's first stage, which stays behind nameless as the engine's cache."""
 
-YOUNG_S: Final = 600
+RECENT_STAGE_AGE_S: Final = 600
 """Seconds in which a first stage may still be waited for by another build on this engine."""
 
 _OURS: Final = "ropewalk."
@@ -142,5 +142,5 @@ def _remove_old_parts(api: "docker.APIClient") -> None:
         parts = api.images(filters={"dangling": True, "label": PARTS})
     parts.sort(key=lambda one: one["Created"], reverse=True)
     for one in parts[1:]:
-        if one["Created"] < time.time() - YOUNG_S:
+        if one["Created"] < time.time() - RECENT_STAGE_AGE_S:
             _remove(api, one["Id"])

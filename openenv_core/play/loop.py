@@ -19,7 +19,7 @@ from openenv_core.play.reporters import Terminal
 SURVIVED: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
 """What a game goes on after."""
 
-DEATH_S: Final = 2.0
+EXIT_WAIT_S: Final = 2.0
 """How long, in seconds, the end of a server may take to show; a person waits for it."""
 
 
@@ -92,7 +92,7 @@ class Loop:
             work(given)
         except SURVIVED as error:
             # Connections break before the process that had them is known to have ended.
-            if not self._serves(DEATH_S if isinstance(error, ConnectionLostError) else 0.0):
+            if not self._serves(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
             self._failed += 1
             self._explain(error)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-PARENT_CHECK_S = 0.5
+PARENT_CHECK_INTERVAL_S = 0.5
 """A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
 
 
@@ -68,7 +68,7 @@ def _seen(number: int, _: object) -> None:
 def _watch(child: "subprocess.Popen[bytes]", parent: int, wake: int) -> None:
     """Return when the command has ended, or when it has to."""
     while child.poll() is None and not _terminated and os.getppid() == parent:
-        ready, _, _ = select.select([0, wake], [], [], PARENT_CHECK_S)
+        ready, _, _ = select.select([0, wake], [], [], PARENT_CHECK_INTERVAL_S)
         if 0 in ready and not os.read(0, 1):
             return
         if wake in ready:

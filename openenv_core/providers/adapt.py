@@ -67,10 +67,10 @@ class Released:
             raise ProviderError("expected to start a server, but the client was closed; make a new client")
 
 
-DEATH_S: Final = 0.5
+EXIT_WAIT_S: Final = 0.5
 """How long, in seconds, the end of a process may take to show after its connections broke."""
 
-LOOK_S: Final = 0.02
+POLL_INTERVAL_S: Final = 0.02
 
 
 def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
@@ -96,7 +96,7 @@ def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
     )
 
 
-def has_died(provider: object, *, within_s: float = DEATH_S) -> bool:
+def has_died(provider: object, *, within_s: float = EXIT_WAIT_S) -> bool:
     """Return whether the provider's server has died, as far as it can be told, or does so in that many seconds."""
     if not isinstance(provider, WatchedProvider):
         return False
@@ -104,16 +104,16 @@ def has_died(provider: object, *, within_s: float = DEATH_S) -> bool:
     while provider.alive:
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     return True
 
 
 def last_words(provider: Provider) -> str:
     """Return what to add to an error if the provider's server has died: that, and its last output.
 
-    One whose deaths show later than `DEATH_S` after the connections broke says so in its attribute `death_s`.
+    One whose deaths show later than `EXIT_WAIT_S` after the connections broke says so in its attribute `death_s`.
     """
-    within_s = getattr(provider, "death_s", DEATH_S)
+    within_s = getattr(provider, "death_s", EXIT_WAIT_S)
     if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):
         return ""
     output = provider.output().rstrip()

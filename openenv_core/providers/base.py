@@ -99,7 +99,7 @@ def _status(answer: bytes) -> str | None:
         return None
 
 
-AGAIN_S: Final = 0.05
+RETRY_INTERVAL_S: Final = 0.05
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
     It is called again and again: a start that has just begun may not have come to where it has an effect.
     """
     end()
-    while not lock.acquire(timeout=AGAIN_S):
+    while not lock.acquire(timeout=RETRY_INTERVAL_S):
         end()
     try:
         yield

@@ -52,7 +52,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 KILL_MARGIN_S: Final = 5.0
 """How long, beyond the server's own grace, its guard may take before it is killed too."""
 
-RETRY_S: Final = 0.05
+RETRY_INTERVAL_S: Final = 0.05
 """Pause after an answer that is not healthy yet."""
 
 
@@ -211,7 +211,7 @@ class LocalProcessProvider:
                     return
                 seen = f"status {status!r}"
             try:
-                guard.wait(RETRY_S)
+                guard.wait(RETRY_INTERVAL_S)
             except subprocess.TimeoutExpired:
                 continue
             raise ServerStartError(
@@ -240,7 +240,7 @@ class _Tail:
 
     def text(self) -> str:
         """Return what is kept. Waits a moment for the end of the output of a process that has ended."""
-        self._thread.join(RETRY_S)
+        self._thread.join(RETRY_INTERVAL_S)
         return bytes(self._kept).decode(errors="replace")
 
     def join(self, timeout_s: float) -> None:

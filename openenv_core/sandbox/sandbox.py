@@ -170,7 +170,7 @@ logger = logging.getLogger("openenv_core.sandbox")
 BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before a zygote that died is replaced: the first at once, the following ever later."""
 
-CALM_S: Final = 60.0
+HEALTHY_UPTIME_S: Final = 60.0
 """A zygote that lived so long begins the count of deaths anew."""
 
 
@@ -336,7 +336,7 @@ class Sandbox:
         async with self._booting:
             if self._zygote is None or self._zygote.gone:
                 await self._unboot_zygote()
-                if asyncio.get_running_loop().time() - self._began > CALM_S:
+                if asyncio.get_running_loop().time() - self._began > HEALTHY_UPTIME_S:
                     self._deaths = 0
                 await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S) - 1)])
                 self._deaths += 1

@@ -17,7 +17,7 @@ from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import MAX_VALUE, READY, pack_request
 from openenv_core.sandbox.worker import (
-    EXIT_S,
+    EXIT_TIMEOUT_S,
     RECEIVE_BYTES,
     Ends,
     Exit,
@@ -27,7 +27,7 @@ from openenv_core.sandbox.worker import (
     receive,
 )
 
-BRANCH_S: Final = 20.0
+BRANCH_TIMEOUT_S: Final = 20.0
 
 
 def _future() -> asyncio.Future[Exit]:
@@ -123,7 +123,7 @@ class BranchingWorker(Worker):
     def _kill_all_later(self) -> None:
         if self._kill_later is not None:
             self._kill_later.cancel()
-        self._kill_later = self._loop.call_later(EXIT_S, self.kill_all)
+        self._kill_later = self._loop.call_later(EXIT_TIMEOUT_S, self.kill_all)
 
     def kill_all(self) -> None:
         """End the state too."""
@@ -147,7 +147,7 @@ class BranchingWorker(Worker):
         if last:
             Worker.kill(self.family.first)
             if not self.family.over.done():
-                await asyncio.wait([self.family.over], timeout=EXIT_S)
+                await asyncio.wait([self.family.over], timeout=EXIT_TIMEOUT_S)
         self._end(Exit(signal=signal.SIGKILL))
         self._leave()
         if last:
@@ -216,7 +216,7 @@ class BranchingWorker(Worker):
         born = False
         self._branching = True
         try:
-            async with asyncio.timeout(BRANCH_S):
+            async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 self._pace(signal.SIGCONT)
                 request = pack_request({"id": self._number, "op": "branch", "folder": folder})
                 socket.send_fds(self.control, [request], ends.inner)

@@ -84,12 +84,12 @@ class Capture:
 RECEIVE_BYTES: Final = 1 << 20
 
 _REMOVALS: Final = 100
-_REMOVAL_S: Final = 0.02
+_REMOVAL_INTERVAL_S: Final = 0.02
 
-AGAIN_S: Final = 0.05
+INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
 """Seconds after which an interrupt is repeated: one that comes before the code does reaches nobody."""
 
-EXIT_S: Final = 5.0
+EXIT_TIMEOUT_S: Final = 5.0
 """Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
 
 
@@ -236,7 +236,7 @@ class Worker:
         took = self._loop.time() - began
         if (answer is None or self._killed) and not self.exited.done():
             self.kill()
-            await asyncio.wait([self.exited], timeout=EXIT_S)
+            await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         gone = self.exited.result() if self.exited.done() else None if answer is not None else Exit()
         if gone is not None and self.cgroup is not None and self.cgroup.oom_killed():
             gone = replace(gone, memory=True)
@@ -264,7 +264,7 @@ class Worker:
         self._kill_later = self._loop.call_later(self.limits.grace_s, self._lose_patience)
 
     def _repeat_later(self) -> None:
-        every_s = max(0.001, min(AGAIN_S, self.limits.grace_s / 4))
+        every_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, self.limits.grace_s / 4))
         self._again_later = self._loop.call_later(every_s, self._repeat)
 
     def _repeat(self) -> None:
@@ -294,7 +294,7 @@ class Worker:
             with suppress(OSError):
                 self.control.shutdown(socket.SHUT_RDWR)
         if not self.exited.done():
-            await asyncio.wait([self.exited], timeout=EXIT_S)
+            await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         self.release()
 
     def release(self) -> None:
@@ -404,7 +404,7 @@ def _remove(cgroup: Cgroup) -> None:
     for _ in range(_REMOVALS):
         if cgroup.remove():
             return
-        time.sleep(_REMOVAL_S)
+        time.sleep(_REMOVAL_INTERVAL_S)
 
 
 _CREDENTIALS: Final = struct.Struct("3i")

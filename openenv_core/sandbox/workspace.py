@@ -379,7 +379,7 @@ def _told(path: str) -> Iterator[None]:
         raise FileRefusedError(path, (error.strerror or "it cannot be opened").lower()) from None
 
 
-PERIOD_S: Final = 0.25
+DISK_POLL_INTERVAL_S: Final = 0.25
 """Seconds between two looks. What code can write in that time is what it can exceed its limit by."""
 
 
@@ -399,7 +399,7 @@ class DiskWatch:
 
     def __enter__(self) -> Self:
         if not self._workspace.bounded:
-            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._start)
+            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)
         return self
 
     def __exit__(
@@ -417,4 +417,4 @@ class DiskWatch:
         if await asyncio.to_thread(self._workspace.exceeded):
             self._exceeded()
         else:
-            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._start)
+            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)

@@ -28,7 +28,7 @@ from openenv_core.sandbox.workspace import Workspace
 
 BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 MESSAGE_BYTES: Final = 1 << 16
-END_S: Final = 5.0
+SHUTDOWN_TIMEOUT_S: Final = 5.0
 SAID_CHARS: Final = 2000
 
 ENVIRONMENT: Final = {
@@ -143,7 +143,7 @@ class Zygote:
         self._gone()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await asyncio.to_thread(self._process.wait, END_S)
+        await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
         if not self._log.closed:
             self._log.close()
 
@@ -222,7 +222,7 @@ def _bury(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(
         subprocess.TimeoutExpired
     ):  # its channel is closed, but it lives; close() kills it
-        process.wait(END_S)
+        process.wait(SHUTDOWN_TIMEOUT_S)
 
 
 def _set(future: asyncio.Future[None]) -> None:

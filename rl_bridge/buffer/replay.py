@@ -70,7 +70,7 @@ class Admission:
         )
 
 
-CUT_GRACE_S = 10.0
+CUT_GRACE_PERIOD_S = 10.0
 """How long a straggler's worker has to hand over the siblings that it has finished."""
 
 STALE = "older than rollout.max_staleness allows"
@@ -259,8 +259,8 @@ class ReplayBuffer:
         if lease.id not in self._was_cut:
             self._was_cut.add(lease.id)
             self.cut([lease])
-        if now < patience + CUT_GRACE_S:
-            return patience + CUT_GRACE_S
+        if now < patience + CUT_GRACE_PERIOD_S:
+            return patience + CUT_GRACE_PERIOD_S
         self.drop(lease, STRAGGLER)
         return now
 

@@ -12,7 +12,7 @@ from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.interface import listen
 from rl_bridge.metrics.status import format_address
 
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 AT_ONCE = 32
 PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 """Where no port is named; Monarch's addresses name theirs."""
@@ -97,7 +97,7 @@ def _reached(url: str) -> Finding:
         host, port = parts.hostname, parts.port or PORTS.get(parts.scheme)
         if not host or port is None:
             raise ValueError(f"expected an address such as http://HOST:PORT or tcp://HOST:PORT, got {url!r}")
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         told = f"cannot be reached from here: {getattr(error, 'strerror', None) or error}"
         return Finding(what=url, told=told, level=Severity.BAD)

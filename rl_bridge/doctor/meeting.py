@@ -26,10 +26,10 @@ from rl_bridge.interface import is_own, name_interface
 from rl_bridge.metrics.status import parse_address
 
 WHAT = "collectives"
-SPARE_S = 180.0
+MEETING_MARGIN_S = 180.0
 """Beyond a meeting's own time-outs and measuring: imports, which take long where a disk is far or a machine is busy."""
-POLL_S = 0.05
-KILLED_S = 5.0
+POLL_INTERVAL_S = 0.05
+KILL_TIMEOUT_S = 5.0
 """For a process that is killed to be gone."""
 SLOW_GBPS = 0.5
 """A network as slow as this is still measured."""
@@ -95,7 +95,7 @@ def meet(meeting: Meeting) -> list[Finding]:
             files.enter_context(tempfile.TemporaryFile(mode="w+", errors="replace")) for _ in range(2)
         )
         try:
-            deadline = time.monotonic() + meeting.timeout_s + SPARE_S + meeting.measuring_s
+            deadline = time.monotonic() + meeting.timeout_s + MEETING_MARGIN_S + meeting.measuring_s
             for place in meeting.places():
                 process = _start(place, environment, answers=answers, logged=logged)
                 processes.append(process)  # at once: it is ended even where the next cannot be started
@@ -135,7 +135,7 @@ def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
             return False
         if None not in statuses:
             return True
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return False
 
 
@@ -143,7 +143,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver outlasts even that
-        process.wait(KILLED_S)
+        process.wait(KILL_TIMEOUT_S)
 
 
 def _environment(meeting: Meeting) -> dict[str, str]:

@@ -44,7 +44,7 @@ COMPARED = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "
 """Packages whose processes send each other objects, or have to compute the same."""
 LONGEST = 100
 """Characters of a text that another host has sent."""
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 class Store(Protocol):
@@ -144,7 +144,7 @@ def _facts(store: Store, node_rank: int, own: HostFacts, place: RankPlace, deadl
                 raise MeetingError(
                     f"no host came as --node_rank {', '.join(map(str, missing))} within {place.timeout_s:g} s"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
         told = store.get(f"host/{node_rank}")
     except MeetingError:
         raise

@@ -27,9 +27,9 @@ Connect: TypeAlias = Callable[[str], Client]
 """Makes a client of the server at a URL, not connected yet. Its own deadline for replies should not be the
 shorter one: `SessionDeadlines` has them."""
 
-IDLE_S = 30.0
+IDLE_SESSION_TTL_S = 30.0
 """How long a session stays open that nobody uses. Other workers may wait for room on its server."""
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """How long a session that ends may hold its place. What is still open then is broken off."""
 
 
@@ -136,7 +136,7 @@ class SessionPool:
             loop = asyncio.get_running_loop()
             address.idle.append((loop.time(), client))
             if self._sweep is None:
-                self._sweep = loop.call_later(IDLE_S, self._close_unused)
+                self._sweep = loop.call_later(IDLE_SESSION_TTL_S, self._close_unused)
             self._release(address)
 
     def end(self, address: ServerRecord, client: Client) -> "asyncio.Task[None]":
@@ -235,13 +235,15 @@ class SessionPool:
         """Close the sessions that nobody has used for long, and come back when the next has become one of them."""
         loop = asyncio.get_running_loop()
         for address in self._addresses.values():
-            while address.idle and address.idle[0][0] + IDLE_S <= loop.time():
+            while address.idle and address.idle[0][0] + IDLE_SESSION_TTL_S <= loop.time():
                 self._hold(address)
                 self.end(address, address.idle.pop(0)[1])
         oldest = min(
             (address.idle[0][0] for address in self._addresses.values() if address.idle), default=None
         )
-        self._sweep = None if oldest is None else loop.call_at(oldest + IDLE_S, self._close_unused)
+        self._sweep = (
+            None if oldest is None else loop.call_at(oldest + IDLE_SESSION_TTL_S, self._close_unused)
+        )
 
     def _hold(self, address: ServerRecord) -> None:
         self._held += 1
@@ -260,5 +262,5 @@ class SessionPool:
 async def shut(client: Client) -> None:
     """Close a session, in order where that is possible in time. Nobody is interested in why it is not."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(CLOSE_S):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await client.close()

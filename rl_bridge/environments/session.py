@@ -33,7 +33,7 @@ Client: TypeAlias = EnvClient[Any, Any, Any]
 BACKOFF_S = 0.1
 """After the first failure; doubles with each further one."""
 MAX_BACKOFF_S = 5.0
-FULL_S = 1.0
+FULL_SERVER_BACKOFF_S = 1.0
 """Between two attempts at a server that has no room, where it does not say how long."""
 
 
@@ -86,7 +86,7 @@ class ServerRecord:
         self.held += 1
         self.opening += 1
         if self._room is not None and self.held > self._room:
-            self._room, self._ask_at = self.held + self.held // 8, now + FULL_S
+            self._room, self._ask_at = self.held + self.held // 8, now + FULL_SERVER_BACKOFF_S
 
     def opened(self) -> None:
         """A session could be opened."""
@@ -103,7 +103,9 @@ class ServerRecord:
     def refused(self, now: float, retry_after_s: float | None) -> None:
         """It has no room for a session that was asked for, which counts as held."""
         self._room = self.held - 1 + len(self.idle)
-        self._ask_at = now + (FULL_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S))
+        self._ask_at = now + (
+            FULL_SERVER_BACKOFF_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S)
+        )
 
     def renewed(self) -> None:
         """Somebody says that it serves: what was known of it is out of date."""

@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 HTTP_PORT = 80
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 """Between two looks at a server, so the longest that its death stays unnoticed."""
-PROBE_S = 5.0
+PROBE_INTERVAL_S = 5.0
 """Between two questions after a server's health, and how long an answer may take."""
-SILENT_S = 60.0
+SILENCE_LIMIT_S = 60.0
 """How long a server may answer none of them until it counts as dead. One whose environments compute on its event
 loop answers late: longer than a step may take."""
-STOP_AGAIN_S = 0.5
+STOP_RETRY_INTERVAL_S = 0.5
 """Between two attempts to end a server whose start is still under way."""
 
 
@@ -155,7 +155,7 @@ class SupervisedServer:
         while self._starting is not None and not self._starting.done():
             # A start may not have come to where a stop has an effect.
             await self._call(self._provider.stop)
-            await asyncio.wait({self._starting}, timeout=STOP_AGAIN_S)
+            await asyncio.wait({self._starting}, timeout=STOP_RETRY_INTERVAL_S)
         if self._starting is not None:
             await asyncio.gather(
                 self._starting, return_exceptions=True
@@ -175,7 +175,7 @@ class SupervisedServer:
 
     async def _until_ended(self) -> str:
         while await self._call(self._look):  # noqa: ASYNC110 - it is another process
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         return "it ended"
 
     async def _until_silent(self) -> str:
@@ -185,10 +185,10 @@ class SupervisedServer:
             asked = clock()
             if await self._call(self._answers):
                 heard = clock()
-            elif asked - heard >= SILENT_S:
+            elif asked - heard >= SILENCE_LIMIT_S:
                 # Not before it was asked that late: what stood still until then may be this machine.
-                return f"it has not answered for {SILENT_S:g} s"
-            await asyncio.sleep(PROBE_S)
+                return f"it has not answered for {SILENCE_LIMIT_S:g} s"
+            await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def _restart(self, reason: str) -> None:
         while True:
@@ -225,7 +225,7 @@ class SupervisedServer:
 
     def _answers(self) -> bool:
         try:
-            status_of(urlsplit(self.url).port or HTTP_PORT, PROBE_S)
+            status_of(urlsplit(self.url).port or HTTP_PORT, PROBE_INTERVAL_S)
         except ValueError:
             return True  # it asks for a token, or says that it is not well; it says something
         except OSError:

@@ -21,9 +21,9 @@ from rl_bridge.services.starts import own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
-LOOK_S = 5.0
+POLL_INTERVAL_S = 5.0
 """How often it is looked whether the engine is stuck."""
-END_S = 60.0
+SHUTDOWN_TIMEOUT_S = 60.0
 """How long a process may take to end."""
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class PolicyActor(ServiceActor):
         try:
             while not ended.done():
                 self._replica.health()
-                await asyncio.wait({ended}, timeout=LOOK_S)
+                await asyncio.wait({ended}, timeout=POLL_INTERVAL_S)
             ended.result()
         except Exception:
             _log.exception("the engine has failed; this process ends")
@@ -66,7 +66,7 @@ class PolicyActor(ServiceActor):
         try:
             return await work
         except EngineFailedError:
-            await asyncio.sleep(END_S)
+            await asyncio.sleep(SHUTDOWN_TIMEOUT_S)
             raise
 
     @concurrent_endpoint

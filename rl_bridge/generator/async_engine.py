@@ -30,11 +30,11 @@ from rl_bridge.generator.vllm_api import (
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """How often the engine's process is asked whether it is there."""
 LOAD_FACTOR = 2.0
 """New weights may take so many times as long as answers: those under way come first, then it is the weights' turn."""
-ABORT_S = 30.0
+ABORT_TIMEOUT_S = 30.0
 """For the engine to hear that nobody wants some answers any more."""
 
 
@@ -163,10 +163,12 @@ class AsyncVllmEngine:
 
     async def _abort(self, collectors: Sequence[Any]) -> None:
         try:
-            async with asyncio.timeout(ABORT_S):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._llm.abort([collector.request_id for collector in collectors], internal=True)
         except TimeoutError:
-            self._thread.end(GeneratorError(f"expected the engine to give answers up within {ABORT_S:g} s"))
+            self._thread.end(
+                GeneratorError(f"expected the engine to give answers up within {ABORT_TIMEOUT_S:g} s")
+            )
         except Exception as error:  # whoever waits is told of why there was something to give up
             self._thread.end(error)
 
@@ -238,7 +240,7 @@ class AsyncVllmEngine:
             except Exception as error:
                 self._thread.end(error)
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     def _has_answered(self, sign: "asyncio.Future[bool]") -> None:
         if not sign.cancelled() and sign.exception() is None:

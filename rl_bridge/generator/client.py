@@ -18,7 +18,7 @@ GenerateCall = Callable[
 TOKENS_A_CALL = 512
 """The longest answers that a call may ask for together: who is answered early waits for all others of it."""
 
-LAST_WORD_S = 5.0
+FINAL_REPLY_TIMEOUT_S = 5.0
 """Beyond what an answer may take, for the engine to say what it waited for."""
 
 _CLOSED = "the generator is closed"

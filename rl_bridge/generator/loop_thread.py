@@ -12,7 +12,7 @@ from rl_bridge.errors import EngineFailedError, GeneratorError
 T = TypeVar("T")
 
 CLOSED = "the engine is closed"
-GRACE_S = 5.0
+GRACE_PERIOD_S = 5.0
 """What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
 
 
@@ -120,6 +120,6 @@ class EngineLoopThread:
         await self._ending.wait()
         under_way = [asyncio.wrap_future(future) for future in list(self._under_way)]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(GRACE_PERIOD_S):
                 await asyncio.gather(*under_way, return_exceptions=True)
         await self._clean_up()

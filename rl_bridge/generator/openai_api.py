@@ -17,10 +17,10 @@ from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import Completion, SamplingSettings
 
-CONNECT_S = 10.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-TELL_EVERY_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+WARNING_INTERVAL_S = 10.0
 """How often it is said that a server does not answer."""
 LONGEST_COMPLAINT = 64 << 10
 """Bytes read of an answer that is an error."""
@@ -58,7 +58,7 @@ class EndpointClient:
         try:
             self._http = httpx.AsyncClient(
                 headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
-                timeout=httpx.Timeout(None, connect=CONNECT_S),
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
                 transport=_transport(endpoint.url, connections),
             )
         except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
@@ -82,7 +82,7 @@ class EndpointClient:
             PromptRefusedError: The server says that what was posted is wrong.
             ConfigError: It is none that can be used.
         """
-        pause_s = FIRST_PAUSE_S
+        pause_s = MIN_BACKOFF_S
         while True:
             wait_s = pause_s
             try:
@@ -107,7 +107,7 @@ class EndpointClient:
                 wait_s = max(pause_s, _asked_to_wait(response))
             self._tell()
             await asyncio.sleep(wait_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -128,7 +128,7 @@ class EndpointClient:
     def _tell(self) -> None:
         """Somebody who waits shall know for what, and not only at the end."""
         now = time.monotonic()
-        if self._told is None or now - self._told >= TELL_EVERY_S:
+        if self._told is None or now - self._told >= WARNING_INTERVAL_S:
             self._told = now
             _log.warning("%s is asked again, since there was %s", self._endpoint.url, self.trouble)
 

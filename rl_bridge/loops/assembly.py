@@ -21,7 +21,7 @@ from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
+from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.generator.settings import ONE_THREAD, engine_environment
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
@@ -236,7 +236,7 @@ async def open_run(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.generate_timeout_s + LAST_WORD_S,
+            timeout_s=config.rollout.generate_timeout_s + FINAL_REPLY_TIMEOUT_S,
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(

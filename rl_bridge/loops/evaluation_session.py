@@ -26,7 +26,7 @@ from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import EnvironmentServers, read_token
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, RolloutError
-from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
+from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.generator.openai_api import plain
 from rl_bridge.generator.settings import engine_environment
 from rl_bridge.loops.evaluation import evaluate
@@ -137,7 +137,7 @@ async def _session(config: Config, env: EnvConfig, model_path: Path, folder: Pat
             replica.generate_many,
             max_batch=rollout.max_num_seqs,
             # What it waited for the engine can tell; so the engine is the first to give up.
-            timeout_s=rollout.generate_timeout_s + LAST_WORD_S,
+            timeout_s=rollout.generate_timeout_s + FINAL_REPLY_TIMEOUT_S,
         )
         stack.push_async_callback(client.close)
         policy = ChatPolicy(

@@ -11,7 +11,7 @@ from rl_bridge.services import Service
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0
+INTRODUCTION_TIMEOUT_S = 60.0
 
 
 class Introductions:
@@ -24,7 +24,9 @@ class Introductions:
         patience_s: How long one piece of news may take, before the next is told.
     """
 
-    def __init__(self, *, failed: Callable[[BaseException], None], patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, *, failed: Callable[[BaseException], None], patience_s: float = INTRODUCTION_TIMEOUT_S
+    ) -> None:
         self._patience_s = patience_s
         self._failed = failed
         self._news: dict[str, Any] = {}

@@ -152,7 +152,7 @@ LOOPBACK: Final = "127.0.0.1"
 MAX_CALLERS: Final = 32
 MAX_BYTES: Final = 16 << 20
 TIMEOUT_S: Final = 5.0
-FRESH_S: Final = 0.2
+SNAPSHOT_MAX_AGE_S: Final = 0.2
 """How long a snapshot is handed out: a crowd of callers costs the controller no more than a few."""
 
 
@@ -185,7 +185,7 @@ class StatusServer:
         self._callers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Lock()
         self._line = b""
-        self._taken = -FRESH_S
+        self._taken = -SNAPSHOT_MAX_AGE_S
         self.address = ""
         """HOST:PORT, once it listens."""
 
@@ -241,7 +241,7 @@ class StatusServer:
 
     async def _answer(self) -> bytes:
         async with self._answering:
-            if time.monotonic() - self._taken >= FRESH_S:
+            if time.monotonic() - self._taken >= SNAPSHOT_MAX_AGE_S:
                 try:
                     if self._refresh is not None:
                         await self._refresh()

@@ -21,9 +21,9 @@ import sys
 import time
 from contextlib import suppress
 
-OWNER_CHECK_S = 0.5
+OWNER_CHECK_INTERVAL_S = 0.5
 """A fork of the pool's process may hold the pipe open after its death, so the parent is looked at too."""
-REAP_S = 5.0
+REAP_TIMEOUT_S = 5.0
 """How long the dead may take to be reaped: one in the middle of a disk access takes as long as that does."""
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
@@ -66,7 +66,7 @@ def _wake_on_death() -> int:
 
 def _watch(worker: "subprocess.Popen[bytes]", owner: int, wake: int) -> None:
     while worker.poll() is None and os.getppid() == owner:
-        ready, _, _ = select.select([0, wake], [], [], OWNER_CHECK_S)
+        ready, _, _ = select.select([0, wake], [], [], OWNER_CHECK_INTERVAL_S)
         if wake in ready:
             os.read(wake, 512)
         if 0 in ready and not os.read(0, 1):
@@ -75,7 +75,7 @@ def _watch(worker: "subprocess.Popen[bytes]", owner: int, wake: int) -> None:
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
     """Kill until there is nothing left to kill: the children of those that die become this process's."""
-    deadline = time.monotonic() + REAP_S
+    deadline = time.monotonic() + REAP_TIMEOUT_S
     while time.monotonic() < deadline:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGKILL)

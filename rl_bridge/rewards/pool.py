@@ -18,7 +18,7 @@ from rl_bridge.errors import RewardError
 from rl_bridge.rewards.wire import BEGUN, LENGTH, RewardReply, RewardRequest
 
 GUARD = Path(__file__).with_name("_guard.py")
-REAP_S = 10.0
+REAP_TIMEOUT_S = 10.0
 """How long a guard that was told to end its worker may take."""
 
 
@@ -110,7 +110,7 @@ class RewardWorker:
 
     def _reap(self) -> None:
         try:
-            self._guard.wait(REAP_S)
+            self._guard.wait(REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()

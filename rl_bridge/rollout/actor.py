@@ -14,7 +14,7 @@ from openenv_core import EnvClient
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import RolloutError
-from rl_bridge.generator.client import LAST_WORD_S, GeneratorClient
+from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import (
     Assignment,
@@ -32,9 +32,9 @@ from rl_bridge.services.handle import (
 )
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
-GRACE_S = 10.0
+GRACE_PERIOD_S = 10.0
 """How long a preempted worker takes at most to hand back what it has."""
-FAREWELL_S = 0.5
+FINAL_ANSWERS_S = 0.5
 """For the last answers to be on their way before the process ends."""
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RolloutActor(ServiceActor):
             self._generate,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: 1 if self._policy is None else self._policy.serving,
-            timeout_s=settings.generation_timeout_s + LAST_WORD_S,
+            timeout_s=settings.generation_timeout_s + FINAL_REPLY_TIMEOUT_S,
         )
         policy = ChatPolicy(
             ChatTokenizer(settings.model_path, thinking=config.model.thinking),
@@ -149,10 +149,10 @@ class RolloutActor(ServiceActor):
 
     async def _go(self) -> None:
         try:
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(GRACE_PERIOD_S):
                 await self._worker.leave()
         except TimeoutError:
             _log.warning("this worker has to go, and not all of its assignments could be handed back")
-        await asyncio.sleep(FAREWELL_S)
+        await asyncio.sleep(FINAL_ANSWERS_S)
         sys.stderr.flush()
         os._exit(0)

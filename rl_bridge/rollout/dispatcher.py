@@ -58,7 +58,7 @@ class DispatchSettings:
 
 logger = logging.getLogger(__name__)
 
-TOGETHER_S = 0.5
+LOSS_WINDOW_S = 0.5
 """Losses within so many seconds are one, as far as a reader is concerned."""
 GROUPS_NAMED = 8
 
@@ -74,7 +74,7 @@ class LossReport:
         """The work on a group was lost."""
         self._lost.setdefault(reason, []).append(group)
         if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(TOGETHER_S, self.tell)
+            self._soon = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.tell)
 
     def tell(self) -> None:
         """Say what is not said yet: a line a reason."""

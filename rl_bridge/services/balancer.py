@@ -10,8 +10,8 @@ from rl_bridge.errors import NoReplicaError, ReplicaLostError
 
 SUSPECT_AFTER = 3
 """Calls of a replica that fail in a row before it is a suspect."""
-FIRST_SUSPENSION_S = 0.5
-LONGEST_SUSPENSION_S = 30.0
+MIN_SUSPENSION_S = 0.5
+MAX_SUSPENSION_S = 30.0
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Router:
         # What was in flight when it was suspended says nothing new.
         if load.failures < SUSPECT_AFTER or load.suspended_until > now:
             return False
-        load.suspension_s = min(max(2 * load.suspension_s, FIRST_SUSPENSION_S), LONGEST_SUSPENSION_S)
+        load.suspension_s = min(max(2 * load.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
         load.suspended_until = now + load.suspension_s
         return True
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from functools import cache
 from types import FrameType
 
-FLUSH_S = 0.3
+FLUSH_TIMEOUT_S = 0.3
 """What Monarch itself gives its last messages."""
 
-LEAVE_S = 5.0
+LEAVE_TIMEOUT_S = 5.0
 """What a busy machine gets for the rest, where Monarch gives it a second."""
 
 
@@ -29,7 +29,7 @@ def _leave() -> None:
     from monarch.actor import shutdown_context
 
     with suppress(Exception):  # there is nobody left to tell
-        shutdown_context(host_timeout=FLUSH_S).get(timeout=LEAVE_S)
+        shutdown_context(host_timeout=FLUSH_TIMEOUT_S).get(timeout=LEAVE_TIMEOUT_S)
 
 
 TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import ServiceOptions
 
-AVOIDED_S = 60.0
+HOST_AVOIDANCE_S = 60.0
 """How long a host is the last choice after something on it fell silent."""
 
 
@@ -113,7 +113,7 @@ class Placement:
     def avoid(self, slot: ReplicaSlot, now: float) -> None:
         """Something on a slot's hosts fell silent: for a while others are preferred."""
         for host in range(slot.first, slot.first + slot.hosts):
-            self._avoided_until[host] = now + AVOIDED_S
+            self._avoided_until[host] = now + HOST_AVOIDANCE_S
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from rl_bridge.errors import StateUnavailableError
 from rl_bridge.services.balancer import ReplicaTarget
 
-RETRY_S = 5.0
+RETRY_INTERVAL_S = 5.0
 """How long a state that cannot be had is waited for before it is asked for again."""
 
 
@@ -72,7 +72,8 @@ class Replays:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
 
         What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
-        and every `RETRY_S` it is asked for again, since it may only have been out of reach. The caller bounds the wait.
+        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller
+        bounds the wait.
 
         Raises:
             TargetGoneError: A process of it is gone.
@@ -88,7 +89,7 @@ class Replays:
                 replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
             except StateUnavailableError:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
+                    async with asyncio.timeout(RETRY_INTERVAL_S):
                         await changed.wait()
             else:
                 taken[replay.name] = replay

@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     raise MissingDependencyError("torchmonarch") from missing
 
 SILENT_BEATS = 10
-LEAST_SILENCE_S = 5.0
+MIN_SILENCE_S = 5.0
 """A machine under load answers late; that is no death."""
 
 ENDED = "its process ended"
@@ -48,7 +48,7 @@ def supervise(heartbeat_s: float) -> None:
     """
     os.environ[_POLL] = f"{max(round(heartbeat_s * 1000), 1)}ms"
     reload_config_from_env()
-    silence = f"{round(1000 * max(SILENT_BEATS * heartbeat_s, LEAST_SILENCE_S))}ms"
+    silence = f"{round(1000 * max(SILENT_BEATS * heartbeat_s, MIN_SILENCE_S))}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
     # The hook stays: a dead process's report may still be on its way when its owner is gone, and Monarch's own
     # hook would turn it into a KeyboardInterrupt of whoever runs by then.

@@ -25,7 +25,7 @@ except ModuleNotFoundError as missing:
 
 T = TypeVar("T")
 
-ANSWER_S = 30.0
+RESPONSE_TIMEOUT_S = 30.0
 """The longest that an answer of the directory may take, beyond what it was asked to wait."""
 
 
@@ -146,7 +146,7 @@ def spawn_directory() -> RemoteDirectory:
 
 async def _answer(call: Awaitable[T], wait_s: float = 0.0) -> T:
     try:
-        async with asyncio.timeout(ANSWER_S + wait_s):
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S + wait_s):
             return await call
     except ActorError as error:
         if isinstance(error.exception, BridgeError):
@@ -154,6 +154,6 @@ async def _answer(call: Awaitable[T], wait_s: float = 0.0) -> T:
         raise WeightsError(f"the directory of the weight store failed: {error}") from error
     except TimeoutError:
         raise WeightsError(
-            f"expected an answer of the weight store's directory within {ANSWER_S + wait_s:g} s, got none; "
+            f"expected an answer of the weight store's directory within {RESPONSE_TIMEOUT_S + wait_s:g} s, got none; "
             "it lives in the run's controller: is that alive, and not blocked?"
         ) from None

@@ -25,7 +25,7 @@ from rl_bridge.weights.snapshot import (
 )
 from rl_bridge.weights.transport import Needed
 
-POLL_S = 0.002
+POLL_INTERVAL_S = 0.002
 """How often a publisher looks whether a reader has let go: the kernel tells nobody."""
 
 
@@ -90,7 +90,7 @@ class SegmentPublisher:
                     f"{self._timeout_s:g} s, but the older ones are being read, by process {_readers(ring)}; "
                     "a reader that hangs while it holds a snapshot is the usual cause"
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         return SegmentSlot(self, ring, segment, key)
 
     def inodes(self) -> frozenset[int]:

@@ -33,9 +33,9 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingDependencyError("torchmonarch") from missing
 
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 """How often a publisher asks whether a reader has let go."""
-DROP_S = 30.0
+DROP_TIMEOUT_S = 30.0
 """To give up one buffer."""
 
 
@@ -82,10 +82,10 @@ class _Block:
         buffers, self.buffers, self.layout = self.buffers, {}, {}
         try:
             for buffer in buffers.values():
-                buffer.drop().get(timeout=DROP_S)
+                buffer.drop().get(timeout=DROP_TIMEOUT_S)
         except TimeoutError as error:
             raise WeightsError(
-                f"expected Monarch to give a buffer of weights up within {DROP_S:g} s, it has not"
+                f"expected Monarch to give a buffer of weights up within {DROP_TIMEOUT_S:g} s, it has not"
             ) from error
 
 
@@ -152,7 +152,7 @@ class BufferPublisher:
                     f"{self._timeout_s:g} s, but the older ones are being read, by {', '.join(holders)}; "
                     "a connection that is slow or cut is the usual cause"
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _free(self, ring: list[_Block], nbytes: int) -> tuple[_Block | None, list[str]]:
         """A block to write into; or who is in the way."""

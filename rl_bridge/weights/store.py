@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Transport: TypeAlias = Literal["shared_memory", "rdma", "torchstore"]
 T = TypeVar("T")
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """While a key is being published, how often it is checked that its publishers live."""
 ATTEMPTS = 3
 """How often a key is looked up anew where it was overwritten between the look and the hold."""
@@ -289,7 +289,7 @@ class WeightStore:
         self._require_open()
         deadline = time.monotonic() + self._timeout_s
         while True:
-            found = await self._directory.find(key, LOOK_S)
+            found = await self._directory.find(key, POLL_INTERVAL_S)
             if isinstance(found, Snapshot):
                 return found
             for origin in found.origins:

@@ -70,7 +70,7 @@ class TransportReader(Protocol):
         """Let go of everything."""
 
 
-LEASE_S = 60.0
+LEASE_DURATION_S = 60.0
 """How long a lease lasts that is not renewed: so long a reader that died elsewhere is in a publisher's way."""
 
 
@@ -93,11 +93,11 @@ async def under_lease(
     key, publication = snapshot.key, snapshot.publication
 
     async def renew() -> None:
-        await directory.lease(key, publication, holder, LEASE_S)
+        await directory.lease(key, publication, holder, LEASE_DURATION_S)
 
     async def keep() -> None:
         while True:
-            await asyncio.sleep(LEASE_S / 3)
+            await asyncio.sleep(LEASE_DURATION_S / 3)
             try:
                 await renew()
             except SnapshotOverwrittenError:

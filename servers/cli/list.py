@@ -16,7 +16,7 @@ from openenv_core.errors import AuthenticationError, ConnectionFailedError, Prot
 if TYPE_CHECKING:
     from servers.environments import ListedEnvironment
 
-PATIENCE_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 10.0
 _URLS: Final = ("http://", "https://", "ws://", "wss://")
 _COLUMNS: Final = ("NAME", "VERSION", "TARGET", "WHERE", "DESCRIPTION")
 
@@ -66,8 +66,8 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with client_for(base, headers) as http:
         try:
-            names = http.get(f"{base}/list_environments", timeout=PATIENCE_S)
-            about = http.get(f"{base}/metadata", timeout=PATIENCE_S)
+            names = http.get(f"{base}/list_environments", timeout=CONNECT_TIMEOUT_S)
+            about = http.get(f"{base}/metadata", timeout=CONNECT_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise ConnectionFailedError(
                 f"expected a server at {base}, got {type(error).__name__}: {error}"

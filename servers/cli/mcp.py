@@ -16,7 +16,7 @@ from servers.settings import ServerSettings, seconds_or_none
 FAILED: Final = 2
 ENDED: Final = 1
 
-_AFTER_S: Final = 3.0
+_LEFTOVER_GRACE_S: Final = 3.0
 """Seconds that what an environment has left running gets at the end."""
 
 
@@ -94,7 +94,7 @@ def _serve(
         show(error)
         return FAILED
     finally:
-        End().within(_AFTER_S)
+        End().within(_LEFTOVER_GRACE_S)
     return 0 if served else ENDED
 
 

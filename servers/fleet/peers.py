@@ -16,13 +16,13 @@ from servers.security.refusal import TurnedAwayError, turn_away
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-IDLE_S: Final = 30.0
+KEEPALIVE_EXPIRY_S: Final = 30.0
 """How long a connection is kept unused; less than the server's side keeps it, which therefore never closes it."""
 
-APPEARS_S: Final = 0.02
+START_POLL_INTERVAL_S: Final = 0.02
 """Pause between two looks for a neighbour that starts."""
 
-STREAM_S: Final = 60.0
+STREAM_SILENCE_TIMEOUT_S: Final = 60.0
 """Seconds without anything on a stream after which its other side is taken for dead; it says something every 15."""
 
 _READ_BYTES: Final = 65_536
@@ -82,7 +82,7 @@ class _Line:
             elif streams and isinstance(event, h11.Data):
                 assert live is not None
                 if deadline.when() is not None:
-                    deadline.reschedule(asyncio.get_running_loop().time() + STREAM_S)
+                    deadline.reschedule(asyncio.get_running_loop().time() + STREAM_SILENCE_TIMEOUT_S)
                 await live.part(bytes(event.data))
             elif isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
@@ -104,7 +104,7 @@ class _Line:
         return True
 
     def fresh(self, now: float) -> bool:
-        return now - self.idle_since < IDLE_S and not self._reader.at_eof()
+        return now - self.idle_since < KEEPALIVE_EXPIRY_S and not self._reader.at_eof()
 
     def close(self) -> None:
         self._writer.transport.abort()
@@ -188,13 +188,13 @@ async def appeared(path: str) -> None:
     That of a neighbour that died is: connections to it are refused.
     """
     while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
-        await asyncio.sleep(APPEARS_S)
+        await asyncio.sleep(START_POLL_INTERVAL_S)
 
 
 logger = logging.getLogger("servers")
 
-CONNECT_S: Final = 5.0
-MARGIN_S: Final = 15.0
+CONNECT_TIMEOUT_S: Final = 5.0
+DEADLINE_MARGIN_S: Final = 15.0
 """What a worker gets beyond the time that a step may take, to say itself that the time is over."""
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
@@ -230,7 +230,7 @@ class UnixPeers:
 
     def __init__(self, path: Callable[[int], str], reply_s: float | None) -> None:
         self._path = path
-        self._reply_s = None if reply_s is None else reply_s + MARGIN_S
+        self._reply_s = None if reply_s is None else reply_s + DEADLINE_MARGIN_S
         self._known: dict[int, Exchanges] = {}
 
     async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
@@ -252,7 +252,7 @@ class UnixPeers:
 
         await receive()  # websocket.connect
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await appeared(self._path(worker))
             peer = await self._connect(worker, scope)
         except InvalidStatus as refused:
@@ -301,7 +301,7 @@ class UnixPeers:
 
     def _exchanges(self, worker: int) -> Exchanges:
         if worker not in self._known:
-            self._known[worker] = Exchanges(self._path(worker), CONNECT_S, self._reply_s)
+            self._known[worker] = Exchanges(self._path(worker), CONNECT_TIMEOUT_S, self._reply_s)
         return self._known[worker]
 
     async def _connect(self, worker: int, scope: Scope) -> "ClientConnection":
@@ -324,8 +324,8 @@ class UnixPeers:
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             ping_interval=None,  # the callers' own connections are watched
-            open_timeout=CONNECT_S,
-            close_timeout=CONNECT_S,
+            open_timeout=CONNECT_TIMEOUT_S,
+            close_timeout=CONNECT_TIMEOUT_S,
         )
 
 

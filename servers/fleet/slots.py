@@ -22,11 +22,11 @@ logger = logging.getLogger("servers")
 
 _COUNT_BYTES = 4
 
-LOCK_S: Final = 0.5
+LOCK_TIMEOUT_S: Final = 0.5
 """Seconds after which a lock that takes microseconds is held by somebody who does not run."""
-PAUSE_S: Final = 0.0005
+POLL_INTERVAL_S: Final = 0.0005
 """Between two attempts to get it."""
-IMPATIENT_S: Final = 5.0
+LOCK_BACKOFF_S: Final = 5.0
 """For so long nobody waits for it again."""
 
 
@@ -80,14 +80,14 @@ class SlotTable:
             with suppress(BlockingIOError):
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            if (now := time.monotonic()) - began > LOCK_S or now < self._patient_from:
+            if (now := time.monotonic()) - began > LOCK_TIMEOUT_S or now < self._patient_from:
                 if now >= self._patient_from:
                     logger.warning(
                         "the lock of the slots is held by a process that does not run; going on without it"
                     )
-                    self._patient_from = now + IMPATIENT_S
+                    self._patient_from = now + LOCK_BACKOFF_S
                 return False
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def row(self, worker: int) -> int:
         """Return the slots in use in one worker."""

@@ -23,12 +23,12 @@ logger = logging.getLogger("servers")
 MAX_STILLBORN: Final = 3
 """How often in a row a worker may die before it is healthy."""
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 5.0
-STEADY_S: Final = 10.0
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
+STEADY_UPTIME_S: Final = 10.0
 """A worker that lived this long is restarted at once."""
 
-AFTER_DRAIN_S: Final = 5.0
+KILL_AFTER_DRAIN_S: Final = 5.0
 """Seconds beyond the drain after which workers are killed; they end themselves sooner."""
 
 
@@ -118,7 +118,7 @@ class Supervisor:
     async def _keep(self, worker: _Worker, table: SlotTable) -> None:
         """Start a worker, again and again, until all are to stop or it will not start."""
         stillborn = 0
-        pause_s = FIRST_PAUSE_S
+        pause_s = MIN_BACKOFF_S
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
@@ -141,12 +141,12 @@ class Supervisor:
                     stillborn,
                 )
                 return
-            if healthy and loop.time() - started > STEADY_S:
-                pause_s = FIRST_PAUSE_S
+            if healthy and loop.time() - started > STEADY_UPTIME_S:
+                pause_s = MIN_BACKOFF_S
             logger.warning("worker %d ended with status %s; another is started", worker.plan.index, status)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
     async def _live(self, worker: _Worker) -> None:
         """Run one worker to its end."""
@@ -185,7 +185,7 @@ class Supervisor:
             worker.signal(signal.SIGTERM)
         hurry = asyncio.create_task(self._hurry.wait())
         over = asyncio.create_task(_all(keepers))
-        timeout_s = self._plan.settings.drain_s + AFTER_DRAIN_S
+        timeout_s = self._plan.settings.drain_s + KILL_AFTER_DRAIN_S
         await asyncio.wait([hurry, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         for worker in workers:

@@ -16,7 +16,7 @@ from servers.fleet.plan import WorkerPlan
 FAILED = 2
 """The exit status of a worker that could not start whatever is tried again."""
 
-ASKED_S = 1.0
+PEER_SOCKET_TIMEOUT_S = 1.0
 """How long another worker's socket is waited for."""
 
 READY = b"\x01"
@@ -56,7 +56,7 @@ def _leave(plan: WorkerPlan) -> None:
 
 def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(ASKED_S)
+        asked.settimeout(PEER_SOCKET_TIMEOUT_S)
         try:
             asked.connect(path)
         except ConnectionRefusedError:

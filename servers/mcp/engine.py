@@ -14,7 +14,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import CLOSE_S, FATAL, end, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, end, keep
 from servers.mcp.context import KEY, RequestSeat
 from servers.mcp.handlers import Handlers
 from servers.mcp.links import Hub, Links, McpConnection, TooManyConnectionsError
@@ -128,7 +128,7 @@ class Opening:
 
 logger = logging.getLogger("servers")
 
-LAST_WORD_S: Final = 1.0
+FINAL_REPLY_TIMEOUT_S: Final = 1.0
 """Seconds for telling the calls of a session that its client closes."""
 
 MAX_HELLO_BYTES: Final = 256 * 1024
@@ -197,7 +197,7 @@ class McpEngine:
             hub.close()
         self._stop.set()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_S)
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
             if not self._task.done():
                 await end(self._task)
 
@@ -280,7 +280,7 @@ class McpEngine:
                 self._links.remove(link)
                 if link.owns:
                     await self._sessions.close(link.session)
-                    await _within(link.idle.wait(), LAST_WORD_S)
+                    await _within(link.idle.wait(), FINAL_REPLY_TIMEOUT_S)
             status = await self._pass_on(link, exchange)
         if asked.http == "DELETE":
             self._unlist(link)
@@ -363,7 +363,7 @@ class McpEngine:
             "headers": [(CONNECTION_HEADER, link.inner)],
         }
         try:
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._manager.handle_request(scope, receive, send)
         except Exception:
             logger.exception("a connection of the MCP SDK could not be ended")

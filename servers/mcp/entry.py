@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("servers")
 
-LOAD_S: Final = 60.0
+IMPORT_TIMEOUT_S: Final = 60.0
 """Seconds that the import of the SDK may take; usually it is one."""
 
 _MISSING: Final = (
@@ -117,7 +117,7 @@ class McpEntry:
         # It takes a second, in which the loop has others to serve.
         pool = ThreadPool(1, "import of the MCP SDK")
         try:
-            async with asyncio.timeout(LOAD_S):
+            async with asyncio.timeout(IMPORT_TIMEOUT_S):
                 succeeded, value = await pool.submit(importlib.import_module, "servers.mcp.engine").waiter
         finally:
             pool.close()

@@ -28,7 +28,7 @@ logger = logging.getLogger("servers")
 MAX_WAITING: Final = 512
 """Messages that may wait; beyond them the oldest are dropped, which of progress and changes are worth least."""
 
-FLUSH_S: Final = 30.0
+FLUSH_TIMEOUT_S: Final = 30.0
 """Seconds that a reply waits for what is to be told before it."""
 
 Message: TypeAlias = Callable[[], Awaitable[None]]
@@ -58,7 +58,7 @@ class Outbox:
         """Wait until all is sent, but no longer than FLUSH_S."""
         self._wake()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=FLUSH_S)
+            await asyncio.wait([self._task], timeout=FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
         """Send nothing any more."""

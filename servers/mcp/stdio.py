@@ -124,7 +124,7 @@ class Pipe:
             view = view[os.write(self._descriptor, view) :]
 
 
-LAST_WORD_S: Final = 1.0
+FINAL_REPLY_TIMEOUT_S: Final = 1.0
 """Seconds for the reply that tells why a session has ended."""
 
 
@@ -184,7 +184,7 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
         await asyncio.wait([serving, *waiting], return_when=asyncio.FIRST_COMPLETED)
         if over.is_set():
             logger.error("the session has ended; start %s again for another", name)
-            await asyncio.wait([serving], timeout=LAST_WORD_S)
+            await asyncio.wait([serving], timeout=FINAL_REPLY_TIMEOUT_S)
         elif serving.done():
             serving.result()
         return not over.is_set()

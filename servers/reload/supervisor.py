@@ -68,10 +68,10 @@ LOOK_MS: Final = 100
 SETTLE_MS: Final = 50
 """A change is acted upon once so long no other has come: programs write several files at once."""
 
-AFTER_DRAIN_S: Final = 4.0
+KILL_AFTER_DRAIN_S: Final = 4.0
 """Seconds beyond the drain after which a server is killed; it ends itself sooner."""
 
-_MARGIN_S: Final = 5.0
+_DEADLINE_MARGIN_S: Final = 5.0
 _NAMES_SHOWN: Final = 5
 
 
@@ -96,7 +96,7 @@ class Reloader:
         self._interrupts = 0
         self._guard: subprocess.Popen[bytes] | None = None
         self._waiting = False
-        self._grace_s = plan.settings.drain_s + AFTER_DRAIN_S
+        self._grace_s = plan.settings.drain_s + KILL_AFTER_DRAIN_S
 
     def run(self) -> int:
         """Serve until a signal says to stop.
@@ -177,7 +177,7 @@ class Reloader:
             return
         assert guard.stdin is not None
         guard.stdin.close()
-        deadline_s = self._grace_s + _MARGIN_S
+        deadline_s = self._grace_s + _DEADLINE_MARGIN_S
         while guard.poll() is None and deadline_s > 0 and self._interrupts < 2:
             with suppress(subprocess.TimeoutExpired):
                 guard.wait(LOOK_MS / 1000)

@@ -75,10 +75,10 @@ logger = logging.getLogger("servers")
 
 T = TypeVar("T")
 
-LOOK_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 """How often leases are looked at."""
 
-AGAIN_S: Final = 1.0
+RETRY_INTERVAL_S: Final = 1.0
 """Pause before a removal that failed is tried again: the engine may be restarting."""
 
 RETRY_AFTER_S: Final = 5
@@ -260,7 +260,7 @@ class SandboxTable:
         except Exception as error:
             logger.warning("sandbox %s could not be removed, and will be: %s", entry.id, error)
             entry.over(str(error))
-            entry.again = asyncio.get_running_loop().time() + AGAIN_S
+            entry.again = asyncio.get_running_loop().time() + RETRY_INTERVAL_S
             return
         entry.over(reason)
         self._entries.pop(entry.id, None)
@@ -285,12 +285,12 @@ class SandboxTable:
             return
         if (error := task.exception()) is not None:
             logger.error("the reaper of sandboxes has died; another takes over", exc_info=error)
-            asyncio.get_running_loop().call_later(AGAIN_S, self._keep_reaping)
+            asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._keep_reaping)
 
     async def _reap(self) -> None:
         loop = asyncio.get_running_loop()
         while self._entries:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             now = loop.time()
             for entry in list(self._entries.values()):
                 if (entry.doomed and now >= entry.again) or now >= entry.expires:

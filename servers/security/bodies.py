@@ -8,7 +8,7 @@ from starlette.types import Message, Receive
 from servers.security.refusal import TurnedAwayError
 from servers.settings import ServerSettings
 
-LINGER_S = 2.0
+REFUSAL_READ_TIMEOUT_S = 2.0
 """Seconds that a caller gets to read its refusal while the rest of its body is thrown away. A connection that is
 closed while data is on its way is reset, and the refusal is lost with it."""
 
@@ -92,7 +92,7 @@ class Bodies:
 async def discard(receive: Receive) -> None:
     """Throw away what still comes, until it ends, the caller leaves, or LINGER_S is over."""
     try:
-        async with asyncio.timeout(LINGER_S):
+        async with asyncio.timeout(REFUSAL_READ_TIMEOUT_S):
             while True:
                 message = await receive()
                 if message["type"] != "http.request" or not message.get("more_body", False):

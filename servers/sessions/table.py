@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from uuid import uuid4
 
 from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, RefusalError, text_of
-from servers.execution import CLOSE_S, FATAL, EnvironmentRunner, Executor, Factory, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, Executor, Factory, keep
 from servers.methods import name_of, plan_of
 from servers.sessions.session import EnvironmentSession, SessionCall
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
@@ -16,7 +16,7 @@ from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
 
-UNUSED_S = 60.0
+UNUSED_SESSION_TTL_S = 60.0
 """Seconds that a session is kept which was opened and then never asked for anything."""
 
 MAX_INTERVAL_S = 5.0
@@ -58,7 +58,7 @@ class Reaper:
             self._task.cancel()
 
     async def _look(self) -> None:
-        interval = min(MAX_INTERVAL_S, max(0.01, min(self._idle_s, UNUSED_S) / LOOKS))
+        interval = min(MAX_INTERVAL_S, max(0.01, min(self._idle_s, UNUSED_SESSION_TTL_S) / LOOKS))
         while standing := self._standing():
             await asyncio.sleep(interval)
             now = asyncio.get_running_loop().time()
@@ -70,7 +70,7 @@ class Reaper:
     def _unused(self, session: EnvironmentSession, now: float) -> bool:
         if session.attached or session.listeners or session.busy or session.over:
             return False
-        limit = self._idle_s if session.used else min(self._idle_s, UNUSED_S)
+        limit = self._idle_s if session.used else min(self._idle_s, UNUSED_SESSION_TTL_S)
         return now - session.last_use > limit
 
 
@@ -86,11 +86,11 @@ Key = tuple[str, str]
 """Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
 
 
-UNHEARD_S: Final = 0.1
+DISCONNECT_NOTICE_S: Final = 0.1
 """Seconds that it takes at most to hear of a client that has left."""
-LOOK_S: Final = 0.005
+POLL_INTERVAL_S: Final = 0.005
 """Between two looks for a slot."""
-ENDING_S: Final = CLOSE_S
+ENDING_SLOT_WAIT_S: Final = CLOSE_TIMEOUT_S
 """Seconds that a newcomer waits for a session that ends."""
 MAX_WAITING: Final = 64
 """Newcomers that wait for a slot at once; the others are refused as soon as there is none."""
@@ -360,12 +360,12 @@ class SessionTable:
                 try:
                     return self.slots.take(owner)
                 except RefusalError:
-                    patience = ENDING_S if self.slots.ending else UNHEARD_S
+                    patience = ENDING_SLOT_WAIT_S if self.slots.ending else DISCONNECT_NOTICE_S
                     if clock() - began > patience or (not waits and self._waiting >= MAX_WAITING):
                         raise
                 self._waiting += not waits
                 waits = True
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
                 if self.draining:
                     raise _stopping()
         finally:
@@ -429,7 +429,7 @@ class SessionTable:
             if call.expired:
                 return  # it has this done when it ends at last
             call.task.cancel()
-            await asyncio.wait([call.task], timeout=CLOSE_S)
+            await asyncio.wait([call.task], timeout=CLOSE_TIMEOUT_S)
         try:
             await runner.close()
         finally:

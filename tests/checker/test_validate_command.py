@@ -159,7 +159,7 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
     from openenv_core.checker.subject import CheckLimits
     from openenv_core.targets import target_of
 
-    monkeypatch.setattr(isolation, "MARGIN_S", 1.0)
+    monkeypatch.setattr(isolation, "DEADLINE_MARGIN_S", 1.0)
     # A process that is stopped says as little as one that is stuck in compiled code.
     monkeypatch.setattr(isolation.sys, "executable", str(STUCK))
     (health,) = [one for one in checks() if one.name == "health"]

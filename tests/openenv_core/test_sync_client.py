@@ -186,7 +186,7 @@ def test_program_that_forks_or_ends_leaves_the_client_in_order(
 
 
 def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_thread, "LIVENESS_S", 0.05)
+    monkeypatch.setattr(loop_thread, "LIVENESS_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(loop_thread, "_shared", None)  # not that of other tests
     env = CounterEnv(counter_url).sync()
     env.reset()
@@ -210,7 +210,7 @@ def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: 
 
 
 def test_timeout_of_the_coroutine_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_thread, "LIVENESS_S", 0.01)
+    monkeypatch.setattr(loop_thread, "LIVENESS_CHECK_INTERVAL_S", 0.01)
     thread = loop_thread.LoopThread()
 
     async def late() -> None:

@@ -104,10 +104,10 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("IDLE_S", "FIRST_PAUSE_S", "REMOVE_PAUSE_S"):
+    for name in ("IDLE_INTERVAL_S", "MIN_BACKOFF_S", "REMOVE_RETRY_INTERVAL_S"):
         monkeypatch.setattr(f"openenv_core.providers.pool.keeper.{name}", 0.02)
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.LAST_PAUSE_S", 0.05)
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.LOOK_S", 0.02)
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.MAX_BACKOFF_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.POLL_INTERVAL_S", 0.02)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -199,7 +199,7 @@ def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
 def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.HEALTH_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.pool.keeper.HEALTH_TIMEOUT_S", 0.05)
     with filled(home, 3) as pool:
         hanging = list(home.made)
         keeper, turns, looks = pool._keeper, itertools.count(), []
@@ -223,7 +223,9 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
 
 
 def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.IDLE_S", 60)  # nobody looks but the hand-out
+    monkeypatch.setattr(
+        "openenv_core.providers.pool.keeper.IDLE_INTERVAL_S", 60
+    )  # nobody looks but the hand-out
     with filled(home, 2) as pool:
         dead = list(home.made)
         for member in dead:

@@ -198,8 +198,8 @@ class Ended(Container):
 
 @pytest.fixture
 def oom_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "OOM_LOOK_S", 0.001)
-    monkeypatch.setattr(container, "OOM_EVENT_S", 0.5)
+    monkeypatch.setattr(container, "OOM_POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(container, "OOM_EVENT_WAIT_S", 0.5)
 
 
 @pytest.mark.usefixtures("oom_noticed_soon")

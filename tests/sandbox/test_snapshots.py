@@ -204,7 +204,7 @@ async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
     session = await sandbox.open(snapshot=True)
     await session.execute("x = 1")
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "BRANCH_S", 0.0)
+        patch.setattr(snapshots, "BRANCH_TIMEOUT_S", 0.0)
         with pytest.raises(SandboxUnavailableError, match="expected a branch"):
             await session.fork(1)
     lost = await session.execute("x")

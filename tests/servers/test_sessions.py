@@ -163,7 +163,7 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
 async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reaper, "UNUSED_S", 0.1)
+    monkeypatch.setattr(reaper, "UNUSED_SESSION_TTL_S", 0.1)
     app = app_of(Counter, cap=2, idle_timeout_s=600)
     async with serving(app) as address:
         await opened(address)

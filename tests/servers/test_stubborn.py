@@ -35,7 +35,7 @@ def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "CLOSE_S", 0.1)
+    monkeypatch.setattr(execution, "CLOSE_TIMEOUT_S", 0.1)
 
 
 class Stop(BaseException):

@@ -111,10 +111,10 @@ async def _close(interpreter: Interpreter) -> None:
         logger.exception("an interpreter did not close")
 
 
-TELL_S: Final = 1.0
+PROGRESS_INTERVAL_S: Final = 1.0
 """How often a caller who waits is told so."""
 
-INTERRUPT_S: Final = 1.0
+INTERRUPT_ALLOWANCE_S: Final = 1.0
 """What an interrupt gets, beside the session's own grace, before the interpreter is ended after all."""
 
 
@@ -133,13 +133,13 @@ async def spared(
     began = clock()
     tell(0.0)
     try:
-        while not (await asyncio.wait([task], timeout=TELL_S))[0]:
+        while not (await asyncio.wait([task], timeout=PROGRESS_INTERVAL_S))[0]:
             tell(clock() - began)
         return task.result()
     except asyncio.CancelledError:
         if isinstance(interpreter, Interruptible):
             interpreter.interrupt()
-            await asyncio.wait([task], timeout=grace_s + INTERRUPT_S)
+            await asyncio.wait([task], timeout=grace_s + INTERRUPT_ALLOWANCE_S)
         raise
     finally:
         if not task.done():

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-WAIT_S = 5.0
+WAIT_TIMEOUT_S = 5.0
 
 
 def main(what: str, notes: str = "") -> None:
@@ -45,7 +45,7 @@ def collect(pids: list[int], notes: str) -> None:
                 told += 1
         except (OSError, KeyError):
             continue
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while time.monotonic() < deadline:
         with open(notes, encoding="utf-8") as file:
             if len(file.read().split()) >= told:

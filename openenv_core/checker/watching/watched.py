@@ -140,7 +140,7 @@ MIB: Final = 1 << 20
 ALLOWED: Final = 768 * MIB
 """Bytes that a server may take beyond what it began with."""
 
-LOOK_S: Final = 0.02
+POLL_INTERVAL_S: Final = 0.02
 
 
 class MemoryWatch:
@@ -181,7 +181,7 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         assert self._server is not None
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_INTERVAL_S):
             if (more := self._taken() - self._before) > ALLOWED:
                 self.exceeded = more
                 self._server.kill()
@@ -196,7 +196,7 @@ class MemoryWatch:
         return total
 
 
-COLLECT_S: Final = 5.0
+COLLECT_TIMEOUT_S: Final = 5.0
 """Seconds that a process may take to throw its garbage away, unless it is busy with something else."""
 
 
@@ -225,7 +225,7 @@ def collect(server: RunningServer, folder: Path) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, hook.COLLECT)
                 told += 1
-    deadline = time.monotonic() + COLLECT_S
+    deadline = time.monotonic() + COLLECT_TIMEOUT_S
     while len(notes.read_text(encoding="utf-8").split()) < told and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -239,10 +239,10 @@ def _listens(pid: int) -> bool:
     return False
 
 
-SETTLE_S: Final = 0.1
+SETTLE_INTERVAL_S: Final = 0.1
 """Pause between two looks at what is held; two that are alike count."""
 
-SETTLED_S: Final = 2.0
+SETTLE_TIMEOUT_S: Final = 2.0
 """Seconds after which the last look counts, whatever it was."""
 
 
@@ -262,12 +262,12 @@ class WatchedServer:
 
     def settled(self) -> Held:
         """Look at what the server holds, once what has ended is gone."""
-        deadline = time.monotonic() + SETTLED_S
-        time.sleep(SETTLE_S)  # the last sessions are being closed
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        time.sleep(SETTLE_INTERVAL_S)  # the last sessions are being closed
         self.collect()
         first = self.held()
         while time.monotonic() < deadline:
-            time.sleep(SETTLE_S)
+            time.sleep(SETTLE_INTERVAL_S)
             second = self.held()
             if second.things == first.things:
                 return second

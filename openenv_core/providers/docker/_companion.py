@@ -30,25 +30,25 @@ else:
     import _owner
     import _wire
 
-PARENT_CHECK_S = 0.5
+PARENT_CHECK_INTERVAL_S = 0.5
 """A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
 
-FIRST_PAUSE_S = 0.02
-LAST_PAUSE_S = 0.25
+MIN_BACKOFF_S = 0.02
+MAX_BACKOFF_S = 0.25
 """Pauses between two looks; they grow."""
 
-QUIET_S = 5.0
+QUIET_PERIOD_S = 5.0
 """How long after a death there must have been none: the engine may still be at the dead program's last request."""
 
-GIVE_UP_S = 600.0
+GIVE_UP_AFTER_S = 600.0
 """When an engine that does not come back is given up. The next owner's companion finds what is left."""
 
 NOTHING_LEFT = b"n"
 
-CALL_S = 30.0
+CALL_TIMEOUT_S = 30.0
 AT_ONCE = 8
 
-OLD_S = 600.0
+STALE_CONTAINER_AGE_S = 600.0
 """How old a stopped container must be to be removed when its owner's fate cannot be told."""
 
 UNWELL = (OSError, http.client.HTTPException, ValueError)
@@ -66,7 +66,9 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
     said = last_word(owner.pid)
     ours = f"{_owner.LABEL}={label}", f"{_owner.RUN}={run}"
-    return clean(address, ours, 0.0 if said else QUIET_S, 0.0 if said == NOTHING_LEFT else GIVE_UP_S)
+    return clean(
+        address, ours, 0.0 if said else QUIET_PERIOD_S, 0.0 if said == NOTHING_LEFT else GIVE_UP_AFTER_S
+    )
 
 
 def last_word(owner: int) -> bytes:
@@ -74,7 +76,7 @@ def last_word(owner: int) -> bytes:
     while True:
         here = os.getppid() == owner
         # What was said is there after an owner's end too, which does not wait for a companion that still starts.
-        if select.select([0], [], [], PARENT_CHECK_S if here else 0)[0]:
+        if select.select([0], [], [], PARENT_CHECK_INTERVAL_S if here else 0)[0]:
             return os.read(0, 1)
         if not here:
             return b""
@@ -83,7 +85,7 @@ def last_word(owner: int) -> bytes:
 def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, give_up_s: float) -> int:
     """Remove an owner's containers until none has been there for a while."""
     begin = last = time.monotonic()
-    pause = FIRST_PAUSE_S
+    pause = MIN_BACKOFF_S
     while True:
         try:
             found = labelled(address, *labels)
@@ -92,13 +94,13 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
         else:
             if found:
                 remove(address, (str(each["Id"]) for each in found))
-                last, pause = time.monotonic(), FIRST_PAUSE_S
+                last, pause = time.monotonic(), MIN_BACKOFF_S
             elif time.monotonic() - last >= quiet_s:
                 return 0
         if time.monotonic() - begin >= give_up_s:
             return 1
         time.sleep(pause)
-        pause = min(1.5 * pause, LAST_PAUSE_S)
+        pause = min(1.5 * pause, MAX_BACKOFF_S)
 
 
 def sweep(address: _wire.EngineAddress, own: _owner.OwnerProcess) -> None:
@@ -125,14 +127,14 @@ def orphaned(container: dict[str, Any], own: _owner.OwnerProcess, address: _wire
         stopped
         and owner.boot != own.boot
         and urlsplit(address.url).scheme == "unix"
-        and time.time() - float(container["Created"]) > OLD_S
+        and time.time() - float(container["Created"]) > STALE_CONTAINER_AGE_S
     )
 
 
 def labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
     """Return the containers that have these labels, stopped ones too."""
     query = {"all": True, "filters": {"label": list(labels)}}
-    answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_S)
+    answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_TIMEOUT_S)
     if answer.status != 200:
         raise ValueError(answer.text())
     found: list[dict[str, Any]] = answer.json()
@@ -145,7 +147,7 @@ def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
     def one(container: str) -> None:
         with suppress(*UNWELL):
             query = {"force": True, "v": True}
-            _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_S)
+            _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_TIMEOUT_S)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(one, containers))

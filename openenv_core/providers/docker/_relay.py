@@ -27,14 +27,14 @@ else:
     import _mux
     import _wire
 
-LOOK_S = 0.5
-HELLO_S = 20.0
+POLL_INTERVAL_S = 0.5
+HELLO_TIMEOUT_S = 20.0
 
 AWAY = (FileNotFoundError, ConnectionRefusedError)
 """What a connection to an engine fails of that does not run."""
 
 TRIES = 6
-STEADY_S = 10.0
+STEADY_UPTIME_S = 10.0
 """An inner side that lasted this long is replaced at once; one that keeps ending is given up after some tries."""
 
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
             except (_mux.MuxBrokenError, OSError, ValueError, http.client.HTTPException) as error:
                 why = str(error) or type(error).__name__
                 away = isinstance(error, AWAY)
-            failures = failures + 1 if time.monotonic() - begin < STEADY_S else 0
+            failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
             if away:
                 # Containers may outlive a restart of their engine.
                 failures = min(failures, TRIES - 1)
@@ -89,7 +89,7 @@ def carry(carrier: Attached, listener: socket.socket, parent: int) -> None:
     mux.arrived += carrier.first
     try:
         while os.getppid() == parent:
-            if mux.turn(LOOK_S, 0):
+            if mux.turn(POLL_INTERVAL_S, 0):
                 return
     finally:
         mux.close()
@@ -97,7 +97,7 @@ def carry(carrier: Attached, listener: socket.socket, parent: int) -> None:
 
 def greet(carrier: Attached) -> None:
     """Wait until the inner side is there."""
-    deadline = time.monotonic() + HELLO_S
+    deadline = time.monotonic() + HELLO_TIMEOUT_S
     said = bytearray()
     while len(said) < len(_mux.HELLO):
         if not select.select([carrier.reads], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -122,7 +122,7 @@ def attach(address: _wire.EngineAddress, container: str, port: str) -> tuple[soc
     if answer.status != 201:
         raise _mux.MuxBrokenError(answer.text())
     start = b'{"Detach": false, "Tty": false}'
-    connection: socket.socket = _wire.dial(address, HELLO_S)
+    connection: socket.socket = _wire.dial(address, HELLO_TIMEOUT_S)
     try:
         connection.sendall(
             b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"

@@ -21,10 +21,10 @@ from openenv_core.providers.docker._wire import EngineAddress
 
 SCRIPT: Final = Path(__file__).with_name("_companion.py")
 
-EXIT_S: Final = 10.0
+EXIT_TIMEOUT_S: Final = 10.0
 """How long the exit of this process waits for its containers to be removed. The companion goes on."""
 
-RESTART_S: Final = 1.0
+RESTART_DELAY_S: Final = 1.0
 """Pause before a companion that died is replaced."""
 
 
@@ -131,7 +131,7 @@ class Companion:
         """Replace a companion that died."""
         while True:
             self._process.wait()
-            if self._closing.wait(RESTART_S):
+            if self._closing.wait(RESTART_DELAY_S):
                 return
             with self._guard:
                 if not self._closing.is_set():
@@ -156,7 +156,7 @@ def ensure(address: EngineAddress) -> Companion:
 
 
 def _close_all() -> None:
-    deadline = time.monotonic() + EXIT_S
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     for (process, _), companion in list(_companions.items()):
         if process == os.getpid():
             companion.close(max(0.0, deadline - time.monotonic()))
@@ -177,7 +177,7 @@ RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
 _FIRST_FREE_FD: Final = 3
 """Below are the standard streams."""
 
-END_S: Final = 5.0
+SHUTDOWN_TIMEOUT_S: Final = 5.0
 BACKLOG: Final = 1024
 
 
@@ -236,7 +236,7 @@ class Relay:
                     stream.close()
         process.terminate()
         try:
-            process.wait(END_S)
+            process.wait(SHUTDOWN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

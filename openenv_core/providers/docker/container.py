@@ -36,10 +36,10 @@ OUTPUT_BYTES: Final = 16_384
 KILLED: Final = 137
 """What a container ends with whose first process somebody killed: 128 and SIGKILL."""
 
-OOM_EVENT_S: Final = 1.0
+OOM_EVENT_WAIT_S: Final = 1.0
 """How long it is waited for the engine's word that the kernel killed it for its memory: that may follow its end."""
 
-OOM_LOOK_S: Final = 0.25
+OOM_POLL_INTERVAL_S: Final = 0.25
 """How often it is looked for meanwhile."""
 
 
@@ -157,9 +157,9 @@ class Container:
             EngineRefusedError: There is no such container any more.
         """
         state = self.state()
-        told_by = time.monotonic() + OOM_EVENT_S
+        told_by = time.monotonic() + OOM_EVENT_WAIT_S
         while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
-            time.sleep(OOM_LOOK_S)
+            time.sleep(OOM_POLL_INTERVAL_S)
             state = self.state()
         return state
 
@@ -281,18 +281,18 @@ def _remove(engine: DockerEngine, container: str) -> None:
             return
 
 
-FIRST_PAUSE_S: Final = 0.003
-LAST_PAUSE_S: Final = 0.05
+MIN_BACKOFF_S: Final = 0.003
+MAX_BACKOFF_S: Final = 0.05
 """Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
 
-LOOK_S: Final = 0.25
+POLL_INTERVAL_S: Final = 0.25
 """How often it is asked whether a container that starts still runs."""
 
-FIRST_ANSWER_S: Final = 0.25
-LAST_ANSWER_S: Final = 5.0
+FIRST_RESPONSE_TIMEOUT_S: Final = 0.25
+LAST_RESPONSE_TIMEOUT_S: Final = 5.0
 """How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
 
-UNSURE_S: Final = 2.0
+ORPHAN_SEARCH_S: Final = 2.0
 """How long a container is looked for whose creation was interrupted."""
 
 NOT_REACHED: Final = (FileNotFoundError, ConnectionRefusedError, PermissionError)
@@ -351,14 +351,14 @@ def start_container(
 def _wait_until_healthy(
     container: Container, port: int, deadline: float, stopping: threading.Event | None
 ) -> None:
-    pause, answer_s, seen = FIRST_PAUSE_S, FIRST_ANSWER_S, "no answer"
-    next_look = time.monotonic() + LOOK_S
+    pause, answer_s, seen = MIN_BACKOFF_S, FIRST_RESPONSE_TIMEOUT_S, "no answer"
+    next_look = time.monotonic() + POLL_INTERVAL_S
     while (left := deadline - time.monotonic()) > 0:
         try:
             status = status_of(port, min(left, answer_s), container.options.token)
         except (OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
-                answer_s = min(2 * answer_s, LAST_ANSWER_S)
+                answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
             seen = f"{type(error).__name__}: {error}"
         else:
             if status == "healthy":
@@ -373,9 +373,9 @@ def _wait_until_healthy(
                     f"expected a way into {container.image}, which has no published port, got: {why}",
                     container.logs(),
                 )
-            next_look = time.monotonic() + LOOK_S
+            next_look = time.monotonic() + POLL_INTERVAL_S
         time.sleep(pause)
-        pause = min(pause * 1.2, LAST_PAUSE_S)
+        pause = min(pause * 1.2, MAX_BACKOFF_S)
     _require_running(container)
     raise ServerStartError(
         f"expected {container.image} to be healthy on port {container.options.port} within "
@@ -482,10 +482,12 @@ def _published(found: dict[str, Any], port: int) -> int | None:
 
 def _forget(engine: DockerEngine, name: str) -> None:
     """Remove what an interrupted request may still create. The companion finds what this does not."""
-    deadline = time.monotonic() + UNSURE_S
+    deadline = time.monotonic() + ORPHAN_SEARCH_S
     while time.monotonic() < deadline:
         try:
-            engine.call("DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=UNSURE_S)
+            engine.call(
+                "DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=ORPHAN_SEARCH_S
+            )
         except EngineRefusedError:
             time.sleep(0.05)
         except EngineUnavailableError:

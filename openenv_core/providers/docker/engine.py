@@ -107,7 +107,7 @@ HOW_TO: Final = (
     "start one (`sudo systemctl start docker`, Docker Desktop, or `scripts/docker-engine start` in a checkout), "
     "or let DOCKER_HOST name another"
 )
-CALL_S: Final = 60.0
+CALL_TIMEOUT_S: Final = 60.0
 """How long, in seconds, the engine may take to answer."""
 
 DONE: Final = (200, 201, 204, 304)
@@ -136,7 +136,7 @@ class DockerEngine:
         *,
         query: dict[str, Any] | None = None,
         body: Any = None,
-        timeout_s: float = CALL_S,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
         """Ask one thing and return the answer's JSON, None where there is none.
 
@@ -167,7 +167,7 @@ class DockerEngine:
             EngineUnavailableError: The engine does not answer.
         """
         try:
-            self._ask("GET", f"/images/{name}/json", None, None, CALL_S)
+            self._ask("GET", f"/images/{name}/json", None, None, CALL_TIMEOUT_S)
         except EngineRefusedError as error:
             if error.status in (400, 404):
                 return False
@@ -188,7 +188,9 @@ class DockerEngine:
     def logs(self, container: str, tail: int) -> bytes:
         """Return the last lines of what a container printed, both streams as they came."""
         query = {"stdout": True, "stderr": True, "tail": tail}
-        return _without_headers(self._ask("GET", f"/containers/{container}/logs", query, None, CALL_S).body)
+        return _without_headers(
+            self._ask("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S).body
+        )
 
     def archive(self, container: str, path: str) -> bytes:
         """Return a file or folder of a container as a tar archive.
@@ -196,7 +198,7 @@ class DockerEngine:
         Raises:
             EngineRefusedError: There is none (status 404).
         """
-        return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_S).body
+        return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S).body
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
         """Whether the kernel killed a process of the container for its memory in that time."""

@@ -25,7 +25,7 @@ MOST_BYTES: Final = 2**63 - 1
 LEAST_CPUS: Final = 0.01
 MOST_CPUS: Final = 2**20
 MOST_PIDS: Final = 2**22
-MOST_S: Final = 86_400.0
+MAX_DURATION_S: Final = 86_400.0
 """What an engine, or a clock, can still count with."""
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -156,8 +156,8 @@ class ContainerOptions:
     def _check_times(self) -> None:
         for name, least in (("start_timeout_s", 0.001), ("stop_timeout_s", 0.0)):
             seconds = getattr(self, name)
-            fine = _is_number(seconds) and least <= seconds <= MOST_S
-            _require(fine, name, f"{least:g} to {MOST_S:g} seconds", seconds)
+            fine = _is_number(seconds) and least <= seconds <= MAX_DURATION_S
+            _require(fine, name, f"{least:g} to {MAX_DURATION_S:g} seconds", seconds)
 
     def _check_network(self) -> None:
         _require(isinstance(self.network, str) and self.network != "", "network", "a name", self.network)

@@ -41,7 +41,7 @@ LASTING: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError
 """Failures that no wait mends."""
 
 
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """How often whoever waits looks whether there is still somebody who makes members."""
 
 
@@ -168,7 +168,7 @@ class Stock:
                     raise self._timed_out(
                         f"expected a container within {timeout_s:g} s, got none"
                     ) from self.last_failure
-                self.changed.wait(min(left_s, LOOK_S))
+                self.changed.wait(min(left_s, POLL_INTERVAL_S))
 
     def wait_for(self, ready: int, deadline: float, timeout_s: float, look: Callable[[], None]) -> None:
         """Wait until so many members are ready, and take none. Arguments and errors are those of `take`."""
@@ -182,7 +182,7 @@ class Stock:
                     raise self._timed_out(
                         f"expected {ready} containers to be ready within {timeout_s:g} s, got {len(self.ready)}"
                     ) from self.last_failure
-                self.changed.wait(min(left_s, LOOK_S))
+                self.changed.wait(min(left_s, POLL_INTERVAL_S))
 
     def _require_hope(self, text: str) -> None:
         if isinstance(self.last_failure, LASTING) and not self.starting and not self.used:
@@ -207,27 +207,27 @@ class Stock:
 
 logger = logging.getLogger("openenv_core")
 
-IDLE_S: Final = 1.0
+IDLE_INTERVAL_S: Final = 1.0
 """How often the keeper looks after members that wait, and retries what failed."""
 
-HEALTH_S: Final = 1.0
+HEALTH_TIMEOUT_S: Final = 1.0
 """How long a member that waits may take to say that it is healthy."""
 
-FIRST_PAUSE_S: Final = 0.1
-LAST_PAUSE_S: Final = 5.0
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
 """Pauses between starts that fail. An engine that restarts is met again within the last."""
 
-REMOVE_PAUSE_S: Final = 0.2
+REMOVE_RETRY_INTERVAL_S: Final = 0.2
 """The pause after a removal that failed."""
 
-LASTING_PAUSE_S: Final = 30.0
+PERSISTENT_FAILURE_BACKOFF_S: Final = 30.0
 """The same for failures that need somebody to do something: an image to be built."""
 
 
-CLEAR_S: Final = 60.0
+CLEAR_TIMEOUT_S: Final = 60.0
 """How long a pool that is closed tries to remove its members. The companion of containers goes on after that."""
 
-CLEAR_LOOK_S: Final = 0.05
+CLEAR_POLL_INTERVAL_S: Final = 0.05
 
 
 class Start(Protocol):
@@ -261,7 +261,7 @@ class PoolKeeper:
         self._stopping = threading.Event()
         self._wake: SimpleQueue[PoolMember | None] = SimpleQueue()  # its put may be called from a finalizer
         self._next_start = 0.0
-        self._next_look = time.monotonic() + IDLE_S
+        self._next_look = time.monotonic() + IDLE_INTERVAL_S
         self._removing: set[int] = set()
         self._silent: set[int] = set()
         self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
@@ -304,7 +304,7 @@ class PoolKeeper:
             while not self._stopping.is_set():
                 self._turn()
                 self._sleep()
-            self._clear(time.monotonic() + CLEAR_S)
+            self._clear(time.monotonic() + CLEAR_TIMEOUT_S)
         except BaseException as error:
             with self._stock.changed:
                 self._stock.dead = error
@@ -327,7 +327,7 @@ class PoolKeeper:
             with stock.changed:
                 if not (stock.leaving or stock.starting) or time.monotonic() >= deadline:
                     return
-                stock.changed.wait(CLEAR_LOOK_S)
+                stock.changed.wait(CLEAR_POLL_INTERVAL_S)
 
     def _turn(self) -> None:
         stock, now = self._stock, time.monotonic()
@@ -347,7 +347,7 @@ class PoolKeeper:
                 break
         if now >= self._next_look:
             self._look_after_waiting()
-            self._next_look = time.monotonic() + IDLE_S
+            self._next_look = time.monotonic() + IDLE_INTERVAL_S
 
     def _startable(self) -> int:
         """Return how many starts there may be beside those under way; under the lock."""
@@ -428,8 +428,8 @@ class PoolKeeper:
 
     def _pause_s(self, failure: BaseException | None) -> float:
         if isinstance(failure, LASTING):
-            return LASTING_PAUSE_S
-        return float(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._stock.failures - 1, 10)))
+            return PERSISTENT_FAILURE_BACKOFF_S
+        return float(min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(self._stock.failures - 1, 10)))
 
     def _remove_one(self, member: PoolMember) -> None:
         failure: BaseException | None = None
@@ -439,7 +439,7 @@ class PoolKeeper:
             failure = error
         if failure is not None:
             logger.warning("a pool's container could not be removed, and will be: %s", failure)
-            time.sleep(REMOVE_PAUSE_S)
+            time.sleep(REMOVE_RETRY_INTERVAL_S)
         with self._stock.changed:
             self._removing.discard(id(member))
             if failure is None:
@@ -456,9 +456,9 @@ class PoolKeeper:
         begin = time.monotonic()
         for member in waiting:
             # Members that hang are replaced before the next are looked at, which may hang as well.
-            if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_S:
+            if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_TIMEOUT_S:
                 return
-            if self._healthy(member, HEALTH_S):
+            if self._healthy(member, HEALTH_TIMEOUT_S):
                 self._silent.discard(id(member))
                 continue
             if id(member) not in self._silent:

@@ -97,10 +97,10 @@ ClientT = TypeVar("ClientT", bound="EnvClient[Any, Any, Any]")
 LEASE_TIMEOUT_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 30.0
 
-EXIT_S: Final = 10.0
+EXIT_TIMEOUT_S: Final = 10.0
 """How long the exit of this process waits for pools that nobody closed."""
 
-HAND_OUT_HEALTH_S: Final = 2.0
+LEND_HEALTH_TIMEOUT_S: Final = 2.0
 """How long a container may take, when it is handed out, to say that it is healthy. It mostly takes 2 ms."""
 
 
@@ -220,7 +220,7 @@ class ServerPool(Generic[MemberT]):
             member: Any = self._stock.take(deadline, timeout_s, look)
             lease: PoolLease[MemberT] = PoolLease(member, keeper.give_back, self)
             try:
-                fine = _healthy(member, HAND_OUT_HEALTH_S)
+                fine = _healthy(member, LEND_HEALTH_TIMEOUT_S)
             except BaseException:
                 lease.close()
                 raise
@@ -290,7 +290,7 @@ def _close_all() -> None:
     keepers = list(_keepers)
     for keeper in keepers:
         keeper.abandon()
-    deadline = time.monotonic() + EXIT_S
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     for keeper in keepers:
         keeper.close(max(0.0, deadline - time.monotonic()))
 

@@ -26,7 +26,7 @@ from openenv_core.providers.remote.api import (
 RENEWALS: Final = 3
 """How often a lease is renewed within its time, so that one lost request costs nothing."""
 
-JOIN_S: Final = 1.0
+JOIN_TIMEOUT_S: Final = 1.0
 
 
 class LeasedSandbox:
@@ -83,7 +83,7 @@ class LeasedSandbox:
                     self._api.delete(self.id, self._delete_timeout_s)
             finally:
                 if threading.current_thread() is not self._thread:
-                    self._thread.join(JOIN_S)
+                    self._thread.join(JOIN_TIMEOUT_S)
                 self._api.close()
 
     def _main(self) -> None:
@@ -158,12 +158,12 @@ OUTPUT_BYTES: Final = 16_384
 LOOK_TIMEOUT_S: Final = 2.0
 """How long a question whether it lives may take: whoever asks has an error to tell of."""
 
-VERDICT_S: Final = 2.0
+FAILURE_REASON_WAIT_S: Final = 2.0
 """How long the service may take, beyond the start's own time, to say why it came to nothing."""
 
-FIRST_POLL_S: Final = 0.02
-LAST_POLL_S: Final = 1.0
-HOLD_S: Final = 10.0
+MIN_POLL_INTERVAL_S: Final = 0.02
+MAX_POLL_INTERVAL_S: Final = 1.0
+LONG_POLL_S: Final = 10.0
 """How long the service is asked to hold its answer back while the sandbox starts. One that does not is polled."""
 
 
@@ -294,7 +294,7 @@ class RemoteSandboxProvider:
             self._api, self._leased = api, leased
             self._running = weakref.finalize(self, leased.end)
             try:
-                url = self._wait_until_running(api, leased, made, deadline + VERDICT_S)
+                url = self._wait_until_running(api, leased, made, deadline + FAILURE_REASON_WAIT_S)
                 self._wait_until_healthy(leased, url, deadline)
             except BaseException:
                 self._stop()
@@ -331,7 +331,7 @@ class RemoteSandboxProvider:
     def _wait_until_running(
         self, api: SandboxApi, leased: LeasedSandbox, seen: RemoteSandbox, deadline: float
     ) -> str:
-        pause_s = FIRST_POLL_S
+        pause_s = MIN_POLL_INTERVAL_S
         while True:
             if leased.ended:
                 raise SandboxLostError(
@@ -353,15 +353,15 @@ class RemoteSandboxProvider:
                 )
             if leased.wait(min(pause_s, left_s)):
                 continue
-            pause_s = min(2 * pause_s, LAST_POLL_S)
+            pause_s = min(2 * pause_s, MAX_POLL_INTERVAL_S)
             try:
-                seen = api.get(leased.id, wait_s=min(HOLD_S, left_s))
+                seen = api.get(leased.id, wait_s=min(LONG_POLL_S, left_s))
             except (ProviderError, RuntimeError):
                 if not leased.ended:
                     raise
 
     def _wait_until_healthy(self, leased: LeasedSandbox, url: str, deadline: float) -> None:
-        seen, pause_s = "no answer", FIRST_POLL_S
+        seen, pause_s = "no answer", MIN_POLL_INTERVAL_S
         while (left_s := deadline - time.monotonic()) > 0:
             told = healthy(url, min(left_s, self._service[2]))
             if told is None:
@@ -371,7 +371,7 @@ class RemoteSandboxProvider:
                 raise SandboxLostError(
                     f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
                 )
-            pause_s = min(2 * pause_s, LAST_POLL_S)
+            pause_s = min(2 * pause_s, MAX_POLL_INTERVAL_S)
             if not self.alive:
                 raise ServerStartError(
                     f"expected the sandbox {leased.id} to be healthy, but it ended; the last that was seen: {seen}",

@@ -188,7 +188,7 @@ async def test_a_failure_of_the_infrastructure_is_told_as_that(
 async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_lives(
     env: CodeInterpreterEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparing, "TELL_S", 0.02)
+    monkeypatch.setattr(sparing, "PROGRESS_INTERVAL_S", 0.02)
     await call(env, "write_file", path="kept.txt", content="x")
     code = "begun = True\nwhile True: pass"
     told = Told()

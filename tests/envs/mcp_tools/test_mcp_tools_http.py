@@ -290,6 +290,6 @@ async def test_a_few_requests_for_events_go_at_once_and_further_ones_are_spaced(
 
     # A stream that breaks, and is asked for again when the server said, is none of those that are held up.
     assert await waits(http.GETS_AT_ONCE) == [0.0] * http.GETS_AT_ONCE
-    assert await waits(3) == pytest.approx([http.BETWEEN_GETS_S] * 3)
-    now[0] += 2 * http.BETWEEN_GETS_S
-    assert await waits(3) == pytest.approx([0.0, 0.0, http.BETWEEN_GETS_S])
+    assert await waits(3) == pytest.approx([http.GET_INTERVAL_S] * 3)
+    now[0] += 2 * http.GET_INTERVAL_S
+    assert await waits(3) == pytest.approx([0.0, 0.0, http.GET_INTERVAL_S])

@@ -11,7 +11,7 @@ from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import (
-    CUT_GRACE_S,
+    CUT_GRACE_PERIOD_S,
     STALE,
     STRAGGLER,
     Admission,
@@ -237,7 +237,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         assert cut == [(560.0, 1)]
         assert buffer.drop(helped, "1 of 4 siblings")
         stuck = await buffer.lease()
-        await asyncio.sleep(60.0 + CUT_GRACE_S + 1.0)
+        await asyncio.sleep(60.0 + CUT_GRACE_PERIOD_S + 1.0)
         assert [group for _, group in cut] == [1, 2]
         assert not await buffer.add(aged_group(0, number=stuck.group), stuck)
         await played(buffer, 0)

@@ -256,7 +256,7 @@ def test_a_process_that_outlasts_its_end_does_not_hold_the_command(monkeypatch: 
             return None
 
         def wait(self, timeout: float | None = None) -> None:
-            assert timeout == meeting.KILLED_S
+            assert timeout == meeting.KILL_TIMEOUT_S
             raise subprocess.TimeoutExpired("rank", timeout)
 
     monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))

@@ -100,8 +100,8 @@ async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path)
 )
 async def test_lost_server_is_started_again_and_told(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if victim == "silent":
-        monkeypatch.setattr(supervised, "PROBE_S", 1.0)
-        monkeypatch.setattr(supervised, "SILENT_S", 4.0)
+        monkeypatch.setattr(supervised, "PROBE_INTERVAL_S", 1.0)
+        monkeypatch.setattr(supervised, "SILENCE_LIMIT_S", 4.0)
     told = Told()
     async with (
         none_left(),

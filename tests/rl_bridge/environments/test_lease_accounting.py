@@ -105,9 +105,13 @@ class Client:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 12))])
 async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((address, "BACKOFF_S"), (address, "FULL_S"), (address, "MAX_BACKOFF_S")):
+    for module, name in (
+        (address, "BACKOFF_S"),
+        (address, "FULL_SERVER_BACKOFF_S"),
+        (address, "MAX_BACKOFF_S"),
+    ):
         monkeypatch.setattr(module, name, 0.002)
-    monkeypatch.setattr(pool, "CLOSE_S", 0.01)
+    monkeypatch.setattr(pool, "CLOSE_TIMEOUT_S", 0.01)
     world = World(seed)
     deadlines = SessionDeadlines(free_s=20, connect_s=0.1, reset_s=0.01, step_s=0.01)
     held = SessionLeases(world.client, sessions=SESSIONS, deadlines=deadlines, urls=URLS[:2])

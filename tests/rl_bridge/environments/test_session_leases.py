@@ -178,8 +178,8 @@ async def share_of(leases: SessionLeases, count: int, *, reset: bool = False) ->
 async def test_idle_sessions_make_room_for_other_workers(
     other: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "FULL_S", 0.05)
-    monkeypatch.setattr(pool, "IDLE_S", 0.5)
+    monkeypatch.setattr(address, "FULL_SERVER_BACKOFF_S", 0.05)
+    monkeypatch.setattr(pool, "IDLE_SESSION_TTL_S", 0.5)
     # A server without room can be reached: what bounds the wait is not how long that may take.
     async with (
         leases_on(narrow, sessions=2) as first,
@@ -205,7 +205,7 @@ async def test_idle_sessions_make_room_for_other_workers(
 async def test_full_server_is_left_for_one_with_room(
     wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(address, "FULL_S", 0.05)
+    monkeypatch.setattr(address, "FULL_SERVER_BACKOFF_S", 0.05)
     async with leases_on(narrow, wide, sessions=8) as leases:
         assert await share_of(leases, 8, reset=True) == {wide: 6, narrow: 2}
     caplog.clear()

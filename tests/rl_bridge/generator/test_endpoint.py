@@ -123,7 +123,7 @@ def test_refused_prompt_is_named(server: StandIn, engine: EndpointEngine) -> Non
 def test_busy_server_is_asked_again(
     server: StandIn, engine: EndpointEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_client, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint_client, "MIN_BACKOFF_S", 0.001)
     server.behaviour = Behaviour(busy=5)
     assert len(engine.generate(PROMPTS, WARM).result(WAIT_S)) == len(PROMPTS)
     assert server.turned_away == 5

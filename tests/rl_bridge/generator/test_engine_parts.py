@@ -86,7 +86,7 @@ def test_end_fails_what_is_under_way_and_what_comes_after() -> None:
 
 
 def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_bridge.generator.loop_thread.GRACE_S", 0.05)
+    monkeypatch.setattr("rl_bridge.generator.loop_thread.GRACE_PERIOD_S", 0.05)
     stage = Stage(RuntimeError("the clean-up is stuck"))
     stage.thread.start()
 

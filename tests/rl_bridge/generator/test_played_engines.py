@@ -151,7 +151,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncVllmEngine]:
     monkeypatch.setattr(async_engine, "end_async_engine", PlayedLLM.end)
     monkeypatch.setattr(async_engine, "sampling_params", params)
     monkeypatch.setattr(async_engine, "refusals", lambda: (ValueError,))
-    monkeypatch.setattr(async_engine, "LOOK_S", 0.01)
+    monkeypatch.setattr(async_engine, "POLL_INTERVAL_S", 0.01)
     one = AsyncVllmEngine(engine_settings(Path("nowhere"), engine="vllm_async"))
     one.start().result(WAIT_S)
     yield one
@@ -302,7 +302,7 @@ def test_engine_that_does_not_abort_in_time_ends(
     async def hang(ids: list[str], *, internal: bool) -> None:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(async_engine, "ABORT_S", 0.01)
+    monkeypatch.setattr(async_engine, "ABORT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
     monkeypatch.setattr(played(engine), "abort", hang)
     with pytest.raises(GeneratorError, match=r"1 prompts within 0\.05 s|give answers up"):

@@ -59,7 +59,7 @@ def test_run_that_is_alone_serves_where_it_can_be_asked(host: str, alone: bool, 
 
 
 async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "FRESH_S", 60.0)  # however long the crowd takes
+    monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 60.0)  # however long the crowd takes
     taken = 0
 
     def take() -> StatusSnapshot:
@@ -70,14 +70,14 @@ async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.M
     async with StatusServer("127.0.0.1", 0, take) as server:
         await asyncio.gather(*(ask_status(server.address) for _ in range(20)))
         assert taken == 1
-        monkeypatch.setattr(status_server, "FRESH_S", 0.05)
+        monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 0.05)
         await asyncio.sleep(0.1)
         await ask_status(server.address)
         assert taken == 2
 
 
 async def test_processes_are_asked_before_a_snapshot_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "FRESH_S", 60.0)  # however long the five take
+    monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 60.0)  # however long the five take
     asked = 0
 
     async def refresh() -> None:
@@ -102,7 +102,7 @@ async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
         with pytest.raises(StatusError, match="the ledger is on fire"):
             await ask_status(server.address)
         broken = False
-        await asyncio.sleep(status_server.FRESH_S * 1.5)
+        await asyncio.sleep(status_server.SNAPSHOT_MAX_AGE_S * 1.5)
         assert await ask_status(server.address) == snapshot()
 
 

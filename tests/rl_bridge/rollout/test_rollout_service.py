@@ -43,7 +43,7 @@ def _prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_bridge.services import supervision
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(supervision, "LEAST_SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(supervision, "MIN_SILENCE_S", SILENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def _who_is_late_is_not_lost(request: pytest.FixtureRequest, monkeypatch: pytest
     if request.node.get_closest_marker("heavy") and "silence_is_a_loss" not in request.fixturenames:
         from rl_bridge.services import supervision
 
-        monkeypatch.setattr(supervision, "LEAST_SILENCE_S", SILENCE_S)
+        monkeypatch.setattr(supervision, "MIN_SILENCE_S", SILENCE_S)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rl_bridge.services import (
     placement,
 )
 
-placement.AVOIDED_S = 8.0
+placement.HOST_AVOIDANCE_S = 8.0
 
 
 def network_of(pid: int) -> str:
@@ -59,7 +59,7 @@ async def main(logs: Path, link: str, own: str, *workers: str) -> dict[str, obje
         found["the new one is where the link is whole"] = network_of(policy.replicas[0].pids[0]) == second
         found["versions"] = sorted({(await policy.generate.route())[1] for _ in range(4)})
         set_link(link, "up")
-        await asyncio.sleep(max(0.0, restarted + placement.AVOIDED_S + 1.0 - time.monotonic()))
+        await asyncio.sleep(max(0.0, restarted + placement.HOST_AVOIDANCE_S + 1.0 - time.monotonic()))
         await policy.scale(3)
         found["the healed host serves again"] = network_of(policy.replicas[2].pids[0]) == first
         found["its version"] = (await asyncio.gather(*(policy.generate.route(0.5) for _ in range(3))))[2][1]

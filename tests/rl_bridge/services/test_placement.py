@@ -6,7 +6,7 @@ from rl_bridge.errors import RoleError
 from rl_bridge.services import RestartPolicy
 from rl_bridge.services.options import RestartBudget, ServiceOptions
 from rl_bridge.services.placement import (
-    AVOIDED_S,
+    HOST_AVOIDANCE_S,
     Placement,
     ReplicaSlot,
     by_need,
@@ -65,7 +65,7 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     # Where nothing else has room it is still good enough.
     needy = ServiceOptions(with_gpus=True)
     assert [placement.take(needy, 1.0).first for _ in range(2)] == [1, 0]
-    assert placement.take(ONE, AVOIDED_S).first == 0
+    assert placement.take(ONE, HOST_AVOIDANCE_S).first == 0
 
 
 def test_more_hosts_than_there_are_is_an_error() -> None:

@@ -1,8 +1,8 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
 from rl_bridge.services.balancer import (
-    FIRST_SUSPENSION_S,
-    LONGEST_SUSPENSION_S,
+    MAX_SUSPENSION_S,
+    MIN_SUSPENSION_S,
     SUSPECT_AFTER,
     Router,
 )
@@ -71,8 +71,8 @@ def test_suspensions_double_up_to_a_bound_and_a_success_clears_them() -> None:
         lengths.append(now - begin)
         made.begin(0)
         made.end(0, failed=True, now=now)
-    assert lengths[:4] == [FIRST_SUSPENSION_S, 1.0, 2.0, 4.0]
-    assert lengths[-1] == LONGEST_SUSPENSION_S
+    assert lengths[:4] == [MIN_SUSPENSION_S, 1.0, 2.0, 4.0]
+    assert lengths[-1] == MAX_SUSPENSION_S
     made.begin(0)
     made.end(0, failed=False, now=now)
     assert not made.is_suspended(0, now)
@@ -86,8 +86,8 @@ def test_what_was_in_flight_at_a_suspension_does_not_lengthen_it() -> None:
         made.begin(0)
     asked = [made.end(0, failed=True, now=0.0) for _ in range(10)]
     assert sum(asked) == 1
-    assert made.is_suspended(0, FIRST_SUSPENSION_S - 0.01)
-    assert not made.is_suspended(0, FIRST_SUSPENSION_S)
+    assert made.is_suspended(0, MIN_SUSPENSION_S - 0.01)
+    assert not made.is_suspended(0, MIN_SUSPENSION_S)
 
 
 def test_failures_in_between_successes_and_calls_given_up_are_no_suspicion() -> None:

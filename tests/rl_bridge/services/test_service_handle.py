@@ -258,7 +258,7 @@ async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> 
 async def test_what_cannot_be_had_is_asked_for_again_without_a_fan_out_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replays_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(replays_module, "RETRY_INTERVAL_S", 0.01)
     replays = Replays(("load",))
     replays.keep("load", (1,), {})
     target = FakeTarget(0)

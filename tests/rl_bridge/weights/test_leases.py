@@ -114,7 +114,7 @@ class Transfer:
 
 @pytest.fixture(autouse=True)
 def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leased, "LEASE_S", SHORT_S)
+    monkeypatch.setattr(leased, "LEASE_DURATION_S", SHORT_S)
 
 
 @pytest.fixture

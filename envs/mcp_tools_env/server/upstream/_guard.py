@@ -20,12 +20,12 @@ import sys
 import time
 from contextlib import suppress
 
-PARENT_CHECK_S = 1.0
+PARENT_CHECK_INTERVAL_S = 1.0
 """A fork of the program may hold the lifeline open after the program's death, so the parent is looked at too."""
 
-ORPHAN_GRACE_S = 0.5
-KILL_S = 3.0
-PAUSE_S = 0.005
+ORPHAN_GRACE_PERIOD_S = 0.5
+KILL_TIMEOUT_S = 3.0
+POLL_INTERVAL_S = 0.005
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     _tell(status, f"started {child}")
     code, asked = _watch(child, lifeline, wake, parent)
     if code is None:
-        code = _ask_to_end(child, wake, grace_s if asked else ORPHAN_GRACE_S, asked=bool(asked))
+        code = _ask_to_end(child, wake, grace_s if asked else ORPHAN_GRACE_PERIOD_S, asked=bool(asked))
     _kill_all(child)
     _tell(status, f"ended {code}")
     while asked is None:
@@ -159,7 +159,7 @@ def _tell(status: int, line: str) -> None:
 def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
     """Return how the child ended, if it has, and whether an end was asked for: None where nobody has said."""
     while True:
-        ready, _, _ = select.select([lifeline, wake], [], [], PARENT_CHECK_S)
+        ready, _, _ = select.select([lifeline, wake], [], [], PARENT_CHECK_INTERVAL_S)
         if wake in ready:
             os.read(wake, 512)
         code = _reaped(child)
@@ -195,7 +195,7 @@ def _ask_to_end(child: int, wake: int, grace_s: float, asked: bool) -> int:
     if (code := _waited(child, wake, grace_s)) is not None:
         return code
     _signal_group(child, signal.SIGKILL)
-    code = _waited(child, wake, KILL_S)
+    code = _waited(child, wake, KILL_TIMEOUT_S)
     return -signal.SIGKILL if code is None else code
 
 
@@ -216,7 +216,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 def _kill_all(child: int) -> None:
     """Kill what the tool server left behind, in its group or out of it, until nothing is there."""
     _signal_group(child, signal.SIGKILL)
-    deadline = time.monotonic() + KILL_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         _reaped(child)
         left = _descendants()
@@ -225,7 +225,7 @@ def _kill_all(child: int) -> None:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _descendants() -> list[int]:

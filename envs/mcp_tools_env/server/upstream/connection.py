@@ -20,10 +20,10 @@ from .wires import UpstreamWire
 
 T = TypeVar("T")
 
-LATE_S: Final = 1.0
+LATENESS_ALLOWANCE_S: Final = 1.0
 """What an answer may be late: the SDK watches the time too, and tells the server to stop."""
 
-AFTER_FAULT_S: Final = 0.05
+ANSWER_AFTER_FAULT_S: Final = 0.05
 """What an answer gets after a fault: it may be the very error that the fault is, and say more."""
 
 
@@ -47,17 +47,19 @@ async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> 
     asking = asyncio.ensure_future(answer)
     broke = asyncio.create_task(fault.event.wait())
     try:
-        await asyncio.wait([asking, broke], timeout=timeout_s + LATE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [asking, broke], timeout=timeout_s + LATENESS_ALLOWANCE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         if not asking.done() and not broke.done():
             raise too_long(timeout_s)
         if not asking.done():
-            await asyncio.wait([asking], timeout=AFTER_FAULT_S)
+            await asyncio.wait([asking], timeout=ANSWER_AFTER_FAULT_S)
         return _settled(asking, fault.take(), timeout_s, time.monotonic() - began)
     finally:
         broke.cancel()
         if not asking.done():
             asking.cancel()
-            await asyncio.wait([asking], timeout=LATE_S)
+            await asyncio.wait([asking], timeout=LATENESS_ALLOWANCE_S)
         if asking.done() and not asking.cancelled():
             asking.exception()  # heard, whatever it is
 
@@ -101,13 +103,13 @@ def _is_loss(error: MCPError) -> bool:
     return error.code == types.INVALID_REQUEST and words == _FORGOTTEN
 
 
-PING_S: Final = 2.0
+PING_TIMEOUT_S: Final = 2.0
 """What a server gets to show that it lives, after a call that took too long."""
 
-GONE_S: Final = 1.0
+EXIT_REASON_WAIT_S: Final = 1.0
 """What it may take to learn how a server died, once it has."""
 
-CLOSE_S: Final = 8.5
+CLOSE_TIMEOUT_S: Final = 8.5
 """What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
 
 _CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
@@ -176,10 +178,10 @@ class UpstreamConnection:
             return
         if self._entering:
             owner.cancel()  # on its way in it listens to nothing else; on its way out it is not to be disturbed
-        _, late = await asyncio.wait([owner], timeout=CLOSE_S)
+        _, late = await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
         if late:
             owner.cancel()
-            await asyncio.wait([owner], timeout=CLOSE_S)
+            await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
 
     @property
     def about(self) -> About:
@@ -252,7 +254,7 @@ class UpstreamConnection:
     async def notice(self) -> None:
         """See whether it has died a moment ago, before anybody was told."""
         if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
-            await asyncio.wait([self._owner], timeout=GONE_S)
+            await asyncio.wait([self._owner], timeout=EXIT_REASON_WAIT_S)
             self.dead = self.dead or "it reads no more"
 
     async def answers(self) -> bool:
@@ -260,9 +262,11 @@ class UpstreamConnection:
         session = self._alive().session
         try:
             if self.stateless:
-                await self._asked(session.list_tools(), PING_S)
+                await self._asked(session.list_tools(), PING_TIMEOUT_S)
             else:
-                await self._asked(session.send_request(types.PingRequest(), types.EmptyResult), PING_S)
+                await self._asked(
+                    session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S
+                )
         except CallError as error:
             # An error is an answer too.
             self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT

@@ -82,12 +82,12 @@ class Posts:
 MAX_BODY_BYTES: Final = 32 << 20
 """The longest answer, or event of one, that a tool server may send."""
 
-BETWEEN_GETS_S: Final = 1.0
+GET_INTERVAL_S: Final = 1.0
 GETS_AT_ONCE: Final = 5
 """Requests for a stream of events that a server may have ended, and asked for again, before they are spaced."""
 
-CONNECT_S: Final = 10.0
-READ_S: Final = 3700.0
+CONNECT_TIMEOUT_S: Final = 10.0
+READ_TIMEOUT_S: Final = 3700.0
 """Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
 
 
@@ -101,7 +101,7 @@ async def _wire(
     url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
 ) -> AsyncIterator[Any]:
     transport = PinnedTransport(fault, allow_private=allow_private)
-    timeout = httpx2.Timeout(CONNECT_S, read=READ_S)
+    timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
     async with (
         httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BODY_BYTES) as streams,
@@ -153,8 +153,8 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         """A server may end its stream of events at once, and ask to be asked again at once."""
         if request.method == "GET":
             now = time.monotonic()
-            turn = max(self._next_get, now - (GETS_AT_ONCE - 1) * BETWEEN_GETS_S)
-            self._next_get = turn + BETWEEN_GETS_S
+            turn = max(self._next_get, now - (GETS_AT_ONCE - 1) * GET_INTERVAL_S)
+            self._next_get = turn + GET_INTERVAL_S
             await asyncio.sleep(max(0.0, turn - now))
 
     async def _answered(

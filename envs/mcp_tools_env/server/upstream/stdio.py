@@ -26,10 +26,10 @@ from .schemas import MAX_VALUES, Pace, Weight
 
 GUARD: Final = str(Path(__file__).with_name("_guard.py"))
 
-GRACE_S: Final = 0.5
+GRACE_PERIOD_S: Final = 0.5
 """What a tool server gets to end after its input has, and again after SIGTERM."""
 
-END_S: Final = 8.0
+SHUTDOWN_TIMEOUT_S: Final = 8.0
 """What the guard gets to have ended all of it: more than it takes at most, since nobody else knows what strays."""
 
 STDERR_BYTES: Final = 4096
@@ -81,7 +81,7 @@ class ServerProcess:
         pass_fds = (lifeline_read, status_write)
         fds = tuple(map(str, pass_fds))
         try:
-            guard = _spawn((*fds, str(GRACE_S), str(folder), *command), environment, cwd, pass_fds)
+            guard = _spawn((*fds, str(GRACE_PERIOD_S), str(folder), *command), environment, cwd, pass_fds)
         except (OSError, ValueError) as error:
             os.close(lifeline_write)
             os.close(status_read)
@@ -148,7 +148,7 @@ class ServerProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                 await self.ended.wait()
                 await asyncio.to_thread(self._guard.wait)  # it has said its last word
         except TimeoutError:

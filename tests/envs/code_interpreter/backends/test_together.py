@@ -29,7 +29,7 @@ def server() -> Iterator[FakeTogether]:
 
 @pytest.fixture
 def fake(server: FakeTogether, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTogether]:
-    monkeypatch.setattr(pacing, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(pacing, "MIN_BACKOFF_S", 0.02)
     yield server
     server.expire()
     server.seen.clear()

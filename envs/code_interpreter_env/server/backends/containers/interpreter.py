@@ -29,12 +29,12 @@ from .settings import ContainerSettings
 
 MIB: Final = 1 << 20
 
-DEATH_S: Final = 5.0
+EXIT_WAIT_S: Final = 5.0
 """How long the end of a container may take to show after its connections broke."""
 
-LOOK_S: Final = 0.05
+POLL_INTERVAL_S: Final = 0.05
 
-CLOSE_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 2.0
 """How long a container gets to end its session before it is ended itself."""
 
 
@@ -91,7 +91,7 @@ class ContainerInterpreter(HostedInterpreter):
         try:
             if client is not None:
                 with suppress(ClientError, ProviderError, TimeoutError):
-                    async with asyncio.timeout(CLOSE_S):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await client.close()
         finally:
             if lease is not None:
@@ -225,13 +225,13 @@ def _require_taken(path: str, seen: CodeInterpreterObservation) -> None:
 
 def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
     """Return how a container ended, which takes a moment to show; None where it did not, or nobody knows."""
-    deadline = time.monotonic() + DEATH_S
+    deadline = time.monotonic() + EXIT_WAIT_S
     with suppress(ProviderError):
         while time.monotonic() < deadline:
             state = lease.container.end_state()
             if not state.running:
                 return state
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
     return None
 
 

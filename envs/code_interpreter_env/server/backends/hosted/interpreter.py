@@ -106,7 +106,7 @@ def plain(text: str) -> str:
     return _COLOURS.sub("", clean)
 
 
-ERRAND_S: Final = 20.0
+ERRAND_TIMEOUT_S: Final = 20.0
 """How long our own code in an interpreter may take."""
 
 PIECE_BYTES: Final = 1 << 20
@@ -318,7 +318,7 @@ class HostedInterpreter(ABC):
     async def _errand(self, verb: str, **asked: Any) -> Mapping[str, Any]:
         errand = Errand(verb, root=self._root, **asked)
         try:
-            said = errand.read(await self._ask(errand, ERRAND_S))
+            said = errand.read(await self._ask(errand, ERRAND_TIMEOUT_S))
         except ErrandUnansweredError as failure:
             raise FileRefusedError(str(asked.get("path", ".")), str(failure)) from None
         except HostFailureError as failure:
@@ -345,7 +345,7 @@ class HostedInterpreter(ABC):
             packages=list(self._packages),
             leftovers=self._leftovers if own_folder else [],
         )
-        said = errand.read(await self._ask(errand, ERRAND_S + 10.0 * len(self._packages)))
+        said = errand.read(await self._ask(errand, ERRAND_TIMEOUT_S + 10.0 * len(self._packages)))
         if "refused" in said or not isinstance(said.get("root"), str):
             raise HostFailureError(f"expected the interpreter to have a workspace, got {str(said)[:500]}")
         if failures := said.get("failed"):

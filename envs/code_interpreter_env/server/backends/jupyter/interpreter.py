@@ -15,10 +15,10 @@ from .settings import JupyterSettings
 
 logger = logging.getLogger("openenv_core")
 
-INTERRUPT_S: Final = 0.7
+INTERRUPT_ALLOWANCE_S: Final = 0.7
 """What an interrupt takes on its way, beside the grace that the limits give."""
 
-LEAVE_S: Final = 2.0
+LEAVE_TIMEOUT_S: Final = 2.0
 """How long a kernel that is let go may take to remove its folder."""
 
 RATE_WORDS: Final = ("IOPub data rate exceeded", "IOPub message rate exceeded")
@@ -69,7 +69,7 @@ class JupyterInterpreter(HostedInterpreter):
         if self._root and not self._turn.locked() and self._alive() is not None:
             # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
             with suppress(HostFailureError, TimeoutError):
-                await self._ask(Errand("end", root=self._root), LEAVE_S)
+                await self._ask(Errand("end", root=self._root), LEAVE_TIMEOUT_S)
         self._root = ""
         await self._let_go()
         if self._deletions:
@@ -142,7 +142,7 @@ class JupyterInterpreter(HostedInterpreter):
             raise HostFailureError(
                 f"{failure}; the code had no end within its time", state_lost=True
             ) from failure
-        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
+        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
         return asked.done.done()
 
     async def _after_the_end(self, channel: Channel, collector: Collector) -> ExecutionEnd:
@@ -169,7 +169,7 @@ class JupyterInterpreter(HostedInterpreter):
             asked = await channel.ask("kernel_info_request", {})
         except HostFailureError:
             return False
-        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_S)
+        await self._outcome(channel, asked, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
         return asked.done.done()
 
     async def _ready_channel(self) -> Channel:

@@ -10,7 +10,7 @@ from openenv_core.sandbox import FileRefusedError, Limits, SandboxUnavailableErr
 
 from ..hosted import Collector, ExecutionEnd, HostedInterpreter, HostFailureError
 from ..hosted.errand import MOST_BYTES, Errand
-from ..hosted.interpreter import ERRAND_S, Opened, flooded, overdue, raised, refuse_snapshots
+from ..hosted.interpreter import ERRAND_TIMEOUT_S, Opened, flooded, overdue, raised, refuse_snapshots
 from .service import (
     NotRun,
     Ran,
@@ -23,7 +23,7 @@ from .service import (
 from .settings import TogetherSettings
 
 SLACK_BYTES: Final = 1 << 16
-PROBE_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 2.0
 """How long the question whether a session or the service is alive is repeated."""
 
 
@@ -92,7 +92,9 @@ class TogetherInterpreter(HostedInterpreter):
         name = f"upload-{secrets.token_hex(8)}"
         errand = Errand("take", root=self._root, name=name, path=path)
         upload = {"name": name, "encoding": "base64", "content": base64.b64encode(data).decode()}
-        ran = await self._sent(errand.statement, ERRAND_S, MOST_BYTES, repeatable=True, files=(upload,))
+        ran = await self._sent(
+            errand.statement, ERRAND_TIMEOUT_S, MOST_BYTES, repeatable=True, files=(upload,)
+        )
         said = errand.read(ran.written())
         if "refused" in said:
             raise FileRefusedError(path, str(said["refused"])[:1000])
@@ -139,7 +141,7 @@ class TogetherInterpreter(HostedInterpreter):
             HostFailureError: It is the service. What became of the session nobody knows.
         """
         try:
-            await self._service.sessions(PROBE_S)
+            await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError as failure:
             raise HostFailureError(str(failure), state_lost=True) from failure
 
@@ -148,7 +150,7 @@ class TogetherInterpreter(HostedInterpreter):
         if self._theirs is None:
             return False
         try:
-            return self._theirs not in await self._service.sessions(PROBE_S)
+            return self._theirs not in await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError:
             return False
 

@@ -21,8 +21,8 @@ from ..hosted import Collector, HostFailureError
 from ..hosted.interpreter import error_of
 from .settings import TOKEN, TogetherSettings
 
-FIRST_PAUSE_S: Final = 0.25
-LAST_PAUSE_S: Final = 8.0
+MIN_BACKOFF_S: Final = 0.25
+MAX_BACKOFF_S: Final = 8.0
 
 
 class Pacing:
@@ -42,7 +42,7 @@ class Pacing:
         Args:
             retry_after: What the service says, in seconds or as a date.
         """
-        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.attempts - 1, 16))
+        pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
         pause_s *= random.uniform(
             0.75, 1.0
         )  # so that those who were refused together do not come back together
