@@ -43,14 +43,14 @@ def infrastructure_failure(observation: object) -> str | None:
     """
     for part in _parts(observation):
         metadata = _field(part, "metadata")
-        if said := _words(_field(metadata, INFRASTRUCTURE_ERROR), "the environment did not say what"):
+        if said := _one_line(_field(metadata, INFRASTRUCTURE_ERROR), "the environment did not say what"):
             return said
         for execution in (part, _field(metadata, "execution")):
             if _field(execution, "status") == SANDBOX_ERROR:
-                return _words(_field(execution, "reason"), "") or "the sandbox failed"
+                return _one_line(_field(execution, "reason"), "") or "the sandbox failed"
         for verdict in _verdicts(part):
             if _field(verdict, "reason") == SANDBOX_ERROR:
-                return _words(_field(verdict, "detail"), "") or "the sandbox failed"
+                return _one_line(_field(verdict, "detail"), "") or "the sandbox failed"
     return None
 
 
@@ -77,11 +77,11 @@ def unscored_reason(result: object) -> str | None:
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
     for part in parts:
-        if said := _words(_field(_field(part, "metadata"), UNSCORED), "nobody said why"):
+        if said := _one_line(_field(_field(part, "metadata"), UNSCORED), "nobody said why"):
             return said
         for verdict in _verdicts(part):
-            if reason := _words(_field(verdict, "reason"), ""):
-                return _words(_field(verdict, "detail"), "") or reason
+            if reason := _one_line(_field(verdict, "reason"), ""):
+                return _one_line(_field(verdict, "detail"), "") or reason
     return None
 
 
@@ -100,7 +100,7 @@ def _field(thing: object, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _words(said: object, otherwise: str) -> str:
+def _one_line(said: object, otherwise: str) -> str:
     """Return what was said as a line; "" where nothing was, `otherwise` for a mere yes."""
     if said is True:
         return otherwise

@@ -24,7 +24,7 @@ def authors_part(error: BaseException) -> TracebackType | None:
     return there
 
 
-def shown(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return an exception as Python shows it, from the author's first line on: ours say nothing of what is wrong."""
     lines = traceback.format_exception(type(error), error, authors_part(error))
     return "".join(lines).rstrip()

@@ -78,13 +78,13 @@ class ServerSettings:
         for variable, (name, read) in _VARIABLES.items():
             if value := environ.get(variable, "").strip():
                 found[name] = read(variable, value)
-        tokens = _words("ROPEWALK_TOKENS", environ.get("ROPEWALK_TOKENS", ""))
+        tokens = _split_words("ROPEWALK_TOKENS", environ.get("ROPEWALK_TOKENS", ""))
         if path := environ.get("ROPEWALK_TOKEN_FILE", "").strip():
             tokens += token_lines("ROPEWALK_TOKEN_FILE", path)
         return cls(tokens=tokens, **found)
 
 
-def _words(_: str, value: str) -> tuple[str, ...]:
+def _split_words(_: str, value: str) -> tuple[str, ...]:
     return tuple(value.replace(",", " ").split())
 
 
@@ -144,8 +144,8 @@ def _mode(variable: str, value: str) -> Mode:
 
 
 _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
-    "ROPEWALK_ALLOWED_HOSTS": ("allowed_hosts", _words),
-    "ROPEWALK_ALLOWED_ORIGINS": ("allowed_origins", _words),
+    "ROPEWALK_ALLOWED_HOSTS": ("allowed_hosts", _split_words),
+    "ROPEWALK_ALLOWED_ORIGINS": ("allowed_origins", _split_words),
     "ROPEWALK_MAX_BODY_BYTES": ("max_body_bytes", count),
     "ROPEWALK_MAX_SESSIONS": ("max_sessions", count),
     "ROPEWALK_MAX_SESSIONS_PER_TOKEN": ("max_sessions_per_token", count),

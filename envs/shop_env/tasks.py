@@ -16,7 +16,7 @@ from .world.cases import (
 )
 from .world.making import Maker
 from .world.policy import draw_policy
-from .world.speech import put
+from .world.speech import word_request
 
 CALLS: Final = 40
 """How many calls an episode has, unless reset says otherwise."""
@@ -87,7 +87,9 @@ def make_task(number: int, *, held_out: bool, level: TaskDifficulty | None = Non
         maker.customer(customer.name)
     by_number = [source.random() < 0.5 or "foreign" in one.case for one in requests]
     said = [
-        replace(one, says=put(one, maker.records, customer, source, held_out=held_out, by_number=known))
+        replace(
+            one, says=word_request(one, maker.records, customer, source, held_out=held_out, by_number=known)
+        )
         for one, known in zip(requests, by_number, strict=True)
     ]
     return ShopTaskSpec(

@@ -149,14 +149,14 @@ def _folder(target: str) -> Path:
 def _build(
     api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
-    from openenv_core.cli.image_progress import shown
+    from openenv_core.cli.image_progress import show_events
     from openenv_core.images import base
     from openenv_core.images.build import build
     from openenv_core.images.engine import inspect
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
-    with shown(verbose=arguments.verbose) as tell:
+    with show_events(verbose=arguments.verbose) as tell:
         if planned is not None:
             built = {planned.request.tags: build(api, planned, tell)}
         else:

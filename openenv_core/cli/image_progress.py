@@ -20,7 +20,7 @@ _LAYER_REPORT_INTERVAL_S: Final = 15.0
 
 
 @contextmanager
-def shown(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["ProgressDisplay"]:
+def show_events(*, verbose: bool = False, stream: IO[str] | None = None) -> Iterator["ProgressDisplay"]:
     """Show events until the block ends: a line that moves on a terminal, lines that stay elsewhere."""
     stream = stream or sys.stderr
     if not verbose and stream.isatty():
@@ -116,16 +116,16 @@ class OnTerminal(ProgressDisplay):
             return
         took = "cached" if self._cached else f"{time.monotonic() - self._since:.1f} s"
         text = f"[{self._step.number}/{self._step.total}] {_first(self._step.text)}"
-        self._console.print(f"{_cut(text, self._console.width - 12)}  {took}", markup=False)
+        self._console.print(f"{_shorten(text, self._console.width - 12)}  {took}", markup=False)
         self._step = None
 
     def _show(self, detail: str) -> None:
         from rich.text import Text
 
         step = f"[{self._step.number}/{self._step.total}] {_first(self._step.text)}" if self._step else ""
-        parts = [_cut(step, self._console.width // 2), detail] if step else [detail]
+        parts = [_shorten(step, self._console.width // 2), detail] if step else [detail]
         line = " | ".join(part for part in parts if part)
-        self._status.update(Text(_cut(line, self._console.width - 4)))
+        self._status.update(Text(_shorten(line, self._console.width - 4)))
 
 
 def _layer(layer: Layer) -> str:
@@ -155,5 +155,5 @@ def _first(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cut(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(width - 3, 0)]}..."

@@ -16,7 +16,7 @@ from openenv_core.errors import (
     ConnectionFailedError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
-from openenv_core.protocol.http import shown
+from openenv_core.protocol.http import redact_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
         socket: Whether a WebSocket was asked for, and plain HTTP is something to try.
     """
     words = f": {detail[:300]}" if detail else ""
-    got = f"expected {shown(url)} to let this client in, got HTTP {status}{words}"
+    got = f"expected {redact_url(url)} to let this client in, got HTTP {status}{words}"
     other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:

@@ -34,9 +34,9 @@ from openenv_core.protocol.http import (
     detail_text,
     error_frame,
     http_request,
+    redact_url,
     reply_frame,
     said_by_server,
-    shown,
 )
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
@@ -158,7 +158,7 @@ class HttpCarrier(Inbox):
             status, _, _ = await self._ask(HttpRequest("schema", "GET", "/schema"))
             if status == 200:
                 raise ProtocolError(
-                    f"expected {shown(self._base_url)} to keep a session over plain HTTP, got a server that makes "
+                    f"expected {redact_url(self._base_url)} to keep a session over plain HTTP, got a server that makes "
                     'a new environment for each request; use transport="websocket"'
                 )
         self._stateful = True
@@ -283,6 +283,6 @@ def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
 
 def _nobody(base_url: str, reason: object) -> str:
     return (
-        f"expected an OpenEnv server at {shown(base_url)}, got: {reason}; "
+        f"expected an OpenEnv server at {redact_url(base_url)}, got: {reason}; "
         "check that it runs and that the URL is right"
     )

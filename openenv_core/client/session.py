@@ -27,7 +27,7 @@ from openenv_core.errors import (
     ProtocolError,
     ServerError,
 )
-from openenv_core.protocol.http import shown
+from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
@@ -150,7 +150,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         self._closed = False
 
     def __repr__(self) -> str:
-        where = "a server that it starts" if self._base_url is None else shown(self._base_url)
+        where = "a server that it starts" if self._base_url is None else redact_url(self._base_url)
         how = "closed" if self._closed else "connected" if self.connected else "not connected"
         return f"<{type(self).__name__} {where}, {how}>"
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.http import SESSION_ID, is_bearer_token, shown
+from openenv_core.protocol.http import SESSION_ID, is_bearer_token, redact_url
 
 Transport: TypeAlias = Literal["websocket", "http"]
 Mode: TypeAlias = Literal["simulation", "production"]
@@ -119,6 +119,6 @@ def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
         scheme = None
     if scheme is None:
         raise ConfigurationError(
-            f"expected a URL that starts with http://, https://, ws:// or wss://, got {shown(base_url)!r}"
+            f"expected a URL that starts with http://, https://, ws:// or wss://, got {redact_url(base_url)!r}"
         )
     return scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws").rstrip("/"), parts.query

@@ -17,7 +17,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import CarrierOptions, Inbox, refusal
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
-from openenv_core.protocol.http import detail_text, shown
+from openenv_core.protocol.http import detail_text, redact_url
 from openenv_core.proxies import proxy_for
 
 _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
@@ -283,7 +283,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                 except picows.WSInvalidStatusError as error:
                     target = _redirected(target, error)
             raise ConnectionFailedError(
-                f"expected a server at {shown(url)}, got more than {MAX_REDIRECTS} redirects"
+                f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
         reason: object = f"no answer within {options.connect_timeout_s:g} s"
@@ -292,7 +292,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
         reason = str(error) or type(error).__name__
     raise ConnectionFailedError(
-        f"expected an OpenEnv server at {shown(url)}, got: {reason}; check that it runs and that the URL is right"
+        f"expected an OpenEnv server at {redact_url(url)}, got: {reason}; check that it runs and that the URL is right"
     )
 
 
@@ -363,8 +363,8 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     here = urlsplit(url)
     if parts.hostname != here.hostname or scheme not in (here.scheme, "wss"):
         raise ConnectionFailedError(
-            f"expected an OpenEnv server at {shown(url)}, got a redirect to {shown(place)}; use that URL if you "
-            "trust it"
+            f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(place)}; use that URL "
+            "if you trust it"
         ) from None
     return urlunsplit(parts._replace(scheme=scheme, fragment=""))
 

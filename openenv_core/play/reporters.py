@@ -36,12 +36,12 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
     """
     text = observation.get(_FIRST)
     if isinstance(text, str) and text:
-        yield from _cut(harmless(text, colours=colours)).splitlines()
+        yield from _shorten(harmless(text, colours=colours)).splitlines()
     for name, value in observation.items():
         if name == _METADATA or (name == _FIRST and isinstance(value, str)):
             continue
         shown = harmless(value if isinstance(value, str) else _plain(value), colours=colours)
-        lines = _cut(shown).splitlines() or [""]
+        lines = _shorten(shown).splitlines() or [""]
         if len(lines) == 1:
             yield f"  {harmless(name)}: {lines[0]}"
         else:
@@ -79,7 +79,7 @@ def _plain(value: Any) -> str:
     return line
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}... ({len(text) - LONGEST} more characters; --json shows all)"

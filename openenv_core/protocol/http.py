@@ -150,7 +150,7 @@ def _inside(error: Any) -> Any:
     return {**error, "loc": place}
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL as messages have it: without user, password and query, which may be secrets."""
     with suppress(ValueError):  # brackets without an end, or a port that is no number
         parts = urlsplit(url)

@@ -304,7 +304,7 @@ class Sandbox:
         isolation = self.isolation
 
         async def start() -> Life:
-            return await self._bear(limits, snapshot)
+            return await self._fork_interpreter(limits, snapshot)
 
         def adopt(limits: Limits, life: Life) -> SandboxSession:
             other = self._make(limits, snapshot=snapshot)
@@ -315,14 +315,14 @@ class Sandbox:
         self._sessions.add(session)
         return session
 
-    async def _bear(self, limits: Limits, snapshot: bool) -> Life:
+    async def _fork_interpreter(self, limits: Limits, snapshot: bool) -> Life:
         if self._closed:
             raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
         birth = Birth(zygote, self._scratch, self._cgroups, limits)
         slot = self._slots.take()
         try:
-            worker, workspace = await birth.bear(
+            worker, workspace = await birth.fork_interpreter(
                 next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot
             )
         except BaseException:

@@ -54,7 +54,7 @@ _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
 """Status, exit code and words, by why the supervisor stopped an execution."""
 
 
-def told(reply: WorkerReply, timeout_s: float, limits: Limits) -> Execution:
+def to_execution(reply: WorkerReply, timeout_s: float, limits: Limits) -> Execution:
     """Return what a reply means; it says nothing of the session.
 
     Args:
@@ -82,7 +82,7 @@ def told(reply: WorkerReply, timeout_s: float, limits: Limits) -> Execution:
     stdout, stderr = (
         _fitting(text, _GROWTH * limits.output_bytes) for text, _ in (reply.stdout, reply.stderr)
     )
-    result, outputs, whole = _shown(answer, _GROWTH * limits.outputs_bytes)
+    result, outputs, whole = _shown_outputs(answer, _GROWTH * limits.outputs_bytes)
     return Execution(
         status=status,
         stdout=stdout,
@@ -118,16 +118,18 @@ def unavailable(why: str, session_id: str, isolation: str, took_s: float) -> Exe
     )
 
 
-def _shown(answer: InterpreterAnswer | None, limit: int) -> tuple[str | None, tuple[Output, ...], bool]:
+def _shown_outputs(
+    answer: InterpreterAnswer | None, limit: int
+) -> tuple[str | None, tuple[Output, ...], bool]:
     """Return the result and the outputs as far as they are to be sent, and whether that is all of them."""
     if answer is None:
         return None, (), True
     text = None if answer.text is None else answer.text.decode("utf-8", "replace")
     result = None if text is None else _fitting(text, limit)
-    left = limit - _sent(result or "")
+    left = limit - _json_size(result or "")
     outputs = []
     for output in answer.outputs:
-        left -= sum(map(_sent, output.data.values()))
+        left -= sum(map(_json_size, output.data.values()))
         if left < 0:
             break
         outputs.append(output)
@@ -139,13 +141,13 @@ def _fitting(text: str, limit: int) -> str:
     if _WORST * len(text) <= limit:
         return text
     for _ in range(_ATTEMPTS):
-        if (size := _sent(text)) <= limit:
+        if (size := _json_size(text)) <= limit:
             return text
         text = text[: len(text) * limit // size]
     return text[: limit // _WORST]
 
 
-def _sent(text: str) -> int:
+def _json_size(text: str) -> int:
     """Return how many bytes a text takes in JSON, where a control character takes six."""
     plain = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
     controls = sum(text.count(chr(number)) for number in range(32))
@@ -416,7 +418,7 @@ class SandboxSession:
                 return unavailable(str(error), self._id, self._isolation, took), None
             except _EndedItselfError as error:
                 await self._end_life()
-                return self._told(_nothing(str(error)), timeout, ()), None
+                return self._to_execution(_nothing(str(error)), timeout, ()), None
             worker = self._worker
             assert worker is not None
             if self._given_up:
@@ -436,7 +438,9 @@ class SandboxSession:
                 files = await workspace.changes()
             else:
                 await self._end_life()
-            return self._told(reply, timeout, files), None if reply.answer is None else reply.answer.text
+            return self._to_execution(
+                reply, timeout, files
+            ), None if reply.answer is None else reply.answer.text
 
     async def _living(self) -> Workspace:
         if self._closed:
@@ -465,8 +469,8 @@ class SandboxSession:
             # Told here as the code's doing, and once more with the next execution.
             raise FileRefusedError(path, str(error)) from None
 
-    def _told(self, reply: WorkerReply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
-        execution = told(reply, timeout_s, self._limits)
+    def _to_execution(self, reply: WorkerReply, timeout_s: float, files: tuple[FileInfo, ...]) -> Execution:
+        execution = to_execution(reply, timeout_s, self._limits)
         return replace(execution, session_id=self._id, isolation=self._isolation, files=files)
 
     async def _end_life(self) -> None:

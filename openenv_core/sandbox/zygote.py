@@ -214,11 +214,11 @@ class Zygote:
                 exit_.set_result(Exit(zygote=True))
         self._exits.clear()
         if self._process is not None:
-            self._loop.run_in_executor(None, _bury, self._process)
+            self._loop.run_in_executor(None, _reap, self._process)
         self._died()
 
 
-def _bury(process: "subprocess.Popen[bytes]") -> None:
+def _reap(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(
         subprocess.TimeoutExpired
     ):  # its channel is closed, but it lives; close() kills it
@@ -257,7 +257,7 @@ class Birth:
         self._cgroups = cgroups
         self._limits = limits
 
-    async def bear(
+    async def fork_interpreter(
         self, number: int, slot: int, timeout_s: float, *, snapshot: bool
     ) -> tuple[Worker, Workspace]:
         """Have a process forked, and wait until it is confined.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from openenv_core.tracebacks import shown
+from openenv_core.tracebacks import format_traceback
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import NAME_PATTERN, Config
 from rl_bridge.config.section import Section
@@ -119,7 +119,7 @@ def resolve(reference: str, *, key: str) -> Any:
             f"{key}: cannot import {module_name!r} ({error}); start from the folder that contains it, or install it"
         ) from error
     except Exception as error:
-        raise ConfigError(f"{key}: to import {module_name!r} raised\n{shown(error)}") from error
+        raise ConfigError(f"{key}: to import {module_name!r} raised\n{format_traceback(error)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:

@@ -157,20 +157,20 @@ def _understood(told: bytes, node_rank: int) -> HostFacts:
     try:
         parsed: dict[str, Any] = json.loads(told)
         return HostFacts(
-            host=_shown(parsed["host"]),
+            host=_printable(parsed["host"]),
             num_nodes=int(parsed["num_nodes"]),
             per_host=int(parsed["per_host"]),
             on_gpu=bool(parsed["on_gpu"]),
-            versions={_shown(name): _shown(version) for name, version in parsed["versions"].items()},
+            versions={_printable(name): _printable(version) for name, version in parsed["versions"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MeetingError(
             f"expected to read what the host with --node_rank {node_rank} tells, got "
-            f"{_shown(told.decode(errors='replace'))!r}; has it another version of ropewalk?"
+            f"{_printable(told.decode(errors='replace'))!r}; has it another version of ropewalk?"
         ) from error
 
 
-def _shown(text: object) -> str:
+def _printable(text: object) -> str:
     """Nothing that a terminal would obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:LONGEST])
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailedError
 from openenv_core.outcomes import infrastructure_failure, unscored_reason
-from openenv_core.tracebacks import shown
+from openenv_core.tracebacks import format_traceback
 from rl_bridge.errors import (
     BridgeError,
     EpisodeLostError,
@@ -256,7 +256,7 @@ def _of_the_task() -> Iterator[None]:
     except (BridgeError, OpenEnvError, ValueError, LookupError):
         raise
     except Exception as error:
-        raise RolloutError(f"the task raised\n{shown(error)}") from error
+        raise RolloutError(f"the task raised\n{format_traceback(error)}") from error
 
 
 async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) -> float:

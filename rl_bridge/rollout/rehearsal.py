@@ -11,7 +11,7 @@ from typing import Any, Final
 from openenv_core import ClientError, EnvClient, LocalProcessProvider, OpenEnvError
 from openenv_core.errors import ConfigurationError
 from openenv_core.targets import find_module
-from openenv_core.tracebacks import shown
+from openenv_core.tracebacks import format_traceback
 from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import BridgeError, ConfigError
@@ -105,4 +105,4 @@ def _faults_of(task: str, doing: str) -> Iterator[None]:
     except (BridgeError, OpenEnvError):
         raise
     except Exception as error:
-        raise ConfigError(f"rollout.task {task}: {doing} raised\n{shown(error)}") from error
+        raise ConfigError(f"rollout.task {task}: {doing} raised\n{format_traceback(error)}") from error

@@ -69,7 +69,7 @@ async def _answer(sent: Any) -> Any:
     try:
         return await sent
     except SupervisionError as error:
-        raise TargetGoneError(_told(error)) from error
+        raise TargetGoneError(_describe_loss(error)) from error
     except ActorError as error:
         if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
             raise error.exception from error
@@ -83,7 +83,7 @@ async def _answer(sent: Any) -> Any:
         ) from error
 
 
-def _told(error: BaseException) -> str:
+def _describe_loss(error: BaseException) -> str:
     """What Monarch says of a lost process, in one line."""
     return " ".join(str(error).split())
 

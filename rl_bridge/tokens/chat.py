@@ -84,7 +84,7 @@ class ChatTokenizer:
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         chat: list[ChatMessage] = [{"role": role, "content": content} for role, content in messages]
-        return self._tokens(self._render([self._asked(message) for message in chat]))
+        return self._tokens(self._render([self._template_call(message) for message in chat]))
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -125,7 +125,7 @@ class ChatTokenizer:
         Raises:
             ModelError: The template does not tell the policy of them.
         """
-        text = self._render([self._asked(message) for message in messages], functions)
+        text = self._render([self._template_call(message) for message in messages], functions)
         if functions and functions[0]["function"]["name"] not in text:
             raise ModelError(
                 "expected a chat template that tells the policy of its tools, got one that leaves them out; "
@@ -184,7 +184,7 @@ class ChatTokenizer:
         """No token stands for more characters of a text."""
         return max(map(len, self._tokenizer.get_vocab()))
 
-    def _asked(self, message: ChatMessage) -> ChatMessage:
+    def _template_call(self, message: ChatMessage) -> ChatMessage:
         if message["role"] not in _FROM_OUTSIDE:
             return message
         return {**message, "content": _broken(self._special, message["content"])}

@@ -16,7 +16,7 @@ from rl_bridge.weights.snapshot import (
     StoredPart,
     dtensor_box,
     is_dtensor,
-    told,
+    key_text,
 )
 
 
@@ -61,7 +61,7 @@ def wanted(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
     result = []
     for name, model in like.items():
         if name not in parts:
-            raise WeightsError(f"expected {name!r} in {told(snapshot.key)}, it was not published with it")
+            raise WeightsError(f"expected {name!r} in {key_text(snapshot.key)}, it was not published with it")
         result.append(_like(snapshot, name, parts[name], model))
     return result
 
@@ -160,7 +160,7 @@ def _like(
     if not fits:
         asked = f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
         raise WeightsError(
-            f"expected {name!r} to be asked for within {whole}, as {told(snapshot.key)} has it, got {asked}"
+            f"expected {name!r} to be asked for within {whole}, as {key_text(snapshot.key)} has it, got {asked}"
         )
     return _want(snapshot, name, box, dtype, found)
 
@@ -172,7 +172,7 @@ def _want(
     covered = sum(overlap.numel for _, part in sources if (overlap := part.box.intersection(box)) is not None)
     if covered != box.numel:
         raise WeightsError(
-            f"expected the {box.numel} elements of {name!r} that are wanted once each in {told(snapshot.key)}, "
+            f"expected the {box.numel} elements of {name!r} that are wanted once each in {key_text(snapshot.key)}, "
             f"got {covered}; did every rank publish, each its own shards?"
         )
     return Wanted(name=name, box=box, dtype=dtype, sources=sources)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights.segments import SegmentAddress, has_died, own_machine
-from rl_bridge.weights.snapshot import Key, Origin, told
+from rl_bridge.weights.snapshot import Key, Origin, key_text
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Attachments:
             else:
                 why = "did it die? A trainer that is started again publishes anew"
             raise WeightsError(
-                f"cannot open {told(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {why}"
+                f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {why}"
             ) from error
         self._forget(origin.pid, address.ring)
         name = origin.pid, address.inode
@@ -139,7 +139,7 @@ def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
             os.close(fd)
             raise
     except (OSError, ValueError) as error:
-        raise WeightsError(f"cannot map {told(key)} at {path}: {error}") from error
+        raise WeightsError(f"cannot map {key_text(key)} at {path}: {error}") from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is read-only is meant
         return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
@@ -147,7 +147,7 @@ def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
 
 def _overwritten(key: Key) -> SnapshotOverwrittenError:
     return SnapshotOverwrittenError(
-        f"{told(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
+        f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )
 
 

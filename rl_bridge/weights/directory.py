@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, told
+from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, key_text
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class LocalDirectory:
                 if self._latest == key:
                     self._latest = None
             if entry.ranks != ranks:
-                raise WeightsError(f"expected {entry.ranks} ranks to publish {told(key)}, got {ranks}")
+                raise WeightsError(f"expected {entry.ranks} ranks to publish {key_text(key)}, got {ranks}")
             entry.begun[origin.rank] = origin
             self._changed.notify_all()
 
@@ -176,7 +176,9 @@ class LocalDirectory:
             self._require_current(key, publication)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
-                raise WeightsError(f"{told(key)} has been published anew, or dropped, before it was finished")
+                raise WeightsError(
+                    f"{key_text(key)} has been published anew, or dropped, before it was finished"
+                )
             entry.finished[contribution.origin.rank] = contribution
             if entry.whole and isinstance(key, int):
                 self._latest = key
@@ -216,7 +218,7 @@ class LocalDirectory:
             self._require_open()
             entry = self._entries[key]
             if entry.failure is not None:
-                raise WeightsError(f"{told(key)} was not published: {entry.failure}")
+                raise WeightsError(f"{key_text(key)} was not published: {entry.failure}")
             return Snapshot(
                 key=key,
                 publication=entry.publication,
@@ -228,9 +230,9 @@ class LocalDirectory:
             return True
         entry = self._entries.get(key)
         if entry is None:
-            kept = ", ".join(told(k) for k, e in self._entries.items() if e.whole)
+            kept = ", ".join(key_text(k) for k, e in self._entries.items() if e.whole)
             raise WeightsError(
-                f"expected {told(key)} to have been published and kept; there is: {kept or 'nothing'}"
+                f"expected {key_text(key)} to have been published and kept; there is: {kept or 'nothing'}"
             )
         return entry.whole or entry.failure is not None
 
@@ -250,7 +252,7 @@ class LocalDirectory:
         entry = self._entries.get(key)
         if entry is None or entry.publication != publication:
             raise SnapshotOverwrittenError(
-                f"{told(key)} has been overwritten by a newer one before it was read"
+                f"{key_text(key)} has been overwritten by a newer one before it was read"
             )
         self._leases.grant(key, publication, holder, seconds)
 
@@ -297,7 +299,9 @@ class LocalDirectory:
         self._require_open()
         series = self._series.setdefault(None if isinstance(key, int) else key, _Series(publication.group))
         if publication.group in series.superseded:
-            raise WeightsError(f"{told(key)} comes from a publisher that has been replaced by a newer one")
+            raise WeightsError(
+                f"{key_text(key)} comes from a publisher that has been replaced by a newer one"
+            )
         if series.group != publication.group:
             series.superseded.add(series.group)
             series.group = publication.group

@@ -21,7 +21,7 @@ from rl_bridge.weights.snapshot import (
     Publication,
     Snapshot,
     StoredPart,
-    told,
+    key_text,
 )
 from rl_bridge.weights.transport import Needed
 
@@ -86,7 +86,7 @@ class SegmentPublisher:
         while (segment := ring.reserve(nbytes)) is None:
             if time.monotonic() > deadline:
                 raise WeightsError(
-                    f"expected one of {len(ring.segments)} segments to be free for {told(key)} within "
+                    f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
                     f"{self._timeout_s:g} s, but the older ones are being read, by process {_readers(ring)}; "
                     "a reader that hangs while it holds a snapshot is the usual cause"
                 )

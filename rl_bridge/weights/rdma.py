@@ -24,7 +24,7 @@ from rl_bridge.weights.snapshot import (
     Publication,
     Snapshot,
     StoredPart,
-    told,
+    key_text,
 )
 from rl_bridge.weights.transport import Needed, under_lease
 
@@ -148,7 +148,7 @@ class BufferPublisher:
                 return BufferSlot(self, block, key, publication)
             if time.monotonic() > deadline:
                 raise WeightsError(
-                    f"expected one of {len(ring)} blocks to be free for {told(key)} within "
+                    f"expected one of {len(ring)} blocks to be free for {key_text(key)} within "
                     f"{self._timeout_s:g} s, but the older ones are being read, by {', '.join(holders)}; "
                     "a connection that is slow or cut is the usual cause"
                 )
@@ -241,7 +241,7 @@ class BufferReader:
         except Exception as error:  # Monarch raises nothing narrower
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
-                f"cannot fetch {told(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {error}; "
+                f"cannot fetch {key_text(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {error}; "
                 "does it live, and does the network between? A slow one needs a higher trainer.timeout_s"
             ) from error
 

@@ -258,7 +258,7 @@ class Snapshot:
         return found
 
 
-def told(key: Key) -> str:
+def key_text(key: Key) -> str:
     """A key as messages name it."""
     return repr(key) if isinstance(key, str) else f"version {key}"
 

@@ -26,9 +26,9 @@ from rl_bridge.weights.snapshot import (
     Shard,
     Snapshot,
     StoredPart,
+    key_text,
     layout,
     own_shards,
-    told,
 )
 from rl_bridge.weights.transport import (
     Publisher,
@@ -295,12 +295,12 @@ class WeightStore:
             for origin in found.origins:
                 if has_died(origin):
                     raise WeightsError(
-                        f"{told(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
+                        f"{key_text(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
                         "it published it; a trainer that is started again publishes it anew"
                     )
             if time.monotonic() > deadline:
                 raise WeightsError(
-                    f"expected {told(key)} within {self._timeout_s:g} s, still missing are ranks "
+                    f"expected {key_text(key)} within {self._timeout_s:g} s, still missing are ranks "
                     f"{sorted([*found.missing, *(origin.rank for origin in found.origins)])}"
                 )
 

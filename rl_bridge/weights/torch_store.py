@@ -20,7 +20,7 @@ from rl_bridge.weights.snapshot import (
     Publication,
     Snapshot,
     StoredPart,
-    told,
+    key_text,
 )
 from rl_bridge.weights.transport import Needed
 
@@ -211,7 +211,7 @@ class VolumePublisher:
                 await client.put(name, data)
             whole = True
         except Exception as error:  # TorchStore raises nothing narrower
-            raise WeightsError(f"cannot send {told(key)} to TorchStore: {error}") from error
+            raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
         finally:
             if whole:
                 sent.append((key, name))
@@ -262,13 +262,13 @@ class VolumeReader:
                 fetched = await asyncio.gather(*(client.get(name) for name in names))
         except KeyError as error:
             raise SnapshotOverwrittenError(
-                f"{told(snapshot.key)} has been deleted for a newer one"
+                f"{key_text(snapshot.key)} has been deleted for a newer one"
             ) from error
         except Exception as error:  # TorchStore raises nothing narrower
             why = str(error)
             if isinstance(error, TimeoutError):
                 why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
-            raise WeightsError(f"cannot fetch {told(snapshot.key)} from TorchStore: {why}") from error
+            raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {why}") from error
         yield dict(zip(needed, fetched, strict=True))
 
     async def close(self) -> None:

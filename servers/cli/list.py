@@ -112,12 +112,12 @@ def _print_table(found: "Sequence[ListedEnvironment]") -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, one in zip((_COLUMNS, *rows), (None, *found), strict=True):
         cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=False))
-        print(_cut(f"{cells}  {row[-1]}".rstrip(), width))
+        print(_shorten(f"{cells}  {row[-1]}".rstrip(), width))
         if one is not None and one.error is not None:
             print(f"  broken: {one.error}")
 
 
-def _cut(line: str, width: int | None) -> str:
+def _shorten(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}..."
 
 

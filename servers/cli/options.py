@@ -111,7 +111,7 @@ def _setting(group: Any, option: str, name: str, read: Any, metavar: str, text: 
     )
 
 
-def given(arguments: argparse.Namespace, name: str) -> bool:
+def is_given(arguments: argparse.Namespace, name: str) -> bool:
     """Say whether the option of a setting stands on the command line."""
     return getattr(arguments, name) is not _NOT_GIVEN
 
@@ -127,7 +127,7 @@ def take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, st
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
     changes: dict[str, Any] = {
-        name: getattr(arguments, name) for name in (*OF_SESSIONS, *_OTHERS) if given(arguments, name)
+        name: getattr(arguments, name) for name in (*OF_SESSIONS, *_OTHERS) if is_given(arguments, name)
     }
     tokens = tuple(arguments.token or ())
     if arguments.token_file is not None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from servers.cli.options import OF_SESSIONS, add_options, given, insecure, take_settings
+from servers.cli.options import OF_SESSIONS, add_options, insecure, is_given, take_settings
 from servers.listening import (
     inherited,
     is_exposed,
@@ -125,7 +125,7 @@ def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, list
 
     watcher()
     folders = [source_of(arguments.app), *(_folder(path) for path in arguments.reload_dir or ())]
-    if not given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
+    if not is_given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
         settings = replace(settings, drain_s=RELOAD_DRAIN_S)
     plan = ReloadPlan(
         app=arguments.app,
@@ -160,7 +160,7 @@ def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
 
 
 def _options_of_sessions(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(option for name, option in OF_SESSIONS.items() if given(arguments, name))
+    return tuple(option for name, option in OF_SESSIONS.items() if is_given(arguments, name))
 
 
 def _announce(arguments: argparse.Namespace, listener: socket) -> None:

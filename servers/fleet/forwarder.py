@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol.errors import RefusalError
-from servers.mcp.requests import INITIALIZE, asked, is_mcp
+from servers.mcp.requests import INITIALIZE, is_mcp, parse_request
 from servers.routes.connection import MCP_PATH, SESSION_PATH, path_of
 from servers.routes.http import NEW, session_named_by
 from servers.security.bodies import replay
@@ -132,7 +132,7 @@ class Forwarder:
 
     def _place_mcp(self, scope: Scope, body: bytes) -> int | None:
         """Return the worker for a request to /mcp; one that names no session, and opens none, may stay."""
-        request = asked(scope, body)
+        request = parse_request(scope, body)
         if request.standard:
             opens, session = request.method == INITIALIZE, request.session
         else:

@@ -12,8 +12,8 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.mcp.requests import (
     Exchange,
     McpRequestRefusedError,
-    asked,
     is_mcp,
+    parse_request,
 )
 from servers.security.bodies import replay
 from servers.sessions import SessionTable
@@ -63,7 +63,7 @@ class McpEntry:
             first = await receive()  # the guard has read it whole
             body = first.get("body", b"")
             again = replay(first, receive)
-        request = asked(scope, body)
+        request = parse_request(scope, body)
         if not request.standard:
             await self._app(scope, again, send)
             return

@@ -32,13 +32,13 @@ RESOURCE_NOT_FOUND = -32002
 """Of the handshake versions; the stateless one says that the address is an invalid parameter."""
 
 
-def told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
+def to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
     """Return what a client is told of a failure."""
-    found = _told(ctx, error)
+    found = _to_mcp_error(ctx, error)
     return MCPError(found.code, sendable(found.message), sendable(found.data))
 
 
-def _told(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
+def _to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
     match error:
         case MCPError():
             return error
@@ -232,7 +232,7 @@ class Handlers:
             async with self._sessions.session(seat.owner) as session:
                 return await self._sessions.call(session, work, waits=True)
         except FATAL as error:
-            raise told(ctx, error) from None
+            raise to_mcp_error(ctx, error) from None
 
     async def _call(
         self, ctx: Ctx, begin: Begin, over: Callable[[EpisodeOverError], Any] | None = None
@@ -263,10 +263,10 @@ class Handlers:
             value = context.questions
         except EpisodeOverError as error:
             if over is None:
-                raise told(ctx, error) from None
+                raise to_mcp_error(ctx, error) from None
             value = over(error)
         except FATAL as error:
-            raise told(ctx, error) from None
+            raise to_mcp_error(ctx, error) from None
         finally:
             if not context.cancelled:
                 await context.flush()

@@ -73,7 +73,7 @@ def is_mcp(scope: Scope) -> bool:
     return path == MCP_PATH or _in_path(path) is not None
 
 
-def asked(scope: Scope, body: bytes) -> McpRequest:
+def parse_request(scope: Scope, body: bytes) -> McpRequest:
     """Read what a request to /mcp asks for.
 
     Args:

@@ -45,13 +45,13 @@ class Guard:
                 await self._app(scope, body_from, send)
         elif scope["type"] != "websocket":
             await self._app(scope, receive, send)
-        elif (turned := self._turned(scope)) is None:
+        elif (turned := self._refuse(scope)) is None:
             # Nothing of the checks is kept for as long as the socket lives.
             await self._app(scope, receive, send)
         else:
             await turn_away(turned, scope, send)
 
-    def _turned(self, scope: Scope) -> TurnedAwayError | None:
+    def _refuse(self, scope: Scope) -> TurnedAwayError | None:
         try:
             self._admit(scope, _headers(scope))
         except TurnedAwayError as turned:

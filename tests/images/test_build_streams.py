@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core.cli.image_progress import shown
+from openenv_core.cli.image_progress import show_events
 from openenv_core.images import builders as commandline
 from openenv_core.images import builders as sdk
 from openenv_core.images.errors import BuildError, remedy_for
@@ -133,7 +133,7 @@ def events() -> list[Event]:
 def test_elsewhere_than_on_a_terminal_lines_stay() -> None:
     for verbose in (False, True):
         stream = io.StringIO()
-        with shown(verbose=verbose, stream=stream) as tell:
+        with show_events(verbose=verbose, stream=stream) as tell:
             for event in events():
                 tell(event)
         assert stream.getvalue().splitlines() == [
@@ -155,7 +155,7 @@ def test_on_a_terminal_one_line_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
-    with shown(stream=stream) as tell:
+    with show_events(stream=stream) as tell:
         tell(Step(1, 2, "FROM a"))
         tell(Cached())
     assert "\x1b[" in stream.getvalue()  # the line that moves

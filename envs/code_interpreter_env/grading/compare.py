@@ -245,7 +245,7 @@ class Checked(Comparison):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_known(cls, name: str) -> str:
         if name not in CHECKERS:
             raise ValueError(f"expected a checker ({', '.join(sorted(CHECKERS))}), got {name!r}")
         return name

@@ -10,7 +10,17 @@ from typing import Final
 
 from .compare import boxed, close, parse_number
 from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
-from .trial import PASSED, CaseInfo, CaseResult, LoadedTrial, SubmissionRunner, Trial, cut, failure_of, shown
+from .trial import (
+    PASSED,
+    CaseInfo,
+    CaseResult,
+    LoadedTrial,
+    SubmissionRunner,
+    Trial,
+    describe_value,
+    failure_of,
+    shorten,
+)
 
 _READER: Final = "_read_the_answer"
 
@@ -41,11 +51,11 @@ class NumericTrial(Trial):
             return found
         number = parse_number(found)
         if number is None:
-            return CaseResult(category="bad_value", message=f"expected a number, got {shown(found)}")
+            return CaseResult(category="bad_value", message=f"expected a number, got {describe_value(found)}")
         expected = parse_number(str(self._task.answer)) or Fraction(0)
         if close(number, expected, self._task.rel_tol, self._task.abs_tol):
             return PASSED
-        return CaseResult(category="wrong_answer", got=cut(found))
+        return CaseResult(category="wrong_answer", got=shorten(found))
 
     async def _text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
@@ -76,7 +86,7 @@ class NumericTrial(Trial):
         failure = failure_of(call.execution)
         if failure is None:
             if type(call.value) is float or type(call.value) is int or type(call.value) is str:
-                return call.value if type(call.value) is str else shown(call.value)
+                return call.value if type(call.value) is str else describe_value(call.value)
             return CaseResult(category="bad_value", message="expected a number")
         if failure.message == f"NameError: name {name!r} is not defined":
             return CaseResult(category="missing", message=failure.message)
@@ -100,14 +110,17 @@ class FunctionTrial(LoadedTrial):
         public = len(self._task.public)
         found = []
         for index, case in enumerate(self._all):
-            parts = [*map(shown, case.args), *(f"{key}={shown(value)}" for key, value in case.kwargs.items())]
+            parts = [
+                *map(describe_value, case.args),
+                *(f"{key}={describe_value(value)}" for key, value in case.kwargs.items()),
+            ]
             words = f"{self._task.entry}({', '.join(parts)})"
             found.append(
                 CaseInfo(
                     hidden=index >= public,
                     weight=case.weight,
                     shown_input=words,
-                    expected=shown(case.expected),
+                    expected=describe_value(case.expected),
                 )
             )
         return found
@@ -132,7 +145,7 @@ class FunctionTrial(LoadedTrial):
             return failure
         if self._task.compare.holds(call.value, case.expected, case.args, case.kwargs):
             return PASSED
-        return CaseResult(category="wrong_answer", got=shown(call.value))
+        return CaseResult(category="wrong_answer", got=describe_value(call.value))
 
 
 class StdioTrial(Trial):
@@ -151,8 +164,8 @@ class StdioTrial(Trial):
             CaseInfo(
                 hidden=index >= public,
                 weight=case.weight,
-                shown_input=cut(case.stdin),
-                expected=cut(case.stdout),
+                shown_input=shorten(case.stdin),
+                expected=shorten(case.stdout),
             )
             for index, case in enumerate(self._all)
         ]
@@ -169,7 +182,7 @@ class StdioTrial(Trial):
             return CaseResult(category="output_limit", message="the program printed more than is kept")
         if output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
             return PASSED
-        return CaseResult(category="wrong_answer", got=cut(execution.stdout))
+        return CaseResult(category="wrong_answer", got=shorten(execution.stdout))
 
 
 def output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:

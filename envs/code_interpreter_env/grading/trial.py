@@ -336,16 +336,16 @@ def failure_of(execution: Execution) -> CaseResult | None:
     return CaseResult(category="bad_value" if error.ename == NOT_PLAIN else "error", message=message)
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return a value of builtin types in words, not too many."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python likes to print
         text = "<an integer of very many digits>"
-    return cut(text)
+    return shorten(text)
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text, or its beginning where it is long."""
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 

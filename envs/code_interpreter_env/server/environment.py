@@ -44,7 +44,7 @@ from .keeper import (
     TROUBLE,
     InterpreterKeeper,
     lost,
-    spared,
+    wait_or_interrupt,
 )
 from .observations import (
     content_of,
@@ -240,7 +240,9 @@ class CodeInterpreterEnvironment(
     ) -> Execution:
         task = asyncio.ensure_future(running)
         try:
-            return await spared(task, interpreter, self._keeper.choice.limits.grace_s, context.progress)
+            return await wait_or_interrupt(
+                task, interpreter, self._keeper.choice.limits.grace_s, context.progress
+            )
         except asyncio.CancelledError:
             self._keeper.lost = lost(task)
             raise

@@ -118,7 +118,7 @@ INTERRUPT_ALLOWANCE_S: Final = 1.0
 """What an interrupt gets, beside the session's own grace, before the interpreter is ended after all."""
 
 
-async def spared(
+async def wait_or_interrupt(
     task: "asyncio.Task[Execution]", interpreter: Interpreter, grace_s: float, tell: Callable[[float], None]
 ) -> Execution:
     """Wait for an execution. It has ended when this does, however this does.

@@ -73,7 +73,7 @@ _KNOWN: Final = {
 }
 
 
-def put(
+def word_request(
     request: CustomerRequest,
     records: Records,
     caller: Customer,

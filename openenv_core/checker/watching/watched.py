@@ -45,7 +45,7 @@ class Held:
         return self.threads, self.files, self.processes
 
 
-def held(server: RunningServer) -> Held:
+def read_usage(server: RunningServer) -> Held:
     """Look at what a server holds just now."""
     try:
         import psutil
@@ -99,7 +99,7 @@ def options_for(image: str) -> dict[str, Any]:
     }
 
 
-def collect_in_container(server: RunningServer) -> None:
+def collect_garbage_in_container(server: RunningServer) -> None:
     """Tell the processes of a server to throw their garbage away, and wait until they have.
 
     Raises:
@@ -109,7 +109,7 @@ def collect_in_container(server: RunningServer) -> None:
         raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
 
 
-def held_in_container(server: RunningServer) -> Held:
+def read_usage_in_container(server: RunningServer) -> Held:
     """Look at what a server holds just now.
 
     Raises:
@@ -215,7 +215,7 @@ def collecting(folder: Path) -> Mapping[str, str]:
     return {hook.COLLECTED: str(folder / "collected")}
 
 
-def collect(server: RunningServer, folder: Path) -> None:
+def collect_garbage(server: RunningServer, folder: Path) -> None:
     """Tell the processes of a server to throw their garbage away, and wait until they have."""
     notes = folder / "collected"
     told = 0
@@ -287,14 +287,16 @@ def watching(subject: Subject) -> Iterator[WatchedServer]:
     if subject.kind is TargetKind.IMAGE:
         with _in_container(subject) as server:
             yield WatchedServer(
-                server, partial(collect_in_container, server), partial(held_in_container, server)
+                server,
+                partial(collect_garbage_in_container, server),
+                partial(read_usage_in_container, server),
             )
         return
     with ExitStack() as stack:
         folder, env_vars = stack.enter_context(hooked())
         env_vars.update(collecting(folder))
         server = stack.enter_context(subject.server(env_vars=env_vars))
-        yield WatchedServer(server, partial(collect, server, folder), partial(held, server))
+        yield WatchedServer(server, partial(collect_garbage, server, folder), partial(read_usage, server))
 
 
 @contextmanager

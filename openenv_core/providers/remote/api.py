@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.protocol.http import is_bearer_token, shown
+from openenv_core.protocol.http import is_bearer_token, redact_url
 from openenv_core.proxies import proxy_for
 
 
@@ -185,18 +185,18 @@ class SandboxApi:
         except (httpx.InvalidURL, TypeError) as error:
             why = "" if "@" in str(base_url) else f": {error}"  # which may have a part of the password
             raise ConfigurationError(
-                f"expected the service's URL, got {shown(str(base_url))!r}{why}"
+                f"expected the service's URL, got {redact_url(str(base_url))!r}{why}"
             ) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigurationError(
-                f"expected an http:// or https:// URL of the service, got {shown(base_url)!r}"
+                f"expected an http:// or https:// URL of the service, got {redact_url(base_url)!r}"
             )
         if token is not None and not is_bearer_token(token):
             raise ConfigurationError(
                 f"expected a token of printable ASCII without spaces, got {len(token)} other characters"
             )
         self.base_url = str(url).rstrip("/")
-        self._shown = shown(self.base_url)
+        self._shown = redact_url(self.base_url)
         self.timeout_s = timeout_s
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = client_for(self.base_url, headers)

@@ -166,7 +166,7 @@ class Forks:
             for descriptor, _ in poll.poll():
                 if descriptor == self._woken:
                     os.read(self._woken, 4096)
-                    self._bury()
+                    self._reap()
                 elif not self._serve_one():
                     self._standing.leave(self._numbers)
                     return
@@ -210,7 +210,7 @@ class Forks:
         finally:
             os._exit(1)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)

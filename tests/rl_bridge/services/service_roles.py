@@ -122,7 +122,7 @@ class Parent(ServiceActor):
     """Has a child of its own, which knows nothing of Monarch."""
 
     @concurrent_endpoint
-    async def bear(self) -> int:
+    async def fork_interpreter(self) -> int:
         code = "import time; time.sleep(600)"
         return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid  # noqa: ASYNC220
 

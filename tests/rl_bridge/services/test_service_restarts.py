@@ -308,12 +308,12 @@ async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) 
 async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType, tmp_path: Path) -> None:
     async with services.Fleet(tmp_path, heartbeat_s=0.2):
         parent = await roles.Parent.as_service()
-        child = await parent.bear.route()
+        child = await parent.fork_interpreter.route()
         assert alive(child)
         kill(*pids_of(parent))
         await until_gone([child])
         await until(lambda: all_serve(parent))
-        late = await parent.bear.route()
+        late = await parent.fork_interpreter.route()
     await until_gone([late])
 
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallError, FirstFailure, ServerFailedError, leaf, told
+from .errors import CallError, FirstFailure, ServerFailedError, describe_error, leaf
 from .results import About, broken, listed, refusal, too_long
 from .wires import UpstreamWire
 
@@ -31,11 +31,11 @@ class UpstreamLostError(Exception):
     """The connection is no more."""
 
     def __init__(self, error: MCPError) -> None:
-        super().__init__(told(error))
+        super().__init__(describe_error(error))
         self.error = error
 
 
-async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
+async def wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
     """Wait for an answer, for its time, or for a fault that means that it will not come.
 
     Raises:
@@ -54,7 +54,7 @@ async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> 
             raise too_long(timeout_s)
         if not asking.done():
             await asyncio.wait([asking], timeout=ANSWER_AFTER_FAULT_S)
-        return _settled(asking, fault.take(), timeout_s, time.monotonic() - began)
+        return _result_or_error(asking, fault.take(), timeout_s, time.monotonic() - began)
     finally:
         broke.cancel()
         if not asking.done():
@@ -64,7 +64,7 @@ async def asked(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> 
             asking.exception()  # heard, whatever it is
 
 
-def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, took_s: float) -> T:
+def _result_or_error(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, took_s: float) -> T:
     if not asking.done():
         raise broken(fault or "it gave no answer")
     error = asking.exception()
@@ -78,11 +78,11 @@ def _settled(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, t
         if _is_loss(error):
             raise UpstreamLostError(error)
         if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
-            raise broken(told(error))
+            raise broken(describe_error(error))
         raise refusal(error)
     if isinstance(error, ValidationError):
-        raise broken(f"it answered with what is no result: {told(error)}")
-    raise broken(told(error))
+        raise broken(f"it answered with what is no result: {describe_error(error)}")
+    raise broken(describe_error(error))
 
 
 # A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
@@ -322,7 +322,7 @@ class UpstreamConnection:
             if not ready.done():
                 ready.set_exception(error)
                 ready.exception()  # whoever waits may have gone
-            self.dead = wire.fault.take() or told(error)
+            self.dead = wire.fault.take() or describe_error(error)
         finally:
             self._client = None
             self._entering = False
@@ -344,7 +344,7 @@ class UpstreamConnection:
         """
         assert self._wire is not None
         try:
-            return await asked(answer, self._wire.fault, timeout_s)
+            return await wait_for_answer(answer, self._wire.fault, timeout_s)
         except UpstreamLostError as loss:
             raise broken(await self._obituary(loss.error)) from None
         except CallError as error:
@@ -355,7 +355,7 @@ class UpstreamConnection:
         """Return how it died; the connection knows it a moment later than who waits for an answer."""
         if self._owner is not None and error.code == types.CONNECTION_CLOSED:
             await asyncio.wait([self._owner], timeout=0.5)
-        self.dead = self.dead or told(error)
+        self.dead = self.dead or describe_error(error)
         return self.dead
 
     def _alive(self) -> Client:

@@ -38,7 +38,7 @@ def leaf(error: BaseException) -> BaseException:
     return error
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error in words, of one line that is not too long."""
     found = leaf(error)
     words = " ".join(str(found).split())

@@ -16,7 +16,7 @@ from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefusedError, FirstFailure, told
+from .errors import AddressRefusedError, FirstFailure, describe_error
 from .schemas import MAX_VALUES, Pace, Weight
 
 T = TypeVar("T")
@@ -163,10 +163,10 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         try:
             response = await post.within(super().handle_async_request(request))
         except AddressRefusedError as error:
-            fault.tell(told(error))
+            fault.tell(describe_error(error))
             raise httpx2.ConnectError(str(error)) from error
         except httpx2.TransportError as error:
-            fault.tell(f"it cannot be reached: {told(error)}")
+            fault.tell(f"it cannot be reached: {describe_error(error)}")
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(

@@ -13,7 +13,7 @@ from mcp_types import CallToolResult
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResult
 
-from .errors import CallError, told
+from .errors import CallError, describe_error
 
 TRUNCATED: Final = "truncated"
 """The key of an observation's metadata that says how much of a result was cut off."""
@@ -34,7 +34,7 @@ def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
     size = _size(content) + (0 if structured is None else len(dumps(structured)))
     metadata: dict[str, Any] = {}
     if size > max_bytes:
-        content, structured = _cut(content, max_bytes), None
+        content, structured = _keep_what_fits(content, max_bytes), None
         metadata[TRUNCATED] = {"bytes": size, "kept": _size(content)}
     if answer.is_error:
         message = _text(content) or "the tool failed, and did not say why"
@@ -79,7 +79,7 @@ def _size(content: list[ContentBlock]) -> int:
     return sum(len(dumps(block)) for block in content)
 
 
-def _cut(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
+def _keep_what_fits(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
     """Keep what fits, in order: texts are cut, anything else is kept whole or named."""
     kept: list[ContentBlock] = []
     left = max_bytes
@@ -126,7 +126,7 @@ def refusal(error: MCPError) -> CallError:
     kind = ToolErrorType.EXECUTION_ERROR
     if error.code == types.INVALID_PARAMS:
         kind = ToolErrorType.INVALID_ARGS
-    return CallError(kind, told(error))
+    return CallError(kind, describe_error(error))
 
 
 MAX_TOOLS: Final = 1024

@@ -75,7 +75,7 @@ class ArgumentCheck:
         try:
             _BUDGET.get().fault = 1 + (len(dumps(arguments)) + self._size) // BYTES_A_CHECK
             for error in self._validator.iter_errors(dict(arguments)):
-                found.append(_words(error))
+                found.append(_describe(error))
                 if len(found) >= MAX_FAULTS:
                     break
         except Exception:  # whatever a schema can bring about: too much, too deep, a reference to elsewhere
@@ -100,7 +100,7 @@ _BUDGET: Final[ContextVar[_Budget]] = ContextVar("budget")
 """Of the check under way; the keywords of a validator have no other way to hear of it."""
 
 
-def _words(error: jsonschema.ValidationError) -> str:
+def _describe(error: jsonschema.ValidationError) -> str:
     place = ".".join(str(part) for part in error.absolute_path)
     text = error.message if len(error.message) <= 300 else f"{error.message[:300]}..."
     return f"{place}: {text}" if place else text
