@@ -60,7 +60,7 @@ def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image:
 
 HALFWAY = """
 import sys, time
-from openenv_core.providers.docker import starting
+from openenv_core.providers.docker import container as starting
 def created(engine, container, options):
     print(container.id, flush=True)
     time.sleep(100)

@@ -151,7 +151,7 @@ def test_many_processes_never_take_more_than_there_is() -> None:
     """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
     fd = SlotTable.create(4, 1)
     program = (
-        "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import Refusal\n"
+        "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import RefusalError\n"
         "fd, worker = map(int, sys.argv[1:])\n"
         "table = SlotTable(fd, 4, 1)\n"
         "slots = SharedSlots(table, worker=worker, workers=4, owners=('',), total=2, local=2,"
@@ -159,7 +159,7 @@ def test_many_processes_never_take_more_than_there_is() -> None:
         "taken = 0\n"
         "while taken < 1000:\n"
         "    try: slots.take('')\n"
-        "    except Refusal: continue\n"
+        "    except RefusalError: continue\n"
         "    with table.locked(): assert table.total() <= 2\n"
         "    taken += 1\n"
         "    slots.give('')\n"

@@ -19,12 +19,12 @@ GONE_S = 60
 OWNER = """
 import json, os, sys, time
 from openenv_core import LocalDockerProvider
-from openenv_core.providers.docker import companion, Engine
+from openenv_core.providers.docker import companion, DockerEngine
 
 image, how, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 provider = LocalDockerProvider(image, **options)
 provider.start()
-helper = companion.ensure(Engine.find().address)
+helper = companion.ensure(DockerEngine.find().address)
 print(json.dumps([provider.container.id, helper.pid]), flush=True)
 if how == "fork":
     if os.fork() == 0:
