@@ -202,7 +202,15 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         ManifestError: It is absent, no YAML, or says what it cannot say; one line a fault.
-        ConfigurationError: The YAML library is absent.
+    """
+    return parse_manifest(read_keys(folder))
+
+
+def read_keys(folder: Path) -> dict[str, Any]:
+    """Read the manifest in a folder without judging what its keys say.
+
+    Raises:
+        ManifestError: It is absent, cannot be read, or holds no keys and values.
     """
     file = folder / MANIFEST
     try:
@@ -211,7 +219,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
     except (OSError, ValueError) as error:
         raise ManifestError([f"expected a readable {file}, got: {error}"]) from None
-    return load_manifest(text, str(file))
+    return load_keys(text, str(file))
 
 
 def load_manifest(text: str, place: str) -> Manifest:
@@ -223,19 +231,21 @@ def load_manifest(text: str, place: str) -> Manifest:
 
     Raises:
         ManifestError: It is no YAML, or says what it cannot say; one line a fault.
-        ConfigurationError: The YAML library is absent.
     """
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected a YAML library to read {MANIFEST}, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
+    return parse_manifest(load_keys(text, place))
+
+
+def load_keys(text: str, place: str) -> dict[str, Any]:
+    """Read the keys of a manifest from its text; see `read_keys` and `load_manifest`."""
+    import yaml  # not at the top: clients do without
+
     try:
         content = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError([f"expected {place} to be YAML, got: {' '.join(str(error).split())}"]) from None
-    return parse_manifest(content)
+    if not isinstance(content, dict):
+        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
+    return content
 
 
 def parse_manifest(content: object) -> Manifest:

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import MANIFEST
 from openenv_core.targets import find_module, package_of
-from servers.target import APP, FORMS, MANIFEST
+from servers.target import APP, FORMS
 
 _SUFFIX: Final = "_env"
 _DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
 """What scaffolds call their distributions."""
-
-_LINE: Final = re.compile(r"(?P<key>name|version|description|app)\s*:\s+(?P<value>.*?)\s*(\s#.*)?$")
-"""A key of the manifest that stands on a line of its own, for those who have no YAML library."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,28 +138,17 @@ def _listed(folder: Path, target: str) -> ListedEnvironment:
 
 
 def _manifest(folder: Path) -> _Told:
-    """Read what a manifest says. Without a YAML library its plain keys are read by hand, and nothing is judged."""
-    from openenv_core.manifest import ManifestError, read_manifest
+    from openenv_core.manifest import ManifestError, parse_manifest, read_keys
 
-    file = folder / MANIFEST
-    if not file.is_file():
+    if not (folder / MANIFEST).is_file():
         return _Told()
+    keys: dict[str, Any] = {}
     try:
-        manifest = read_manifest(folder)
+        keys = read_keys(folder)
+        parse_manifest(keys)
     except ManifestError as error:
-        return _Told(_by_hand(file), f"{MANIFEST}: {error}")
-    except ConfigurationError:
-        return _Told(_by_hand(file))
-    return _Told({key: getattr(manifest, key, None) for key in ("name", "version", "description", "app")})
-
-
-def _by_hand(file: Path) -> dict[str, Any]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    matches = [match for line in lines if (match := _LINE.match(line)) is not None]
-    return {match["key"]: match["value"].strip("'\"") for match in matches}
+        return _Told(keys, f"{MANIFEST}: {error}")
+    return _Told(keys)
 
 
 def _project(folder: Path) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import package_of
 from servers.released import NAMES
 
-MANIFEST: Final = "openenv.yaml"
 APP: Final = "server.app:app"
 """Where the app of a folder is, unless its manifest says otherwise."""
 
@@ -32,7 +32,6 @@ _EXTRAS: Final = {"fastapi": "server", "gymnasium": "gymnasium", "starlette": "s
 FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_KEY = re.compile(r"app\s*:(?=\s|$)\s*(?P<value>.*?)\s*(\s#.*)?$")
 _SUFFIX = "_env"
 
 
@@ -111,28 +110,19 @@ def _is_path(target: str) -> bool:
 
 def _app_of(folder: Path) -> str | None:
     """Return where a folder says that its app is."""
-    manifest = folder / MANIFEST
-    if manifest.is_file():
-        return _app_key(manifest) or APP
+    if (folder / MANIFEST).is_file():
+        return _app_key(folder) or APP
     return APP if (folder / "server" / "app.py").is_file() else None
 
 
-def _app_key(manifest: Path) -> str | None:
-    """Read the one key that serving needs. Reading the rest takes a YAML library, which serving does without."""
-    try:
-        lines = manifest.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"expected a readable {MANIFEST}, got: {error}") from error
-    for line in lines:
-        if (found := _KEY.match(line)) is not None:
-            value = found["value"].strip("'\"")
-            module, _, attribute = value.partition(":")
-            if not _DOTTED.fullmatch(module) or not attribute.isidentifier():
-                raise ConfigurationError(
-                    f"expected `app: module:attribute` on one line of {manifest}, got {line.strip()!r}"
-                )
-            return value
-    return None
+def _app_key(folder: Path) -> str | None:
+    value = read_keys(folder).get("app")
+    if value is None:
+        return None
+    module, _, attribute = str(value).partition(":")
+    if not _DOTTED.fullmatch(module) or not attribute.isidentifier():
+        raise ConfigurationError(f"expected `app: module:attribute` in {folder / MANIFEST}, got {value!r}")
+    return str(value)
 
 
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:

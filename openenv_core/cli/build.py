@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import docker
@@ -95,7 +96,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
     found: list[tuple[str, BuildPlan | None]] = []
     folders: set[Path] = set()
     for target in targets:
-        if target == BASE and not Path(target, "openenv.yaml").is_file():
+        if target == BASE and not Path(target, MANIFEST).is_file():
             if arguments.tag or arguments.base or arguments.file:
                 raise ConfigurationError(
                     f"expected `ropewalk build {BASE}` without --tag, --base and --file, got one of them; "

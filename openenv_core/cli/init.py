@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import MANIFEST
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             "docs/tasks.md shows how another one is written"
         )
     parent = arguments.dir or Path.cwd()
-    if arguments.task and (parent / names.package / "openenv.yaml").is_file():
+    if arguments.task and (parent / names.package / MANIFEST).is_file():
         _tell_task(make_task(names, parent))
         return 0
     folder = make(names, arguments.template, arguments.dir)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from openenv_core.images.space import Staged
@@ -84,7 +85,7 @@ def _image(target: str) -> str:
     from openenv_core.images.build import default_tag, name_of, named
 
     path = Path(target).expanduser()
-    if path.is_dir() and (target.startswith((".", "/", "~")) or (path / "openenv.yaml").is_file()):
+    if path.is_dir() and (target.startswith((".", "/", "~")) or (path / MANIFEST).is_file()):
         return default_tag(name_of(path.resolve()))
     return named([target], "")[0]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from openenv_core.checker.subject import Subject
 
 LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
-PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "yaml")
+PACKAGES: Final = ("hypothesis", "jsonschema", "psutil")
 """What the extra `author` brings for the checker."""
 
 KINDS: Final = ("name", "path", "module", "url", "image")

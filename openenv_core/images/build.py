@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from openenv_core.images import builders as commandline
 from openenv_core.images import builders as sdk
 from openenv_core.images.engine import replacing
 from openenv_core.images.events import BuildRequest, Note, Tell
+from openenv_core.manifest import MANIFEST, ManifestError, read_keys
 
 if TYPE_CHECKING:
     import docker
@@ -174,14 +176,13 @@ def _instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
         yield Instruction(word, after.strip(), number, bool(bodies))
 
 
-MANIFEST: Final = "openenv.yaml"
 PLACES: Final = ("server/Dockerfile", "Dockerfile")
 """Where a folder's Dockerfile may be; the first that is there is taken."""
 
 ENVIRONMENT: Final = "ropewalk.environment"
 """The label with the environment's name."""
 
-_NAME = re.compile(r"name\s*:\s*(?P<quote>['\"]?)(?P<name>[\w.-]+)(?P=quote)\s*(#.*)?$")
+_NAME = re.compile(r"[\w.-]+")
 _TAG = re.compile(
     r"(?:(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d))(?::\d+)?/)?"  # a registry's host
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
@@ -282,13 +283,10 @@ def plan(
 
 def name_of(folder: Path) -> str:
     """Return what the environment in a folder is called: by its manifest, or as the folder is."""
-    try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        lines = []
-    # One key of a line of its own: reading the rest takes a YAML library, which building does without.
-    found = next((match["name"] for line in lines if (match := _NAME.match(line))), None)
-    return found or folder.resolve().name
+    found = None
+    with suppress(ManifestError):
+        found = read_keys(folder).get("name")
+    return str(found) if found and _NAME.fullmatch(str(found)) else folder.resolve().name
 
 
 def default_tag(name: str) -> str:

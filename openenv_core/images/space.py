@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images.build import BASE_ARG, MANIFEST, PLACES, Dockerfile, name_of, variant_for
+from openenv_core.images.build import BASE_ARG, PLACES, Dockerfile, name_of, variant_for
 from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
 from openenv_core.images.leaving_out import secret_in, walk
+from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.targets import PORT
 
 PARTS: Final = "ropewalk-base"
 """The folder of a Space with what its base is built from."""
@@ -20,7 +22,6 @@ HOSTS: Final = "*.hf.space"
 """The names under which the hub serves Spaces."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_PORT = re.compile(r"port\s*:\s*(?P<port>\d+)\s*(#.*)?$")
 _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 
@@ -165,18 +166,15 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
 
 
 def _port(folder: Path) -> int:
-    lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    return next((int(match["port"]) for line in lines if (match := _PORT.match(line))), 8000)
+    port = read_keys(folder).get("port", PORT)
+    if type(port) is not int:
+        raise ConfigurationError(f"expected a number for port in {folder / MANIFEST}, got {port!r}")
+    return port
 
 
 def _write_readme(folder: Path, into: Path, port: int) -> None:
     """Write the README with what the hub reads at its top; what its author says there stays."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected a YAML library, for what the hub reads, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
+    import yaml
 
     path = into / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"

@@ -33,7 +33,7 @@ def test_a_source_tree_becomes_an_archive_of_what_is_shipped(tmp_path: Path) -> 
     (archive,) = tmp_path.iterdir()
     assert placed.requirement == f"./{archive.name}"
     needed = {line.split(">")[0].split("=")[0] for line in placed.dependencies}
-    assert needed == {"httpx", "picows", "pydantic", "fastapi", "uvicorn", "websockets"}
+    assert needed == {"httpx", "picows", "pydantic", "pyyaml", "fastapi", "uvicorn", "websockets"}
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {

@@ -1,9 +1,7 @@
 """`ropewalk list`: environments of folders, of the import path, of servers; whole ones and broken ones."""
 
 import json
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -89,24 +87,6 @@ def test_a_broken_one_is_listed_with_what_is_wrong(here: Path, capsys: pytest.Ca
     table = capsys.readouterr().out
     assert "\n  broken: server/app.py, line 2: invalid syntax\n" in table
     assert table.splitlines()[0].split() == ["NAME", "VERSION", "TARGET", "WHERE", "DESCRIPTION"]
-
-
-def test_a_yaml_library_is_not_needed(here: Path) -> None:
-    make(here / "dice_env", version='"2.0"', description="Throws dice.")
-    make(here / "odd_env", verson="1")
-    program = textwrap.dedent(
-        """
-        import sys
-        sys.modules["yaml"] = None
-        from openenv_core.cli.main import main
-        sys.exit(main(["list", "--json"]))
-        """
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    found = {one["target"]: one for one in json.loads(done.stdout)}
-    assert (found["dice"]["version"], found["dice"]["description"]) == ("2.0", "Throws dice.")
-    assert (found["odd"]["name"], found["odd"]["error"]) == ("odd_env", None)
 
 
 def test_nothing_here_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

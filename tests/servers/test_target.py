@@ -221,7 +221,7 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
             "./empty",
             r"expected an environment in the folder \./empty, got neither openenv.yaml nor server/app.py",
         ),
-        ("./odd", r"expected `app: module:attribute` on one line of .*odd.openenv.yaml, got 'app: \[1\]'"),
+        ("./odd", r"expected `app: module:attribute` in .*odd.openenv.yaml, got \[1\]"),
         ("./json", r"expected to import json from .*json.__init__.py; rename the folder"),
         ("text.txt", r"expected a Python file whose name can be imported, got text.txt"),
         (":", r"got no module ''"),
