@@ -16,11 +16,11 @@ from ..models import (
 )
 from ..tasks import CALLS, TaskDifficulty, make_task
 from ..world.desk import Desk
-from ..world.judging import judge
 from ..world.rules import (
     Fact,
     RightOutcome,
     facts,
+    judge,
     verdicts,
 )
 from .tools import DeskTools

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
-from .syscalls import SyscallTable, current
+from .syscalls import (
+    SyscallTable,
+    current,
+)
 
 __all__ = ["SeccompPolicy", "assemble", "install"]
 

@@ -13,15 +13,16 @@ from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
 from envs.shop_env.world.desk import TRIES, DeskReply
-from envs.shop_env.world.judging import Score, judge
 from envs.shop_env.world.records import (
     Decision,
     Ground,
 )
 from envs.shop_env.world.rules import (
     RightOutcome,
+    Score,
     differences,
     facts,
+    judge,
     verdicts,
 )
 from envs.shop_env.world.speech import PHRASINGS

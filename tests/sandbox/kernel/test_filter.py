@@ -19,7 +19,11 @@ from openenv_core.sandbox.kernel.seccomp import (
     program,
     when,
 )
-from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, SyscallTable
+from openenv_core.sandbox.kernel.syscalls import (
+    AARCH64,
+    X86_64,
+    SyscallTable,
+)
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
