@@ -83,7 +83,7 @@ class Executor:
         except asyncio.CancelledError:
             if call.outcome is not None:
                 self._reject(call.outcome, pool)
-            elif not self.give_up(call, pool, lambda outcome: self._reject(outcome, pool)):
+            elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
                 self.end(pool)
             raise
         if succeeded and is_environment(value):
@@ -101,12 +101,12 @@ class Executor:
         if pool is not self.pool:
             pool.close()
 
-    def give_up(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
+    def abort(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
         """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
 
         The one thread of an environment that asked for one is not replaced: closing has to follow in it.
         """
-        if not pool.give_up(call, replace=pool is self.pool):
+        if not pool.abort(call, replace=pool is self.pool):
             return False
 
         def late(outcome: Outcome) -> None:
@@ -331,7 +331,7 @@ class EnvironmentRunner:
             _drop(outcome)
             then()
 
-        if self._executor.give_up(call, self._pool, late):
+        if self._executor.abort(call, self._pool, late):
             self._late = call
 
     def _end_own_pool(self) -> None:

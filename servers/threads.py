@@ -144,7 +144,7 @@ class ThreadPool:
         if number is not None:
             threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
 
-    def give_up(self, call: ThreadCall, replace: bool = True) -> bool:
+    def abort(self, call: ThreadCall, replace: bool = True) -> bool:
         """Stop waiting for a call; return whether it still holds a thread.
 
         Args:

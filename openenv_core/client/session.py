@@ -245,7 +245,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
-        self._break_off()
+        self._abort_carrier()
         with await self._turn.wait():
             await self._hang_up()
             self._lost = None
@@ -260,7 +260,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             self._come_to_loop()
             if self._starting is not None:
                 self._starting.cancel()
-            self._break_off()
+            self._abort_carrier()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
             with await self._turn.wait():
@@ -299,15 +299,15 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             try:
                 reply = await conversation.ask(frame)
             except ConnectionLostError as error:
-                self._give_up(str(error))
+                self._abort(str(error))
                 raise await self._explained(error) from None
             except (ConnectionFailedError, ServerError, ProtocolError) as error:
-                self._give_up(str(error))
+                self._abort(str(error))
                 raise
             try:
                 return decode_reply(reply, expected)
             except (*SESSION_ENDED, ProtocolError) as error:
-                self._give_up(str(error))
+                self._abort(str(error))
                 raise
 
     @property
@@ -334,7 +334,7 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
             self._starting = None
             left = self._carrier or self._former
             if self._carrier is not None:
-                self._forget(
+                self._drop_carrier(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
@@ -347,7 +347,9 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         if self._conversation is not None:
             return self._conversation
         base_url = await self._located()
-        await self._part()  # a server with room for one session has to be rid of the former first
+        await (
+            self._wait_former_closed()
+        )  # a server with room for one session has to be rid of the former first
         try:
             carrier = await self._open(base_url)
         except ConnectionFailedError as error:
@@ -406,26 +408,26 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
 
-    def _forget(self, reason: str) -> None:
+    def _drop_carrier(self, reason: str) -> None:
         """Drop a carrier that is of no more use."""
         if self._conversation is not None:
             self._conversation.end()
         self._conversation = None
         self._lost = reason
 
-    def _give_up(self, reason: str) -> None:
+    def _abort(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
         self._former = carrier = self._carrier
-        self._forget(reason)
+        self._drop_carrier(reason)
         if carrier is not None:
             carrier.abort()
 
-    def _break_off(self) -> None:
+    def _abort_carrier(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError."""
         if self._turn.taken and self._carrier is not None:
             self._carrier.abort()
 
-    async def _part(self) -> None:
+    async def _wait_former_closed(self) -> None:
         """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
@@ -433,11 +435,11 @@ class ClientSession(Payloads[ActT, ObsT, StateT]):
 
     async def _hang_up(self) -> None:
         """Close the carrier in order, if there is one; say so first, where the session is this client's."""
-        await self._part()
+        await self._wait_former_closed()
         carrier = self._carrier
         if carrier is None:
             return
-        self._forget("the session was closed")
+        self._drop_carrier("the session was closed")
         try:
             if self._session_id is None:
                 async with asyncio.timeout(self._options.connect_timeout_s):

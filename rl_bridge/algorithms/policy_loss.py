@@ -17,10 +17,10 @@ from rl_bridge.algorithms.regularizers import (
 )
 from rl_bridge.algorithms.surrogate import (
     Surrogate,
+    cispo,
     clipped_surrogate,
-    likelihood,
+    reinforce,
     sequence_ratios,
-    weighted_likelihood,
 )
 
 Objective = Literal["clip", "cispo", "reinforce"]
@@ -136,11 +136,9 @@ def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
 
 def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Surrogate:
     if settings.objective == "reinforce":
-        return likelihood(logprobs, advantages)
+        return reinforce(logprobs, advantages)
     if settings.objective == "cispo":
-        return weighted_likelihood(
-            logprobs, ratio, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high
-        )
+        return cispo(logprobs, ratio, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return clipped_surrogate(
         ratio,
         advantages,

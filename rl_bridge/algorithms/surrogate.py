@@ -54,7 +54,7 @@ def clipped_surrogate(
     )
 
 
-def weighted_likelihood(
+def cispo(
     logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
 ) -> Surrogate:
     """CISPO: -stop(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi, arXiv 2506.13585, equations 4 and 5.
@@ -80,7 +80,7 @@ def weighted_likelihood(
     )
 
 
-def likelihood(logprobs: Tensor, advantages: Tensor) -> Surrogate:
+def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
     """-A log pi: REINFORCE (Williams, 1992); with A = 1 the loss of supervised fine-tuning.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.batches import require_tokens
 from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
-from rl_bridge.generator.handover import Giver
+from rl_bridge.generator.handover import WeightSender
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import (
@@ -53,7 +53,7 @@ class AsyncVllmEngine:
         self._settings = settings
         self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
-        self._giver = Giver()
+        self._sender = WeightSender()
         self._in_order = asyncio.Lock()
         """Held by who hands something to the engine; it goes round in the order of asking."""
         self._replacing = asyncio.Lock()
@@ -199,7 +199,7 @@ class AsyncVllmEngine:
     async def _replace(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
         async with self._replacing:
             told = time.monotonic()
-            handover = await asyncio.to_thread(self._giver.write, state)
+            handover = await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
             limit_s = LOAD_FACTOR * self._settings.timeout_s
             deadline = asyncio.timeout(limit_s)
@@ -287,4 +287,4 @@ class AsyncVllmEngine:
     async def _clean_up(self) -> None:
         if self._llm is not None:
             await end_async_engine(self._llm)
-        self._giver.close()
+        self._sender.close()

@@ -111,7 +111,7 @@ class Batches:
         for request_id in batch.under_way:
             del self._requests[request_id]
 
-    def give_up(self, error: GeneratorError) -> None:
+    def abort(self, error: GeneratorError) -> None:
         """Fail every batch with `error`, without asking the engine for anything."""
         batches = list(self._batches)
         self._batches.clear()

@@ -188,7 +188,7 @@ class VllmEngine:
             self._engine.engine_core.shutdown()  # now, or it would end the groups of the next engine here
         except BaseException as error:  # the thread's death must reach whoever waits
             failure = error
-        self._batches.give_up(_ending(failure))
+        self._batches.abort(_ending(failure))
         self._end(failure)
 
     def _serve(self) -> bool:

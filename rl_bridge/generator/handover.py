@@ -37,7 +37,7 @@ class Handover(TypedDict):
     tensors: list[HandedTensor]
 
 
-class Giver:
+class WeightSender:
     """The sending side. Its memory is reused: the next `write` overwrites what the last one handed over."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Giver:
                 segment.close()
 
 
-class Taker:
+class WeightReceiver:
     """The receiving side. It keeps its mapping: the first look at each page of a new one costs more than a copy."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 
-from rl_bridge.generator.handover import Handover, Taker
+from rl_bridge.generator.handover import Handover, WeightReceiver
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
 from rl_bridge.generator.vllm_worker import WeightLoader
 
@@ -42,5 +42,5 @@ class OwnedWeightLoader(WeightLoader):
 
     def load_handed_over(self, handover: Handover) -> None:
         """Replace the weights in place by those that the owner has written down."""
-        taker: Taker = self.__dict__.setdefault("ropewalk_taker", Taker())
-        self.load_policy(taker.read(handover))
+        receiver: WeightReceiver = self.__dict__.setdefault("ropewalk_weight_receiver", WeightReceiver())
+        self.load_policy(receiver.read(handover))

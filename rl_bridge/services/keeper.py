@@ -107,7 +107,7 @@ class ReplicaKeeper:
                 self.state = ReplicaState.LOST
                 pause = self._budget.spend(time.monotonic())
                 if pause is None:
-                    self._give_up(reason)
+                    self._abort(reason)
                     return
                 self._owner.record(self.replica, "restarting", f"in {pause:g} s")
                 with contextlib.suppress(TimeoutError):
@@ -221,7 +221,7 @@ class ReplicaKeeper:
         finally:
             leaving.cancel()
 
-    def _give_up(self, reason: str) -> None:
+    def _abort(self, reason: str) -> None:
         self.state = ReplicaState.FAILED
         self._owner.record(self.replica, "failed", reason)
         policy = self._options.restarts

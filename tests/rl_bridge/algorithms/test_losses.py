@@ -23,11 +23,11 @@ from rl_bridge.algorithms.regularizers import (
     kl_to_reference,
 )
 from rl_bridge.algorithms.surrogate import (
+    cispo,
     clipped_surrogate,
-    likelihood,
+    reinforce,
     sequence_means,
     sequence_ratios,
-    weighted_likelihood,
 )
 
 # Sequence 7: ratios 2 and 0.5 and 8, whose geometric mean is 2. Sequence 3: a ratio of 3.
@@ -128,9 +128,7 @@ def test_cispo_by_hand() -> None:
     #   rho 2, A 0: nothing, and it is not told as capped
     logprobs = torch.full((5,), -0.5, requires_grad=True)
     ratio = torch.exp(logprobs - (-0.5 - torch.tensor([2.0, 2.0, 0.5, 1.1, 2.0]).log()))
-    result = weighted_likelihood(
-        logprobs, ratio, torch.tensor([1.0, -1.0, 2.0, 1.0, 0.0]), clip_low=0.2, clip_high=0.28
-    )
+    result = cispo(logprobs, ratio, torch.tensor([1.0, -1.0, 2.0, 1.0, 0.0]), clip_low=0.2, clip_high=0.28)
     result.loss.sum().backward()
     assert result.loss.tolist() == pytest.approx([0.64, -0.64, 0.8, 0.55, 0.0], abs=1e-6)
     assert logprobs.grad is not None
@@ -141,9 +139,7 @@ def test_cispo_by_hand() -> None:
 
 def test_a_lower_bound_of_one_is_none() -> None:
     logprobs = torch.tensor([-9.0], requires_grad=True)
-    result = weighted_likelihood(
-        logprobs, torch.tensor([1e-6]), torch.tensor([1.0]), clip_low=1.0, clip_high=0.28
-    )
+    result = cispo(logprobs, torch.tensor([1e-6]), torch.tensor([1.0]), clip_low=1.0, clip_high=0.28)
     # 1e-6 * 9
     assert result.loss.item() == pytest.approx(9e-6)
     assert not result.clipped_low.item()
@@ -151,7 +147,7 @@ def test_a_lower_bound_of_one_is_none() -> None:
 
 def test_the_likelihood_is_supervised_fine_tuning_where_all_advantages_are_one() -> None:
     logprobs = torch.tensor([-0.5, -2.0], requires_grad=True)
-    result = likelihood(logprobs, torch.tensor([1.0, -3.0]))
+    result = reinforce(logprobs, torch.tensor([1.0, -3.0]))
     result.loss.sum().backward()
     assert result.loss.tolist() == [0.5, -6.0]
     assert logprobs.grad is not None

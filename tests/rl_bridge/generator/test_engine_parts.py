@@ -11,7 +11,7 @@ from generator_fixtures import WAIT_S
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError
-from rl_bridge.generator.handover import Giver, Taker
+from rl_bridge.generator.handover import WeightReceiver, WeightSender
 from rl_bridge.generator.loop_thread import EngineLoopThread
 
 
@@ -120,16 +120,16 @@ def same(read: dict[str, Tensor], written: dict[str, Tensor]) -> bool:
 
 
 def test_handed_over_tensors_are_read_as_written_and_their_memory_is_reused() -> None:
-    giver, taker = Giver(), Taker()
-    first = giver.write(state(1))
-    read = taker.read(first)
+    sender, receiver = WeightSender(), WeightReceiver()
+    first = sender.write(state(1))
+    read = receiver.read(first)
     assert same(read, state(1))
-    second = giver.write(state(2))
-    again = taker.read(second)
+    second = sender.write(state(2))
+    again = receiver.read(second)
     assert (second["inode"], again["odd"].data_ptr()) == (first["inode"], read["odd"].data_ptr())
     assert same(again, state(2))
     larger = {**state(3), "more": torch.ones(100_000)}
-    third = giver.write(larger)
+    third = sender.write(larger)
     assert third["inode"] != first["inode"]
-    assert same(taker.read(third), larger)
-    giver.close()
+    assert same(receiver.read(third), larger)
+    sender.close()

@@ -19,7 +19,7 @@ from rl_bridge.generator import async_engine, batches
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.handover import Taker
+from rl_bridge.generator.handover import WeightReceiver
 from rl_bridge.generator.replica import make_engine
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.types import SamplingSettings
@@ -125,7 +125,7 @@ class PlayedLLM:
             raise RuntimeError("a shape does not fit")
         await asyncio.sleep(0.02)
         await self.stands_still.wait()
-        self.weights = {name: tensor.clone() for name, tensor in Taker().read(args[0]).items()}
+        self.weights = {name: tensor.clone() for name, tensor in WeightReceiver().read(args[0]).items()}
 
     async def update_weight_version(self, version: str) -> None:
         self.calls.append(f"version {version}")

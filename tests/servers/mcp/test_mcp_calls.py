@@ -189,7 +189,7 @@ async def test_the_level_of_the_log_holds() -> None:
     assert heard == []
 
 
-async def give_up(client: Client, tool: str, name: str) -> None:
+async def abort(client: Client, tool: str, name: str) -> None:
     """Begin a call, and cancel it once it runs."""
     begun = asyncio.Event()
 
@@ -208,7 +208,7 @@ async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool
     app = boxes()
     async with serving(app) as address, await connected(address, era) as client:
         await client.call_tool("bump", {"by": 4})
-        await give_up(client, tool, f"{tool} {era}")
+        await abort(client, tool, f"{tool} {era}")
         assert text_of(await client.call_tool("bump")) == "5"
         assert app.sessions.executor.abandoned == 0
 

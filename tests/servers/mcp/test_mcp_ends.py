@@ -11,7 +11,7 @@ from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
 from serving import PATIENCE_S, eventually, opened, request, rpc, serving, socket_to
-from test_mcp_calls import give_up
+from test_mcp_calls import abort
 from toolbox import boxes
 
 from servers.app import EnvironmentApp
@@ -134,7 +134,7 @@ async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(too
         await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}))
         handle = json.loads(await socket.recv())["result"]["session_id"]
         async with host(address, f"/mcp/{handle}", STATELESS) as client:
-            await give_up(client, tool, f"{tool} of a socket")
+            await abort(client, tool, f"{tool} of a socket")
             assert text_of(await client.call_tool("bump")) == "1"
             session = app.sessions.find("", handle)
             assert session.runner._closing is None

@@ -57,7 +57,7 @@ async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str)
 
 
 async def test_calls_are_given_up_and_sessions_are_closed_between_workers(fleet: ServeProcess) -> None:
-    async def give_up(era: str) -> None:
+    async def abort(era: str) -> None:
         path = f"/mcp/{await opened(fleet.address)}" if era == STATELESS else "/mcp"
         begun = asyncio.Event()
 
@@ -71,7 +71,7 @@ async def test_calls_are_given_up_and_sessions_are_closed_between_workers(fleet:
             await asyncio.wait([call])
             assert text_of(await client.call_tool("bump")) == "1"  # or it would wait for the call
 
-    await asyncio.gather(*(give_up(era) for era in (HANDSHAKE, STATELESS) for _ in range(4)))
+    await asyncio.gather(*(abort(era) for era in (HANDSHAKE, STATELESS) for _ in range(4)))
 
 
 async def test_changes_reach_a_stream_that_another_worker_holds(fleet: ServeProcess) -> None:

@@ -346,12 +346,12 @@ class UpstreamConnection:
         try:
             return await wait_for_answer(answer, self._wire.fault, timeout_s)
         except UpstreamLostError as loss:
-            raise broken(await self._obituary(loss.error)) from None
+            raise broken(await self._exit_reason(loss.error)) from None
         except CallError as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT
             raise
 
-    async def _obituary(self, error: MCPError) -> str:
+    async def _exit_reason(self, error: MCPError) -> str:
         """Return how it died; the connection knows it a moment later than who waits for an answer."""
         if self._owner is not None and error.code == types.CONNECTION_CLOSED:
             await asyncio.wait([self._owner], timeout=0.5)

@@ -35,7 +35,7 @@ class Post:
         self._scope: anyio.CancelScope | None = None
         self._over = False
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """End it, and whoever waits in it."""
         self._over = True
         if self._scope is not None:
@@ -66,7 +66,7 @@ class Posts:
         if message.get("method") == _CANCELLED:
             other = self._open.pop((message.get("params") or {}).get("requestId"), None)
             if other is not None:
-                other.give_up()
+                other.abort()
         post = Post()
         number = message.get("id") if "method" in message else None
         if number is not None:
