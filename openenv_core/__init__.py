@@ -115,7 +115,7 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:
             return "(not installed)"
     if name in errors.FORMER_NAMES:
-        return getattr(errors, name)
+        return errors.__getattr__(name, stacklevel=3)
     if name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value

@@ -232,18 +232,21 @@ class OptionUnavailableError(ProviderError):
     """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""
 
 
-def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[[str], Any]:
+def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:
     """Return a module's `__getattr__` that finds errors by the names that they had before 0.2, with a warning.
 
     Args:
         module: Its globals.
         names: New names by old ones.
+
+    Returns:
+        `find(name, stacklevel=2)`: a module with a `__getattr__` of its own passes 3, so that its caller is warned.
     """
 
-    def find(name: str) -> Any:
+    def find(name: str, stacklevel: int = 2) -> Any:
         if name not in names:
             raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
-        warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=stacklevel)
         return module[names[name]]
 
     return find

@@ -243,9 +243,7 @@ def load_keys(text: str, place: str) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError([f"expected {place} to be YAML, got: {' '.join(str(error).split())}"]) from None
-    if not isinstance(content, dict):
-        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
-    return content
+    return dict(_require_keys(content))
 
 
 def parse_manifest(content: object) -> Manifest:
@@ -254,12 +252,16 @@ def parse_manifest(content: object) -> Manifest:
     Raises:
         ManifestError: It says what it cannot say; one line a fault.
     """
-    if not isinstance(content, Mapping):
-        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
     try:
-        return Manifest.model_validate(content)
+        return Manifest.model_validate(_require_keys(content))
     except ValidationError as error:
         raise ManifestError([_fault(one) for one in error.errors()]) from None
+
+
+def _require_keys(content: object) -> Mapping[Any, Any]:
+    if not isinstance(content, Mapping):
+        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
+    return content
 
 
 def _fault(error: Any) -> str:

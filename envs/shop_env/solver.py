@@ -36,7 +36,7 @@ def wishes(task: str) -> list[Wish]:
     """Read the requests in a task.
 
     Raises:
-        Puzzled: One is put in a way that is not known.
+        ShopSolverError: One is put in a way that is not known.
     """
     return [
         _wish(int(number), said) for number, said in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
@@ -47,7 +47,7 @@ def policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
     """Return the numbers that a policy has where the pattern has groups.
 
     Raises:
-        Puzzled: The policy is not worded so.
+        ShopSolverError: The policy is not worded so.
     """
     if (found := re.search(pattern, text)) is None:
         raise ShopSolverError(f"expected a policy like {pattern!r}, got {text!r}")
@@ -128,7 +128,7 @@ class Talk:
         """Call a tool and return what it gives.
 
         Raises:
-            Puzzled: The tool failed.
+            ShopSolverError: The tool failed.
         """
         seen = self._call(name, arguments)
         self.earned += float(seen.reward or 0.0)
@@ -377,7 +377,7 @@ def solve(task: str, call: Call) -> float:
         call: How to call a tool.
 
     Raises:
-        Puzzled: Something is said or refused that was not expected.
+        ShopSolverError: Something is said or refused that was not expected.
     """
     talk = Talk(call)
     if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:

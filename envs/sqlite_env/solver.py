@@ -182,7 +182,7 @@ def read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, 
         described: What describe_table told, by table.
 
     Raises:
-        Puzzled: They are of no domain that is known.
+        SqliteSolverError: They are of no domain that is known.
     """
     names = {table["description"]: table["name"] for table in tables}
     for domain in DOMAINS:
@@ -223,7 +223,7 @@ def solve(task: str, call: Call) -> float:
         call: How to call a tool.
 
     Raises:
-        Puzzled: The question, or the database, is of no known kind.
+        SqliteSolverError: The question, or the database, is of no known kind.
     """
     asked = next(line for line in task.splitlines() if line.startswith("Question: ")).removeprefix(
         "Question: "
@@ -240,23 +240,23 @@ def solve(task: str, call: Call) -> float:
     tables = use("list_tables")
     described = {table["name"]: use("describe_table", table=table["name"]) for table in tables}
     schema = read_schema(tables, described)
-    read = understood(asked, schema.domain)
+    read = read_question(asked, schema.domain)
     rows = use("query", sql=written(read, schema))["rows"]
     use("submit_answer", answer=_answer(rows, task))
     return sum(rewards)
 
 
-def understood(asked: str, domain: Domain) -> Read:
+def read_question(asked: str, domain: Domain) -> Read:
     """Find out which family a question is of, and what it asks about.
 
     Raises:
-        Puzzled: It is of none.
+        SqliteSolverError: It is of none.
     """
     for valid_only in (True, False):
         for rule in rules(domain, valid_only=valid_only):
             if asked.endswith(f" {rule}"):
-                return _matched(asked.removesuffix(f" {rule}"), domain, valid_only)
-    return _matched(asked, domain, False)
+                return _match_family(asked.removesuffix(f" {rule}"), domain, valid_only)
+    return _match_family(asked, domain, False)
 
 
 def written(read: Read, schema: Schema) -> str:
@@ -279,7 +279,7 @@ def written(read: Read, schema: Schema) -> str:
     return views + " ".join(query.split())
 
 
-def _matched(asked: str, domain: Domain, valid_only: bool) -> Read:
+def _match_family(asked: str, domain: Domain, valid_only: bool) -> Read:
     for name, pattern in _patterns(domain.name):
         if found := pattern.fullmatch(asked):
             return Read(name, found.groupdict(), valid_only)

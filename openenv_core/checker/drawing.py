@@ -102,7 +102,7 @@ class Sampler:
         """Return one value, which nearly always follows the schema.
 
         Raises:
-            Impossible: The schema allows none.
+            UndrawableError: The schema allows none.
         """
         return self._value(self._root, 0)
 

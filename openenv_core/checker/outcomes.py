@@ -82,7 +82,7 @@ def within(seconds: float, function: Callable[[], T], name: str = "openenv-check
         name: Of the thread.
 
     Raises:
-        Overran: It had not ended in time.
+        CheckTimeoutError: It had not ended in time.
     """
     outcome: _Outcome[T] = _Outcome()
     thread = threading.Thread(target=outcome.take, args=(function,), name=name, daemon=True)

@@ -58,7 +58,7 @@ class Carrier(Protocol):
 
         Raises:
             ConnectionLostError: The connection has broken.
-            Overdue: `interrupt` was called.
+            ReplyOverdueError: `interrupt` was called.
         """
 
     def send(self, frame: bytes) -> None:
@@ -73,7 +73,7 @@ class Carrier(Protocol):
 
         Raises:
             ConnectionLostError: The connection has broken, and every frame that came before was read.
-            Overdue: `interrupt` was called.
+            ReplyOverdueError: `interrupt` was called.
         """
 
     def interrupt(self) -> None:

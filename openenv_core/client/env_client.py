@@ -152,6 +152,11 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._thread
 
 
+def space_label(repo_id: str) -> str:
+    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
+    return re.sub("[/._]", "-", repo_id).lower()
+
+
 class EnvClient(ClientSession[ActT, ObsT, StateT]):
     """A session on an environment server, for asyncio; `sync()` gives the same without.
 
@@ -281,7 +286,7 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
                 f"expected use_docker=True, got False; git clone https://huggingface.co/spaces/{repo_id}, then "
                 f"{cls.__name__}.from_process('FOLDER') serves it without a container"
             )
-        image = f"registry.hf.space/{re.sub('[/._]', '-', repo_id).lower()}:latest"
+        image = f"registry.hf.space/{space_label(repo_id)}:latest"
         return cls.from_docker_image(image, provider=provider, **options)
 
     def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:

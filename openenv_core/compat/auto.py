@@ -4,11 +4,12 @@ import re
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
+from openenv_core.client.env_client import space_label
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_class, make
 from openenv_core.types import Action
 
-_SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?([\w.-]+)/([\w.-]+)/?")
+_SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?(?P<id>[\w.-]+/[\w.-]+)/?")
 
 
 class AutoEnv:
@@ -51,9 +52,7 @@ class AutoEnv:
         """
         space = _SPACE.fullmatch(name)
         if space is not None:
-            base_url = (
-                base_url or f"https://{re.sub(r'[._]', '-', '-'.join(space.groups())).lower()}.hf.space"
-            )
+            base_url = base_url or f"https://{space_label(space['id'])}.hf.space"
             client: type[EnvClient[Any, Any, Any]] = GenericEnvClient
         else:
             client = GenericEnvClient if skip_install else client_class(name)

@@ -213,8 +213,8 @@ class GitServerClient:
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"git {command[1]} took longer than {GIT_TIMEOUT_S:g} s") from error
 
-    def _git(self, *words: str, cwd: Path) -> str:
-        done = self._run(["git", *words], cwd)
+    def _git(self, *arguments: str, cwd: Path) -> str:
+        done = self._run(["git", *arguments], cwd)
         if done.returncode != 0:
-            raise RuntimeError(f"git {words[0]} failed: {done.stderr.strip()}")
+            raise RuntimeError(f"git {arguments[0]} failed: {done.stderr.strip()}")
         return done.stdout

@@ -63,7 +63,7 @@ class Prompts:
         """Return an answer.
 
         Raises:
-            Asked: It is a command.
+            CommandTypedError: It is a command.
             EOFError: There is none.
         """
         while True:
@@ -88,7 +88,7 @@ class Prompts:
         """Return the next action.
 
         Raises:
-            Asked: A command was typed.
+            CommandTypedError: A command was typed.
             EOFError: There is no more.
         """
         while True:

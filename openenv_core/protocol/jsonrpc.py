@@ -47,7 +47,7 @@ def parse(text: str | bytes) -> Any:
     """Read the JSON of a request.
 
     Raises:
-        Fault: PARSE_ERROR.
+        JsonRpcFaultError: PARSE_ERROR.
     """
     try:
         return from_json(text, allow_inf_nan=False)
@@ -61,7 +61,7 @@ def read(value: Any, size: int) -> RpcRequest:
     """Read a request whose JSON has been parsed, and was of this size.
 
     Raises:
-        Fault: PARSE_ERROR (batches are not taken) or INVALID_REQUEST.
+        JsonRpcFaultError: PARSE_ERROR (batches are not taken) or INVALID_REQUEST.
     """
     if not isinstance(value, dict):
         kind = "a batch" if isinstance(value, list) else type(value).__name__

@@ -123,7 +123,7 @@ class RequestDecoder(Generic[ActT]):
         """Read one text frame; a step is returned as its action.
 
         Raises:
-            Refusal: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
+            RefusalError: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
         """
         if "NaN" in text or "Infinity" in text:
             _require_json(text)
@@ -148,7 +148,7 @@ class RequestDecoder(Generic[ActT]):
         The oldest clients send the action by itself.
 
         Raises:
-            Refusal: VALIDATION_ERROR.
+            RefusalError: VALIDATION_ERROR.
         """
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
@@ -163,7 +163,7 @@ class RequestDecoder(Generic[ActT]):
         """Read the action of an HTTP step, out of a body of this size.
 
         Raises:
-            Refusal: VALIDATION_ERROR; the places of its errors start inside the action.
+            RefusalError: VALIDATION_ERROR; the places of its errors start inside the action.
         """
         try:
             return self._read_action(dumps(data))  # type: ignore[no-any-return]
@@ -177,7 +177,7 @@ def http_reset(body: bytes) -> dict[str, Any]:
     """Read the body of an HTTP reset, which may be empty.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        RefusalError: VALIDATION_ERROR.
     """
     return reset_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
@@ -186,7 +186,7 @@ def read_json(body: bytes) -> Any:
     """Read the JSON of an HTTP body: NaN and what is nested too deeply are refused like any other fault.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        RefusalError: VALIDATION_ERROR.
     """
     if not body:
         raise _fault("missing", [], "Field required", None)
@@ -201,7 +201,7 @@ def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
     """Read a body into a model, which has been parsed, and was of this size.
 
     Raises:
-        Refusal: VALIDATION_ERROR; the places of its errors start at the body.
+        RefusalError: VALIDATION_ERROR; the places of its errors start at the body.
     """
     if not isinstance(data, dict):
         # A model takes instances too, and would name another fault than the framework does.

@@ -54,7 +54,7 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
     """Return the result in a JSON-RPC response.
 
     Raises:
-        Fault: The server says that the method has failed.
+        JsonRpcFaultError: The server says that the method has failed.
         ProtocolError: It is no response, or that to another request.
     """
     error = response.get("error")

@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
         from openenv_core.sandbox import sync
 
         return getattr(sync, name)
-    return _former(name)
+    return _former(name, stacklevel=3)
 
 
 _former = former_names(

@@ -65,7 +65,7 @@ class AnswerReader:
             expected: The number of the request that is being answered; None: none is.
 
         Raises:
-            Forged: They are not the answer to that request.
+            ForgedAnswerError: They are not the answer to that request.
         """
         if expected is None:
             raise ForgedAnswerError("bytes without a request")

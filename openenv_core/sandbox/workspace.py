@@ -183,7 +183,7 @@ class Workspace:
         """Return whether the files are more, larger together, or deeper than allowed. Blocks.
 
         Raises:
-            _Slow: There are more than `quick`.
+            _SlowError: There are more than `quick`.
         """
         size = 0
         try:

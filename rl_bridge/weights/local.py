@@ -30,7 +30,7 @@ POLL_INTERVAL_S = 0.002
 
 
 class SegmentSlot:
-    """A locked segment, as a `Slot`."""
+    """A locked segment, as a `SnapshotSlot`."""
 
     def __init__(self, publisher: "SegmentPublisher", ring: SegmentRing, segment: Segment, key: Key) -> None:
         self._publisher = publisher
@@ -43,7 +43,7 @@ class SegmentSlot:
         self.target = torch.frombuffer(segment.map, dtype=torch.uint8)
 
     async def publish(self, parts: Mapping[str, StoredPart]) -> SegmentAddress:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         segment = self._segment
         segment.end()
         segment.holds = self._key
@@ -57,7 +57,7 @@ class SegmentSlot:
         )
 
     def release(self) -> None:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         del self.target  # a mapping that is looked at cannot be closed
         self._ring.release(self._segment, whole=self._whole)
 
@@ -112,7 +112,7 @@ class SegmentReader:
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
-        """See `Reader`. The bytes are the publishers' own, mapped for reading only."""
+        """See `TransportReader`. The bytes are the publishers' own, mapped for reading only."""
         with ExitStack() as held:
             found: dict[int, Tensor] = {}
             for rank in sorted(needed):
@@ -125,7 +125,7 @@ class SegmentReader:
             yield found
 
     async def close(self) -> None:
-        """See `Reader`."""
+        """See `TransportReader`."""
         self._attachments.close()
 
 

@@ -90,7 +90,7 @@ class _Block:
 
 
 class BufferSlot:
-    """A block, as a `Slot`."""
+    """A block, as a `SnapshotSlot`."""
 
     def __init__(
         self, publisher: "BufferPublisher", block: _Block, key: Key, publication: Publication
@@ -103,14 +103,14 @@ class BufferSlot:
         self.target = block.target
 
     async def publish(self, parts: Mapping[str, StoredPart]) -> BufferAddress:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         await asyncio.to_thread(self._block.register, parts)
         self._block.holds = self._name
         self._block.written = self._publisher.count()
         return BufferAddress(buffers=dict(self._block.buffers))
 
     def release(self) -> None:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         self._block.reserved = False
 
 
@@ -207,7 +207,7 @@ class BufferReader:
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
-        """See `Reader`. The bytes are this process's own, fetched into memory that is kept for the next time."""
+        """See `TransportReader`. The bytes are fetched into memory of this process, kept for the next time."""
         kept, self._kept = self._kept, {}
         fetched: dict[int, Tensor] = {}
         fetch = RDMAAction()
@@ -246,7 +246,7 @@ class BufferReader:
             ) from error
 
     async def close(self) -> None:
-        """See `Reader`."""
+        """See `TransportReader`."""
         self._kept.clear()
 
 

@@ -135,7 +135,7 @@ class Volumes:
 
 
 class VolumeSlot:
-    """Memory that is sent to a volume when it is complete, as a `Slot`."""
+    """Memory that is sent to a volume when it is complete, as a `SnapshotSlot`."""
 
     def __init__(
         self, publisher: "VolumePublisher", key: Key, publication: Publication, target: Tensor
@@ -148,11 +148,11 @@ class VolumeSlot:
         self.replaces = None if self._old is None else self._old[0]
 
     async def publish(self, parts: Mapping[str, StoredPart]) -> str:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         return await self._publisher.send(self._key, self._publication, self.target, self._old)
 
     def release(self) -> None:
-        """See `Slot`."""
+        """See `SnapshotSlot`."""
         self._publisher.keep(self.target)
 
 
@@ -254,7 +254,7 @@ class VolumeReader:
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
-        """See `Reader`. The bytes are this process's own."""
+        """See `TransportReader`. The bytes are this process's own."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._volumes.client()
@@ -272,7 +272,7 @@ class VolumeReader:
         yield dict(zip(needed, fetched, strict=True))
 
     async def close(self) -> None:
-        """See `Reader`."""
+        """See `TransportReader`."""
 
 
 def _series(key: Key) -> str | None:

@@ -175,7 +175,7 @@ class SharedSlots:
         """Take a slot for a caller.
 
         Raises:
-            Refusal: CAPACITY_REACHED.
+            RefusalError: CAPACITY_REACHED.
         """
         column = self._columns[owner]
         with self._table.locked():

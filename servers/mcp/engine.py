@@ -55,7 +55,7 @@ class Opening:
         """Refuse what no session could answer.
 
         Raises:
-            Refused: The environment has no tools, or the request names two sessions.
+            McpRequestRefusedError: The environment has no tools, or the request names two sessions.
         """
         if not self._tooling.possible:
             raise no_tools()
@@ -67,7 +67,7 @@ class Opening:
         """Return the session that a request of the stateless wire names; None where it names none.
 
         Raises:
-            Refused: It is not there, or cannot be opened.
+            McpRequestRefusedError: It is not there, or cannot be opened.
         """
         if asked.in_path is not None:
             return self._find(owner, asked.in_path)
@@ -79,7 +79,7 @@ class Opening:
         """Return the session of a new connection, and whether it was opened for it.
 
         Raises:
-            Refused: It is not there, or cannot be opened.
+            McpRequestRefusedError: It is not there, or cannot be opened.
         """
         if asked.in_path is not None:
             return self._find(owner, asked.in_path), False
@@ -205,7 +205,7 @@ class McpEngine:
         """Answer one request.
 
         Raises:
-            Refused: It is not for the SDK.
+            McpRequestRefusedError: It is not for the SDK.
         """
         asked = exchange.asked
         self._opening.check(asked)
@@ -376,7 +376,7 @@ def _refuse_what_is_forgotten(asked: McpRequest, link: McpConnection) -> None:
     The SDK would answer with a stream that ends at once, and official clients would come back to it for ever.
 
     Raises:
-        Refused: It is not. As 400: by 404 a client would take its session for ended.
+        McpRequestRefusedError: It is not. As 400: by 404 a client would take its session for ended.
     """
     if asked.http == "GET" and asked.last_event and link.kept.after(asked.last_event) is None:
         text = (

@@ -258,7 +258,7 @@ class Links:
         """Return the connection that has to go before another may share a session; None where none has to.
 
         Raises:
-            Full: All are in use.
+            TooManyConnectionsError: All are in use.
         """
         links = self.of(session)
         if len(links) < MAX_LINKS:

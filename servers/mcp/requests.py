@@ -227,7 +227,7 @@ class Exchange:
         """Do something, but cancel it when the client leaves.
 
         Raises:
-            Refused: The client has left.
+            McpRequestRefusedError: The client has left.
         """
         task = asyncio.create_task(work)
         watch = asyncio.create_task(self._departure())

@@ -66,7 +66,7 @@ async def json_body(request: Request) -> bytes:
     """Return the body, which the guard has bounded.
 
     Raises:
-        Refusal: VALIDATION_ERROR: it says that it is no JSON.
+        RefusalError: VALIDATION_ERROR: it says that it is no JSON.
     """
     body = await request.body()
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -80,7 +80,7 @@ async def read_model(request: Request, model: type[ModelT]) -> ModelT:
     """Read the body into a model. The framework would list every fault of a body that has a million of them.
 
     Raises:
-        Refusal: VALIDATION_ERROR.
+        RefusalError: VALIDATION_ERROR.
     """
     body = await json_body(request)
     data: Any = read_json(body)

@@ -63,7 +63,7 @@ class SocketSender:
         """Send one frame.
 
         Raises:
-            Disconnected: Somebody else has ended the conversation.
+            DisconnectedError: Somebody else has ended the conversation.
         """
         if self.over:
             raise DisconnectedError
@@ -75,7 +75,7 @@ class SocketSender:
         """Close the socket, after a last frame where there is one.
 
         Raises:
-            Disconnected: Somebody else has ended the conversation.
+            DisconnectedError: Somebody else has ended the conversation.
         """
         if last is not None:
             await self.say(last)

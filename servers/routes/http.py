@@ -25,7 +25,7 @@ def session_named_by(request: Request) -> str | None:
     """Return the id of the session that a request names, the header before the cookie; None where it names none.
 
     Raises:
-        Refusal: VALIDATION_ERROR: it is no id.
+        RefusalError: VALIDATION_ERROR: it is no id.
     """
     named: str | None = None
     for place, name, value in (

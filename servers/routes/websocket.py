@@ -73,7 +73,7 @@ class SocketSession:
         """Do something in the session, with a deadline.
 
         Raises:
-            Refusal: The session is over, or too many wait for it.
+            RefusalError: The session is over, or too many wait for it.
             Exception: Whatever the environment raised.
         """
         if self.session.shared:
@@ -99,7 +99,7 @@ class Dialect(Protocol):
         """Return the reply to one frame, which is None where it is binary; None to a close.
 
         Raises:
-            Refusal: `UnknownSessionError` and `DeadlineExceededError`: the session is over.
+            RefusalError: `UnknownSessionError` and `DeadlineExceededError`: the session is over.
         """
 
     def refusal(self, refusal: RefusalError) -> str:
@@ -154,7 +154,7 @@ class SocketRoute:
         """Return what gives the socket a session of its own, which ends with it.
 
         Raises:
-            Refusal: On entry: there is none.
+            RefusalError: On entry: there is none.
         """
         return self._sessions.session(owner_of(scope))
 
@@ -295,7 +295,7 @@ class WebSocketRoute(SocketRoute):
         """Attach the socket to the session that its address names; else give it one of its own.
 
         Raises:
-            Refusal: On entry: there is none, or somebody speaks for it already.
+            RefusalError: On entry: there is none, or somebody speaks for it already.
         """
         wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
         if wanted:
@@ -314,7 +314,7 @@ class _Frames:
         """Return the reply to one frame; None to a close.
 
         Raises:
-            Refusal: The session is over.
+            RefusalError: The session is over.
         """
         try:
             return await self._answer(seat, text)

@@ -32,7 +32,7 @@ class Bodies:
         """Return whether a body comes.
 
         Raises:
-            Turned: 413, 415 or 400: the headers say already that it cannot be taken.
+            TurnedAwayError: 413, 415 or 400: the headers say already that it cannot be taken.
         """
         encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
         if any(value not in (b"", b"identity") for value in encodings):
@@ -58,7 +58,7 @@ class Bodies:
         """Read the whole body.
 
         Raises:
-            Turned: 413 or 408.
+            TurnedAwayError: 413 or 408.
             ClientLeftError: The connection is gone.
         """
         parts: list[bytes] = []

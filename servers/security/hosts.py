@@ -64,7 +64,7 @@ class AllowedHosts:
             local: The local address of the connection, or the path of a Unix socket.
 
         Raises:
-            Turned: 400 where there is not one well-formed Host, 421 where it is foreign.
+            TurnedAwayError: 400 where there is not one well-formed Host, 421 where it is foreign.
         """
         if len(values) != 1:
             raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
@@ -117,7 +117,7 @@ class Origins:
             host: What Host names.
 
         Raises:
-            Turned: 403.
+            TurnedAwayError: 403.
         """
         if not values or self._any:
             return

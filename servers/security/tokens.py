@@ -29,7 +29,7 @@ class Tokens:
             authorizations: The values of the header Authorization.
 
         Raises:
-            Turned: 401, no token or not one of them.
+            TurnedAwayError: 401, no token or not one of them.
         """
         if not self._digests:
             return ""

@@ -93,7 +93,7 @@ class EnvironmentSession:
         """Wait until no other call is under way.
 
         Raises:
-            Refusal: `SessionBusyError`; too many wait.
+            RefusalError: `SessionBusyError`; too many wait.
         """
         if self._turn is None:
             self._turn = asyncio.Lock()

@@ -21,7 +21,7 @@ class SessionSlots(Protocol):
         """Take a slot for a caller.
 
         Raises:
-            Refusal: CAPACITY_REACHED, with active_sessions and max_sessions.
+            RefusalError: CAPACITY_REACHED, with active_sessions and max_sessions.
         """
 
     def give(self, owner: str) -> None:
@@ -64,7 +64,7 @@ class LocalSlots:
         """Take a slot for a caller.
 
         Raises:
-            Refusal: CAPACITY_REACHED.
+            RefusalError: CAPACITY_REACHED.
         """
         if self._active >= self._cap:
             raise full("session", self._active, self._cap)

@@ -164,7 +164,7 @@ class SessionTable:
         """Take a slot and an environment for as long as the block runs.
 
         Raises:
-            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
+            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
         session = await self._admit(owner)
         try:
@@ -181,7 +181,7 @@ class SessionTable:
             session_id: An id of the caller's choice, which none of the caller's sessions has.
 
         Raises:
-            Refusal: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
+            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
         key = (owner, session_id or self._new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
@@ -199,7 +199,7 @@ class SessionTable:
         """Return the caller's session of this id, opened now where there was none.
 
         Raises:
-            Refusal: As `open`.
+            RefusalError: As `open`.
         """
         while (opening := self._opening.get((owner, session_id))) is not None:
             await asyncio.shield(opening)
@@ -209,7 +209,7 @@ class SessionTable:
         """Return the caller's session of this id.
 
         Raises:
-            Refusal: `UnknownSessionError`.
+            RefusalError: `UnknownSessionError`.
         """
         session = self._sessions.get((owner, session_id)) if isinstance(session_id, str) else None
         if session is None:
@@ -228,7 +228,7 @@ class SessionTable:
         """Speak for a session that stands by itself for as long as the block runs; it outlives the block.
 
         Raises:
-            Refusal: It is unknown, not ready, or somebody speaks for it already.
+            RefusalError: It is unknown, not ready, or somebody speaks for it already.
         """
         if (owner, session_id) in self._opening:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
@@ -263,7 +263,7 @@ class SessionTable:
             waits: It may wait, even where reset, step and state promise that they do not.
 
         Raises:
-            Refusal: `Busy`, `UnknownSessionError` (it has ended meanwhile), or `DeadlineExceededError`.
+            RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
             Exception: Whatever the environment raised.
         """
         await session.take_turn()

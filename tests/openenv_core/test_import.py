@@ -74,6 +74,7 @@ def test_errors_are_found_by_their_former_names() -> None:
         (importlib.import_module("openenv_core.sandbox"), "SandboxUnavailable", "SandboxUnavailableError"),
         (importlib.import_module("rl_bridge.errors"), "EpisodeLost", "EpisodeLostError"),
     ):
-        with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
+        with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}") as warned:
             assert getattr(module, former) is getattr(module, name)
+        assert warned[0].filename == __file__
         assert not hasattr(module, "NoSuchName")

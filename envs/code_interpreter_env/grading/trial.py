@@ -295,7 +295,7 @@ class Trial(ABC):
         """Run one case.
 
         Raises:
-            Unavailable: The infrastructure failed.
+            GradingUnavailableError: The infrastructure failed.
             OutOfTimeError: There is no time left.
         """
 

@@ -16,8 +16,8 @@ from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, seq
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import (
     Schema,
+    read_question,
     solve,
-    understood,
     written,
 )
 from envs.sqlite_env.world.domains import DOMAINS
@@ -56,7 +56,7 @@ def compare(worlds: range) -> Counter[str]:
                 question = question or ask_of(family, world, source, held_out=source.random() < 0.3)
             if question is None:
                 continue
-            read = understood(question.text, world.domain)
+            read = read_question(question.text, world.domain)
             assert read.family == family.name
             rows = reader.query(written(read, schema_of(world)))["rows"]
             for answer in (rows, [row[0] for row in rows], rows[0][0] if rows else None):

@@ -152,7 +152,7 @@ class Budget:
             return "calls"
         return "time" if self.time_left_s() <= 0 else None
 
-    def words(self, spent: Literal["calls", "time"]) -> str:
+    def describe_spent(self, spent: Literal["calls", "time"]) -> str:
         """Return which part is used up, in words."""
         if spent == "calls":
             return f"the episode's {self._calls} calls are used up; it has ended"

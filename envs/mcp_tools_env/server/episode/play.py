@@ -242,7 +242,9 @@ class Episode:
         if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
-            result = replace(ToolResult.failed(kind, self._budget.words(spent), **{BUDGET: spent}), done=True)
+            result = replace(
+                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}), done=True
+            )
         else:
             self._budget.made += 1
             if why is None:

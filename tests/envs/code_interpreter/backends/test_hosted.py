@@ -111,7 +111,7 @@ def test_listings_take_no_nonsense() -> None:
         "a",
     ]
     assert [each.path for each in listing.files()] == ["a", "b"]
-    assert listing.asked()["known"] == {"a": [1, 2], "b": [1, 2]}
+    assert listing.arguments()["known"] == {"a": [1, 2], "b": [1, 2]}
     assert [each.path for each in listing.read({"files": [["a", 1, 2, ""], ["b", 1, 3, "e"]]})] == ["b"]
     assert (
         listing.read({"files": [["a", 1, 9, "d"], ["b", 1, 3, ""]]}) == ()

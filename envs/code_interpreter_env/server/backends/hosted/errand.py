@@ -54,7 +54,7 @@ class Errand:
             text: What was printed, or the `repr` of the expression's value: markers and base64 are the same in both.
 
         Raises:
-            Unanswered: There is none.
+            ErrandUnansweredError: There is none.
         """
         # Code may have answered in our place, at any length: nothing is evaluated, and no more than this is read.
         pieces = text.split(self._marker, 3) if len(text) <= MOST_BYTES else []
@@ -106,7 +106,7 @@ class Listing:
         self._limits = limits
         self._rows: dict[str, tuple[int, int, str]] = {}
 
-    def asked(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return the arguments of the question."""
         return {
             "known": {path: [size, time] for path, (size, time, _) in self._rows.items()},

@@ -293,7 +293,7 @@ class HostedInterpreter(ABC):
         """Return the files of the workspace; see `Interpreter`."""
         async with self._turn:
             await self._ready()
-            self._listing.read(await self._errand("files", **self._listing.asked()))
+            self._listing.read(await self._errand("files", **self._listing.arguments()))
             return self._listing.files()
 
     async def restart(self) -> None:
@@ -395,7 +395,7 @@ class HostedInterpreter(ABC):
         if not self._report_files:
             return ()
         try:
-            return self._listing.read(await self._errand("files", **self._listing.asked()))
+            return self._listing.read(await self._errand("files", **self._listing.arguments()))
         except SandboxFailureError:
             return ()
 

@@ -179,15 +179,15 @@ class KernelRequest:
     """A request on its way.
 
     Args:
-        heard: Called with each message that the kernel publishes because of it.
+        on_message: Called with each message that the kernel publishes because of it.
 
     Attributes:
         done: Has the reply's content once there is a reply and all was published.
     """
 
-    def __init__(self, heard: Callable[[str, Message], None]) -> None:
+    def __init__(self, on_message: Callable[[str, Message], None]) -> None:
         self.done: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self.heard = heard
+        self.on_message = on_message
         self._reply: Message | None = None
         self._idle = False
 
@@ -198,7 +198,7 @@ class KernelRequest:
         elif kind.endswith("_reply") and message.get("channel") == "shell":
             self._reply = content
         else:
-            self.heard(kind, content)
+            self.on_message(kind, content)
         if self._idle and self._reply is not None and not self.done.done():
             self.done.set_result(self._reply)
 
@@ -262,7 +262,7 @@ class Channel:
         return cls(socket)
 
     async def ask(
-        self, kind: str, content: Message, heard: Callable[[str, Message], None] = lambda *_: None
+        self, kind: str, content: Message, on_message: Callable[[str, Message], None] = lambda *_: None
     ) -> KernelRequest:
         """Send a request.
 
@@ -286,7 +286,7 @@ class Channel:
             "channel": "shell",
             "buffers": [],
         }
-        asked = KernelRequest(heard)
+        asked = KernelRequest(on_message)
         self._asked = {name: asked}
         try:
             await self._socket.send(json.dumps(message))

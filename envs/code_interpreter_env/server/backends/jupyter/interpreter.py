@@ -222,7 +222,7 @@ def _request(code: str, *, silent: bool = False, expressions: dict[str, str] | N
 
 
 def _hearing(collector: Collector) -> Any:
-    def heard(kind: str, content: Message) -> None:
+    def on_message(kind: str, content: Message) -> None:
         if kind == "stream":
             text = str(content.get("text", ""))
             if content.get("name") == "stderr" and text.startswith(RATE_WORDS):
@@ -239,7 +239,7 @@ def _hearing(collector: Collector) -> Any:
         elif kind == "error":
             collector.error = _error(content)
 
-    return heard
+    return on_message
 
 
 def _verdict(reply: Message, collector: Collector) -> ExecutionEnd:

@@ -75,7 +75,7 @@ class TogetherInterpreter(HostedInterpreter):
             return overdue(reason, state_lost=True)
         except TooLargeError as failure:
             return flooded(str(failure), state_lost=False)
-        ran.told(collector)
+        ran.collect_into(collector)
         if collector.flood.done():
             return flooded(
                 f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped",

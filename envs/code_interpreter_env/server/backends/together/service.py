@@ -138,9 +138,9 @@ class TogetherService:
             files: Uploaded before: name, encoding and content.
 
         Raises:
-            Overdue: No answer in time.
+            ServiceTimeoutError: No answer in time.
             TooLargeError: The answer is too large.
-            Refused: The service said no.
+            ServiceRefusedError: The service said no.
             HostFailureError: It gave no usable answer.
         """
         body: dict[str, Any] = {"language": "python", "code": code}
@@ -281,7 +281,7 @@ class Ran:
     session_id: str
     outputs: tuple[tuple[str, Any], ...]
 
-    def told(self, collector: Collector) -> None:
+    def collect_into(self, collector: Collector) -> None:
         """Have a collector hear it. Types of output that are not documented are left out."""
         for kind, data in self.outputs:
             if kind in ("stdout", "stderr"):
