@@ -81,7 +81,7 @@ def _config(subject: Subject) -> dict[str, Any]:
     return found
 
 
-PLACES: Final = ("server/Dockerfile", "ParsedDockerfile")
+PLACES: Final = ("server/Dockerfile", "Dockerfile")
 """Where a folder has its Dockerfile."""
 
 OUR_BASE: Final = "ropewalk-base"
