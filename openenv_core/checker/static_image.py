@@ -1,14 +1,13 @@
 """The Dockerfile of a folder, and what its image says of itself."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.subject import Subject
+from openenv_core.images.dockerfile import PLACES, Dockerfile
+from openenv_core.images.leaving_out import has_secret, is_secret_name, read_rules
 from openenv_core.targets import TargetKind, exposed_port
 
 LARGEST_BYTES: Final = 10 * 1024**3
@@ -81,200 +80,12 @@ def _config(subject: Subject) -> dict[str, Any]:
     return found
 
 
-PLACES: Final = ("server/Dockerfile", "Dockerfile")
-"""Where a folder has its Dockerfile."""
-
-OUR_BASE: Final = "ropewalk-base"
-"""What the base image is called; the one that serves has a user, a health check and a port."""
-
-OUR_BASE_BUILDS: Final = "-build"
-"""How the tag of the one that builds ends: root, and nothing to serve."""
-
-RELEASED_BASE: Final = "openenv-base"
-"""What the base image of folders made by the released `openenv init` is called."""
-
-_HEREDOC: Final = re.compile(r"<<-?\s*['\"]?(?P<end>\w+)['\"]?")
-_VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*))?\}|(?P<plain>\w+))")
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedInstruction:
-    """One instruction.
-
-    Attributes:
-        word: In capitals.
-        rest: What follows it, on one line.
-        line: Where it begins.
-    """
-
-    word: str
-    rest: str
-    line: int
-
-
-@dataclass(slots=True)
-class Stage:
-    """What follows one FROM.
-
-    Attributes:
-        base: The image or the earlier stage that it begins from, as it is written.
-        name: What later stages call it.
-        instructions: Those after the FROM.
-    """
-
-    base: str
-    name: str | None
-    instructions: list[ParsedInstruction] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ParsedDockerfile:
-    """All of one.
-
-    Attributes:
-        path: Where it is.
-        arguments: The global ARGs and their defaults.
-        stages: In their order.
-    """
-
-    path: Path
-    arguments: dict[str, str] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
-
-    @classmethod
-    def find(cls, folder: Path, named: str | None = None) -> Self | None:
-        """Read the Dockerfile of an environment's folder; None where there is none."""
-        for place in (*([named] if named else []), *PLACES):
-            if (folder / place).is_file():
-                return cls.read(folder / place)
-        return None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read one."""
-        found = cls(path)
-        for one in _instructions(path.read_text(encoding="utf-8", errors="replace")):
-            if one.word == "FROM":
-                words = [word for word in one.rest.split() if not word.startswith("--")]
-                named = len(words) == 3 and words[1].lower() == "as"
-                found.stages.append(Stage(words[0] if words else "", words[2] if named else None))
-            elif found.stages:
-                found.stages[-1].instructions.append(one)
-            elif one.word == "ARG":
-                name, _, default = one.rest.partition("=")
-                found.arguments[name.strip()] = default.strip().strip("'\"")
-        return found
-
-    @property
-    def all(self) -> list[ParsedInstruction]:
-        """Every instruction of every stage."""
-        return [one for stage in self.stages for one in stage.instructions]
-
-    @property
-    def final(self) -> list[ParsedInstruction]:
-        """The instructions that the last stage's image has, those of the stages that it begins from included."""
-        return [one for stage in self._line() for one in stage.instructions]
-
-    @property
-    def base(self) -> str:
-        """The image that the last stage begins from, with variables in it."""
-        line = self._line()
-        return line[0].base if line else ""
-
-    @property
-    def base_image(self) -> str:
-        """The same, with the variables' defaults in their places."""
-        return self.resolved(self.base)
-
-    @property
-    def base_variables(self) -> set[str]:
-        """The variables in the name of the base."""
-        return {match["braced"] or match["plain"] for match in _VARIABLE.finditer(self.base)}
-
-    @property
-    def on_our_base(self) -> bool:
-        """Whether the base is ours, of the sort that serves: user, health check and port come with it."""
-        name = self.base_image.rpartition("/")[2]
-        return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
-
-    @property
-    def on_released_base(self) -> bool:
-        """Whether the folder was made for the released package's base image."""
-        return RELEASED_BASE in self.base_image
-
-    def last(self, word: str) -> ParsedInstruction | None:
-        """Return the last of these instructions that the image has."""
-        return next((one for one in reversed(self.final) if one.word == word), None)
-
-    def resolved(self, text: str) -> str:
-        """Put defaults in the place of variables; one without a default stays."""
-        known = dict(self.arguments)
-        for one in self.all:
-            if one.word in ("ARG", "ENV") and "=" in one.rest:
-                name, _, value = one.rest.partition("=")
-                known.setdefault(name.strip(), value.strip().strip("'\""))
-
-        def meant(match: re.Match[str]) -> str:
-            return known.get(match["braced"] or match["plain"]) or match["default"] or match[0]
-
-        return _VARIABLE.sub(meant, text)
-
-    def _line(self) -> list[Stage]:
-        """Return the last stage after those that it begins from."""
-        found: list[Stage] = []
-        wanted: Stage | None = self.stages[-1] if self.stages else None
-        while wanted is not None:
-            found.insert(0, wanted)
-            before = self.stages[: self.stages.index(wanted)]
-            base = self.resolved(wanted.base)
-            wanted = next((stage for stage in before if stage.name and stage.name == base), None)
-        return found
-
-
-def _instructions(text: str) -> Iterator[ParsedInstruction]:
-    lines = enumerate(text.splitlines(), 1)
-    for number, line in lines:
-        whole = _uncommented(line)
-        while whole.endswith("\\"):
-            _, following = next(lines, (0, ""))
-            whole = f"{whole[:-1].rstrip()} {_uncommented(following)}".strip()
-        word, _, rest = whole.partition(" ")
-        if not word:
-            continue
-        yield ParsedInstruction(word.upper(), rest.strip(), number)
-        if word.upper() in ("RUN", "COPY", "ADD"):
-            for match in _HEREDOC.finditer(rest):
-                while next(lines, (0, match["end"]))[1].strip() != match["end"]:
-                    pass
-
-
-def _uncommented(line: str) -> str:
-    """Return a line without the space around it; nothing for a comment, which may stand among continuations."""
-    found = line.strip()
-    return "" if found.startswith("#") else found
-
-
 OUR_PORT: Final = 8000
 """What our base image exposes."""
 
 _SECRET_NAME: Final = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
 )
-_SECRET_VALUE: Final = re.compile(
-    r"(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})"
-)
-_SECRET_FILES: Final = (
-    ".env",
-    ".env.*",
-    "*.pem",
-    "*.key",
-    "id_rsa",
-    "id_ed25519",
-    ".netrc",
-    ".pypirc",
-    ".npmrc",
-)
-_HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
 _PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
 
 
@@ -282,7 +93,7 @@ _PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
 def check_dockerfile_present(subject: Subject) -> None:
     """The folder has a Dockerfile."""
     folder = subject.need_folder()
-    if ParsedDockerfile.find(folder, _named(subject)) is None:
+    if Dockerfile.find(folder, _named(subject)) is None:
         raise CheckError(
             f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
             change="add server/Dockerfile as `ropewalk init` writes it",
@@ -383,14 +194,12 @@ def check_dockerfile_secrets(subject: Subject) -> None:
         if one.word in ("ENV", "ARG"):
             name, _, value = (part.strip() for part in one.rest.replace(" ", "=", 1).partition("="))
             bare = value.strip("'\"")
-            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or _SECRET_VALUE.search(
-                one.rest
-            ):
+            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or has_secret(one.rest):
                 raise CheckError(
                     f"expected no secret in {_short(file)}, got {one.word} {name} with a value on line {one.line}",
                     change="take it out, revoke it if it was real, and give it to the container when it starts",
                 )
-        elif one.word == "RUN" and _SECRET_VALUE.search(one.rest):
+        elif one.word == "RUN" and has_secret(one.rest):
             raise CheckError(
                 f"expected no secret in {_short(file)}, got one on line {one.line}",
                 change="take it out, revoke it, and use `RUN --mount=type=secret`",
@@ -408,14 +217,14 @@ def _named(subject: Subject) -> str | None:
     return None if execution is None else execution.dockerfile
 
 
-def _dockerfile(subject: Subject) -> ParsedDockerfile:
-    found = ParsedDockerfile.find(subject.need_folder(), _named(subject))
+def _dockerfile(subject: Subject) -> Dockerfile:
+    found = Dockerfile.find(subject.need_folder(), _named(subject))
     if found is None:
         raise NotApplicableError("there is no Dockerfile")
     return found
 
 
-def _short(file: ParsedDockerfile) -> str:
+def _short(file: Dockerfile) -> str:
     return file.path.name if file.path.parent.name != "server" else f"server/{file.path.name}"
 
 
@@ -424,38 +233,16 @@ def _secret_among(rest: str, folder: Path) -> str | None:
     words = [word for word in rest.split() if not word.startswith("--")]
     if len(words) < 2 or rest.startswith(("--from", "<<")):
         return None
-    ignored = _ignored(folder)
+    ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
     for source in words[:-1]:
-        for pattern in _SECRET_FILES:
-            if fnmatch(Path(source).name, pattern) and Path(source).name not in _HARMLESS:
-                return source
+        if is_secret_name(Path(source).name):
+            return source
         place = folder / source
         if not place.is_dir():
             continue
-        for pattern in _SECRET_FILES:
-            for file in sorted(place.rglob(pattern)):
-                name = file.relative_to(folder).as_posix()
-                if (
-                    file.name not in _HARMLESS
-                    and not _is_ignored(name, ignored)
-                    and ".venv" not in file.parts
-                ):
-                    return name
+        for file in sorted(place.rglob("*")):
+            name = file.relative_to(folder).as_posix()
+            goes = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
+            if goes and is_secret_name(file.name) and file.is_file():
+                return name
     return None
-
-
-def _ignored(folder: Path) -> list[str]:
-    file = folder / ".dockerignore"
-    if not file.is_file():
-        return []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-
-
-def _is_ignored(name: str, ignored: list[str]) -> bool:
-    found = False
-    for line in ignored:
-        pattern = line.removeprefix("!").strip("/").removeprefix("**/")
-        if fnmatch(name, pattern) or fnmatch(Path(name).name, pattern) or name.startswith(f"{pattern}/"):
-            found = not line.startswith("!")
-    return found

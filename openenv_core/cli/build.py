@@ -55,7 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-cache", action="store_true", help="do every step anew")
     add("--pull", action="store_true", help="ask the registry for newer images to stand on")
-    add("-v", "--verbose", action="store_true", help="show what every step prints")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -150,29 +149,24 @@ def _folder(target: str) -> Path:
 def _build(
     api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
-    from openenv_core.cli.image_progress import show_events
     from openenv_core.images import base
-    from openenv_core.images.build import build
+    from openenv_core.images.build import build, read_build_args
     from openenv_core.images.engine import inspect
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
-    with show_events(verbose=arguments.verbose) as tell:
-        if planned is not None:
-            built = {planned.request.tags: build(api, planned, tell)}
-        else:
-            from openenv_core.images.build import read_build_args
-
-            for variant in base.Variant:
-                base.ensure(
-                    api,
-                    variant,
-                    tell,
-                    build_args=read_build_args(arguments.build_arg),
-                    no_cache=arguments.no_cache,
-                    pull=arguments.pull,
-                )
-            built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
+    if planned is not None:
+        built = {planned.request.tags: build(api, planned)}
+    else:
+        for variant in base.Variant:
+            base.ensure(
+                api,
+                variant,
+                build_args=read_build_args(arguments.build_arg),
+                no_cache=arguments.no_cache,
+                pull=arguments.pull,
+            )
+        built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
         found = inspect(api, image)
         size = f"{found['Size'] / 1e6:.0f} MB"

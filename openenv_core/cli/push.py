@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _push_images(arguments: argparse.Namespace) -> int:
-    from openenv_core.cli.image_progress import show_events
     from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
 
@@ -68,8 +67,7 @@ def _push_images(arguments: argparse.Namespace) -> int:
         for image, remote in planned:
             print(f"{image} -> {remote}", file=sys.stderr)
             try:
-                with show_events() as tell:
-                    digest = push(api, image, remote, tell)
+                digest = push(api, image, remote)
             except OpenEnvError as error:
                 print(f"ropewalk: {error}", file=sys.stderr)
                 failed += 1

@@ -1,13 +1,12 @@
 """The base image that environments stand on, and the installed Ropewalk in the form in which it is put there."""
 
-import base64
-import csv
-import gzip
 import hashlib
-import io
+import json
+import os
 import re
 import shutil
-import tarfile
+import subprocess
+import sys
 import tempfile
 import tomllib
 import zipfile
@@ -15,17 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, distribution
 from importlib.resources import as_file, files
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import openenv_core
 from openenv_core.errors import ConfigurationError
-from openenv_core.images import builders as sdk
-from openenv_core.images.engine import inspect, replacing
-from openenv_core.images.events import BuildRequest, Note, Tell
+from openenv_core.images.dockerfile import OUR_BASE
+from openenv_core.images.engine import BuildRequest, build_image, inspect, replacing
 
 if TYPE_CHECKING:
     import docker
@@ -37,9 +34,10 @@ EXTRA: Final = "server"
 _EXTRA_MARKER = re.compile(
     r"""^(?P<requirement>[^;]+?)\s*(?:;\s*extra\s*==\s*['"](?P<extra>[^'"]+)['"])?\s*$"""
 )
-_LEFT_BEHIND = ("__pycache__", "*.py[co]", "*.egg-info", ".*_cache")
-_OF_THIS_PLACE = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_cache.json")
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+WHEEL_TIMEOUT_S: Final = 300
+"""Seconds in which pip has to make the wheel."""
+
+_EPOCH_S: Final = "315532800"
 """The time of every file in the wheel: the same files give the same bytes, and the engine's cache holds."""
 
 
@@ -78,24 +76,50 @@ def source_tree() -> Path | None:
 def place(folder: Path) -> Placed:
     """Put the installed Ropewalk into an empty folder.
 
-    A source tree becomes an archive of its source. What was installed from somewhere else than an index (a folder, a
-    wheel, a repository) is packed into a wheel again, from what is installed. What an index gave, it will give again.
+    A source tree, and whatever else than an index it was installed from, becomes a wheel. What an index gave, it will
+    give again.
 
     Raises:
-        ConfigurationError: Ropewalk is not installed.
+        ConfigurationError: Ropewalk is not installed, or no wheel can be made of its source.
     """
     tree = source_tree()
     if tree is not None:
-        project = _project(tree)
-        archive = _archive(tree, folder / f"{DISTRIBUTION}-{project['version']}.tar.gz")
-        return Placed(
-            f"./{archive.name}", (*project["dependencies"], *project["optional-dependencies"][EXTRA])
+        source = str(tree)
+    else:
+        installed = _distribution()
+        origin = installed.read_text("direct_url.json")
+        if origin is None:
+            return Placed(f"{DISTRIBUTION}=={installed.version}", tuple(_dependencies(installed)))
+        source = str(json.loads(origin)["url"])
+    wheel = _make_wheel(source, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (one for one in zipfile.Path(archive).iterdir() if one.name.endswith(".dist-info"))
+        return Placed(f"./{wheel.name}", tuple(_dependencies(PathDistribution(metadata))))
+
+
+def _make_wheel(source: str, folder: Path) -> Path:
+    """Make a wheel of a project's folder, archive, wheel or URL: the same source gives the same bytes."""
+    with tempfile.TemporaryDirectory(prefix="ropewalk-wheel-") as scratch:
+        # Nothing is left behind in the source.
+        settings = Path(scratch) / "setup.cfg"
+        settings.write_text(f"[build]\nbuild_base = {scratch}\n[egg_info]\negg_base = {scratch}\n")
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*command, "--no-deps", "--wheel-dir", str(folder), source],
+            env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH_S, "DIST_EXTRA_CONFIG": str(settings)},
+            capture_output=True,
+            text=True,
+            timeout=WHEEL_TIMEOUT_S,
+            check=False,
         )
-    installed = _distribution()
-    requirement = f"{DISTRIBUTION}=={installed.version}"
-    if installed.read_text("direct_url.json") is not None:
-        requirement = f"./{_pack(installed, folder).name}"
-    return Placed(requirement, tuple(_dependencies(installed)))
+    made = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(made) != 1:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise ConfigurationError(
+            f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{said}\n"
+            "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"
+        )
+    return made[0]
 
 
 def _project(root: Path) -> dict[str, Any]:
@@ -108,8 +132,7 @@ def _distribution() -> Distribution:
         return distribution(DISTRIBUTION)
     except PackageNotFoundError:
         raise ConfigurationError(
-            f"expected {DISTRIBUTION} to be installed, so that an image can have the same version, got no such "
-            "distribution; pip install 'ropewalk[author]'"
+            f"{DISTRIBUTION} is not installed, so no image can have the same version; pip install 'ropewalk[author]'"
         ) from None
 
 
@@ -122,71 +145,7 @@ def _dependencies(installed: Distribution) -> Iterator[str]:
             yield match["requirement"]
 
 
-def _archive(tree: Path, target: Path) -> Path:
-    """Make an archive of the source: the same source gives the same bytes."""
-    with gzip.GzipFile(target, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in _shipped(tree):
-            entry = tarfile.TarInfo(f"{target.name.removesuffix('.tar.gz')}/{name}")
-            data = (tree / name).read_bytes()
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-    return target
-
-
-def _shipped(tree: Path) -> Iterator[PurePosixPath]:
-    """Yield what a wheel of the project is made of, relative to the tree."""
-    with (tree / "pyproject.toml").open("rb") as file:
-        settings = tomllib.load(file)
-    project = settings["project"]
-    yield from map(PurePosixPath, ("pyproject.toml", project["readme"], *project["license-files"]))
-    patterns = settings["tool"]["setuptools"]["packages"]["find"]["include"]
-    for package in sorted(tree.iterdir()):
-        if (package / "__init__.py").is_file() and any(fnmatchcase(package.name, one) for one in patterns):
-            yield from _files(tree, package)
-
-
-def _files(tree: Path, folder: Path) -> Iterator[PurePosixPath]:
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() or any(fnmatchcase(path.name, one) for one in _LEFT_BEHIND):
-            continue
-        if path.is_dir():
-            yield from _files(tree, path)
-        elif path.is_file():
-            yield PurePosixPath(path.relative_to(tree).as_posix())
-
-
-def _pack(installed: Distribution, folder: Path) -> Path:
-    """Make a wheel of what is installed."""
-    wheel = folder / f"{DISTRIBUTION}-{installed.version}-py3-none-any.whl"
-    record = io.StringIO()
-    rows = csv.writer(record, lineterminator="\n")
-    information = ""
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(installed.files or (), key=str):
-            # Scripts lie outside, and are made anew from the entry points.
-            if ".." in file.parts or "__pycache__" in file.parts:
-                continue
-            if file.parts[0].endswith(".dist-info"):
-                information = file.parts[0]
-                if file.name in _OF_THIS_PLACE:
-                    continue
-            data = Path(str(file.locate())).read_bytes()
-            archive.writestr(_entry(file.as_posix()), data)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            rows.writerow((file.as_posix(), f"sha256={digest}", len(data)))
-        rows.writerow((f"{information}/RECORD", "", ""))
-        archive.writestr(_entry(f"{information}/RECORD"), record.getvalue())
-    return wheel
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _EPOCH)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o644 << 16
-    return entry
-
-
-REPOSITORY: Final = "ropewalk-base"
+REPOSITORY = OUR_BASE
 FINGERPRINT: Final = "ropewalk.base"
 """The label that says from what a base was made."""
 
@@ -216,7 +175,6 @@ def tags(variant: Variant) -> tuple[str, ...]:
 def ensure(
     api: "docker.APIClient",
     variant: Variant,
-    tell: Tell,
     *,
     build_args: Mapping[str, str] | None = None,
     no_cache: bool = False,
@@ -233,7 +191,7 @@ def ensure(
         fingerprint = request.labels[FINGERPRINT]
         if not (always or no_cache or pull or build_args) and _made_from(api, named[0]) == fingerprint:
             return named[0]
-        tell(Note(f"the base image {named[0]} comes first: it is missing, or made from another Ropewalk"))
+        sys.stderr.write(f"making the base image {named[0]}: it is missing, or of another Ropewalk\n")
         wanted = replace(
             request,
             tags=named,
@@ -243,7 +201,7 @@ def ensure(
             pull=pull,
         )
         with replacing(api, named):
-            sdk.build_by_sdk(api, wanted, tell)
+            build_image(wanted)
     return named[0]
 
 

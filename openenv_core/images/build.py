@@ -3,19 +3,24 @@
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images import builders as commandline
-from openenv_core.images import builders as sdk
-from openenv_core.images.engine import replacing
-from openenv_core.images.events import BuildRequest, Note, Tell
+from openenv_core.images.dockerfile import (
+    BASE_ARG,
+    OUR_BASE,
+    OUR_BASE_BUILDS,
+    PLACES,
+    RELEASED_BASE,
+    Dockerfile,
+)
+from openenv_core.images.engine import BuildRequest, build_image, replacing
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
 
 if TYPE_CHECKING:
@@ -28,157 +33,6 @@ PREDEFINED_ARGS: Final = frozenset(
 )
 """Build arguments that every Dockerfile takes without an ARG."""
 
-BASE_ARG: Final = "BASE_IMAGE"
-
-_DIRECTIVE = re.compile(r"#\s*(?P<name>\w+)\s*=\s*(?P<value>.+?)\s*$")
-_HEREDOC = re.compile(r"(?:^|\s)\d*<<-?(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote)(?=\s|$|[;|&)])")
-_ARG = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<value>\"[^\"]*\"|'[^']*'|\S*))?")
-_STAGE = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+AS\s+(?P<name>\S+))?\s*$", re.IGNORECASE)
-_FLAG = re.compile(r"--(?P<name>[a-z-]+)(=\S*)?")
-
-_BUILDKIT_FLAGS: Final = {
-    "RUN": {"mount", "network", "security"},
-    "COPY": {"chmod", "link", "parents", "exclude"},
-    "ADD": {"chmod", "link", "checksum", "keep-git-dir", "exclude"},
-}
-"""Flags that the engine's older builder does not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One instruction: its word in capitals, the rest with its continued lines joined, and where it begins."""
-
-    word: str
-    rest: str
-    line: int
-    heredoc: bool = False
-
-    @property
-    def flags(self) -> Iterator[str]:
-        """The names of its flags, those between the word and what it works on."""
-        for part in self.rest.split():
-            if (found := _FLAG.fullmatch(part)) is None:
-                return
-            yield found["name"]
-
-
-@dataclass(frozen=True)
-class Dockerfile:
-    """A Dockerfile, read but not understood any further than asked for here.
-
-    Attributes:
-        instructions: All of them, in order.
-        directives: What its first comments tell the parser: `syntax`, `escape`, `check`.
-    """
-
-    instructions: tuple[Instruction, ...]
-    directives: dict[str, str]
-
-    @classmethod
-    def read(cls, path: Path) -> "Dockerfile":
-        """Read a file.
-
-        Raises:
-            ConfigurationError: It cannot be read, or holds no instruction.
-        """
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"expected a readable Dockerfile at {path}, got: {error}") from error
-        found = cls.parse(text)
-        if not found.images:
-            raise ConfigurationError(f"expected a FROM in {path}, got {len(found.instructions)} instructions")
-        return found
-
-    @classmethod
-    def parse(cls, text: str) -> "Dockerfile":
-        """Take a Dockerfile's text apart."""
-        lines = text.removeprefix("\ufeff").splitlines()
-        directives = _directives(lines)
-        return cls(tuple(_instructions(lines, directives.get("escape", "\\"))), directives)
-
-    @cached_property
-    def args(self) -> dict[str, str | None]:
-        """The build arguments that it takes, with the first default of each."""
-        found: dict[str, str | None] = {}
-        for one in self.instructions:
-            if one.word == "ARG":
-                for match in _ARG.finditer(one.rest):
-                    value = match["value"]
-                    found.setdefault(match["name"], value.strip("\"'") if value is not None else None)
-        return found
-
-    @cached_property
-    def images(self) -> tuple[str, ...]:
-        """What its stages stand on, as written; stages of its own are left out."""
-        found, stages = [], set[str]()
-        for one in self.instructions:
-            if one.word == "FROM" and (match := _STAGE.match(one.rest)):
-                if match["image"].lower() not in stages:
-                    found.append(match["image"])
-                if match["name"]:
-                    stages.add(match["name"].lower())
-        return tuple(found)
-
-    @cached_property
-    def for_buildkit(self) -> tuple[str, ...]:
-        """What in it the engine's older builder cannot do, each with its line."""
-        found = [f"# syntax={self.directives['syntax']}"] if "syntax" in self.directives else []
-        for one in self.instructions:
-            known = _BUILDKIT_FLAGS.get(one.word, set())
-            found += [f"{one.word} --{flag} (line {one.line})" for flag in one.flags if flag in known]
-            if one.heredoc:
-                found.append(f"a heredoc (line {one.line})")
-        return tuple(found)
-
-    @property
-    def base(self) -> str | None:
-        """The default of ARG BASE_IMAGE, where a stage stands on it."""
-        used = any(BASE_ARG in image for image in self.images)
-        return (self.args.get(BASE_ARG) or "") if used and BASE_ARG in self.args else None
-
-
-def _directives(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in lines:
-        match = _DIRECTIVE.match(line.strip())
-        if match is None or match["name"].lower() not in ("syntax", "escape", "check"):
-            break
-        found[match["name"].lower()] = match["value"]
-    return found
-
-
-def _instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
-    rest = iter(enumerate(lines, start=1))
-    for number, line in rest:
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        while text.endswith(escape):
-            text = text[: -len(escape)].rstrip()
-            for _, more in rest:
-                # Comments and empty lines between continued lines do not end them.
-                if (more := more.strip()) and not more.startswith("#"):
-                    text = f"{text} {more}"
-                    break
-            else:
-                break
-        word, _, after = text.partition(" ")
-        word = word.upper()
-        # A shift or a here-string of a shell is no heredoc of the Dockerfile, nor is one in another instruction.
-        bodies = (
-            [match["word"] for match in _HEREDOC.finditer(after)] if word in ("RUN", "COPY", "ADD") else []
-        )
-        for body in bodies:
-            for _, more in rest:
-                if more.strip() == body:
-                    break
-        yield Instruction(word, after.strip(), number, bool(bodies))
-
-
-PLACES: Final = ("server/Dockerfile", "Dockerfile")
-"""Where a folder's Dockerfile may be; the first that is there is taken."""
-
 ENVIRONMENT: Final = "ropewalk.environment"
 """The label with the environment's name."""
 
@@ -188,8 +42,8 @@ _TAG = re.compile(
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?"
 )
-_RELEASED = re.compile(r"(^|/)openenv-base(:|@|$)")
-_OURS = re.compile(rf"^{base.REPOSITORY}(?::(?P<tag>.*))?$")
+_RELEASED = re.compile(rf"(^|/){RELEASED_BASE}(:|@|$)")
+_OURS = re.compile(rf"{OUR_BASE}(?::(?P<tag>.*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +54,12 @@ class BuildPlan:
         name: What the environment is called.
         request: The image to build; a base that is made first is already named in its arguments.
         variant: The base of ours that it stands on; None: it stands on something else.
-        for_buildkit: What in the Dockerfile needs BuildKit; empty: the SDK can build it.
         notes: What a person should know before.
     """
 
     name: str
     request: BuildRequest
     variant: base.Variant | None
-    for_buildkit: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -252,10 +104,10 @@ def plan(
             raise ConfigurationError(
                 f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one out"
             )
-        if dockerfile.base is None:
+        if not dockerfile.takes_base:
             raise ConfigurationError(
                 f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
-                f"FROM {', '.join(dockerfile.images)} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
+                f"FROM {dockerfile.base} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
                 f"`FROM ${{{BASE_ARG}}}`"
             )
         given[BASE_ARG] = base_image
@@ -276,7 +128,6 @@ def plan(
             pull=pull and variant is None,
         ),
         variant=variant,
-        for_buildkit=dockerfile.for_buildkit,
         notes=tuple(notes),
     )
 
@@ -319,13 +170,14 @@ def named(tags: Sequence[str], name: str) -> list[str]:
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
     """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
-    if dockerfile.base is None:
+    default = dockerfile.base_default
+    if default is None:
         return None
-    if _RELEASED.search(dockerfile.base):
+    if _RELEASED.search(default):
         return base.Variant.BUILD
-    if (match := _OURS.match(dockerfile.base)) is not None:
+    if (match := _OURS.fullmatch(default)) is not None:
         tag = match["tag"] or ""
-        return base.Variant.BUILD if tag == "build" or tag.endswith("-build") else base.Variant.RUNTIME
+        return base.Variant.BUILD if re.fullmatch(rf"(.*-)?{OUR_BASE_BUILDS}", tag) else base.Variant.RUNTIME
     return None
 
 
@@ -384,21 +236,16 @@ def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path
             )
 
 
-def build(api: "docker.APIClient", planned: BuildPlan, tell: Tell) -> str:
-    """Build one environment's image and return its identity.
+def build(api: "docker.APIClient", planned: BuildPlan) -> str:
+    """Build one environment's image and return its identity; docker's own output goes to standard error.
 
     Raises:
         BuildError: A step failed, or the engine refused the build.
-        ConfigurationError: The Dockerfile needs BuildKit, and no command here has it.
+        ConfigurationError: There is no command `docker`.
     """
     for note in planned.notes:
-        tell(Note(note))
-    if planned.for_buildkit:
-        commandline.find_command()  # before minutes of work on a base
+        sys.stderr.write(f"note: {note}\n")
     if planned.variant is not None:
-        base.ensure(api, planned.variant, tell)
+        base.ensure(api, planned.variant)
     with replacing(api, planned.request.tags):
-        if planned.for_buildkit:
-            tell(Note(f"by the engine's command line with BuildKit, for {planned.for_buildkit[0]}"))
-            return commandline.build_by_command(planned.request, tell)
-        return sdk.build_by_sdk(api, planned.request, tell)
+        return build_image(planned.request)

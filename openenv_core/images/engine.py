@@ -1,19 +1,29 @@
-"""The engine that images are built and kept with, and the removal of images that a new build supersedes."""
+"""The engine that images are built and kept with: `docker build`, and the removal of images that a build supersedes."""
 
 import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.images.errors import BuildError, remedy_for
 
 if TYPE_CHECKING:
     import docker
 
 RESPONSE_TIMEOUT_S: Final = 120
-"""Seconds that the engine may take to answer; a build's own output is waited for without a bound."""
+"""Seconds that the engine may take to answer."""
 
 
 @contextmanager
@@ -59,27 +69,125 @@ def engine() -> Iterator["docker.APIClient"]:
         client.close()
 
 
-@contextmanager
-def hanging_up(api: "docker.APIClient") -> Iterator[None]:
-    """Break off what the engine is answering when the block does not end well.
+CANCEL_TIMEOUT_S: Final = 15.0
+"""Seconds that the command `docker` gets to cancel what it does."""
 
-    The engine goes on with a build or a push until its caller hangs up, and the SDK keeps the answer to itself.
+_KEPT_LINES: Final = 200
+"""Lines of the command's output that are kept for an error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildRequest:
+    """One image to build.
+
+    Attributes:
+        context: The folder that the Dockerfile's COPY sees.
+        dockerfile: Relative to the context.
+        tags: What the image is called; at least one.
+        build_args: Values of its ARGs.
+        labels: Put on the image.
+        target: The stage to build; None: the last.
+        no_cache: Do every step anew.
+        pull: Ask the registry for newer images to stand on.
     """
-    answers: list[Any] = []
-    hooks = api.hooks["response"]
 
-    def collect(answer: Any, *_: Any, **__: Any) -> None:
-        answers.append(answer)
+    context: Path
+    dockerfile: str
+    tags: tuple[str, ...]
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+    no_cache: bool = False
+    pull: bool = False
 
-    hooks.append(collect)
+
+def build_image(request: BuildRequest) -> str:
+    """Build an image by `docker build`, whose output goes to standard error, and return the image's identity.
+
+    Raises:
+        BuildError: A step failed, or the engine refused the build.
+        ConfigurationError: There is no command `docker`.
+    """
+    with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
+        identity = Path(folder) / "image"
+        words = [
+            "--force-rm",
+            "--iidfile",
+            str(identity),
+            "--file",
+            str(request.context / request.dockerfile),
+        ]
+        for option, values in (
+            ("--tag", request.tags),
+            ("--build-arg", [f"{name}={value}" for name, value in request.build_args.items()]),
+            ("--label", [f"{name}={value}" for name, value in request.labels.items()]),
+            ("--target", [request.target] if request.target else []),
+        ):
+            words += [word for value in values for word in (option, value)]
+        words += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
+        status, output = run_docker("build", *words, str(request.context))
+        if status != 0:
+            said = next(
+                (
+                    line
+                    for line in reversed(output)
+                    if re.search("error|failed|returned", line, re.IGNORECASE)
+                ),
+                f"exit status {status}",
+            )
+            raise BuildError(
+                f"docker could not build {request.context}: {said.strip()}", remedy_for("\n".join(output))
+            )
+        return identity.read_text().strip()
+
+
+def run_docker(*words: str) -> tuple[int, list[str]]:
+    """Run the command `docker`, pass its output on to standard error, and return its status and its last lines.
+
+    Nothing bounds it but its user's patience: Ctrl-C cancels it in order.
+
+    Raises:
+        ConfigurationError: There is no such command.
+    """
+    from openenv_core.providers.docker.engine import find_engine
+
+    command = shutil.which("docker")
+    if command is None:
+        raise ConfigurationError(
+            "there is no command `docker` on the path; install docker-cli (docker.com/get-docker), it builds images"
+        )
+    address = find_engine()
+    surroundings = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
+    if address.certificates is not None:
+        surroundings["DOCKER_CERT_PATH"] = address.certificates
+        surroundings["DOCKER_TLS_VERIFY"] = "1" if address.verify else ""
+    process = subprocess.Popen(
+        [command, *words],
+        env=surroundings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+    )
+    assert process.stdout is not None
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
     try:
-        yield
-    except BaseException:
-        for answer in answers:
-            answer.close()
-        raise
+        for line in process.stdout:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            last.append(line.rstrip())
+        return process.wait(), list(last)
     finally:
-        hooks.remove(collect)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(CANCEL_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
 
 
 def inspect(api: "docker.APIClient", image: str) -> dict[str, Any]:

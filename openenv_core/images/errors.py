@@ -1,13 +1,9 @@
 """What can go wrong with images, and what to do about what builds commonly fail of."""
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 from openenv_core.errors import OpenEnvError
-
-TAIL_LINES: Final = 30
-"""How much of a failed step's output an error shows."""
 
 
 class ImageError(OpenEnvError):
@@ -15,22 +11,10 @@ class ImageError(OpenEnvError):
 
 
 class BuildError(ImageError):
-    """A step of a Dockerfile failed, or the engine refused the build.
+    """A step of a Dockerfile failed, or the engine refused the build."""
 
-    Attributes:
-        step: The instruction that failed; empty where none had begun.
-        output: The last lines that it printed.
-    """
-
-    def __init__(self, message: str, *, step: str = "", output: Sequence[str] = (), remedy: str = "") -> None:
-        self.step = step
-        self.output = tuple(output[-TAIL_LINES:])
-        parts = [message]
-        if self.output:
-            parts += ["--- the step's last output ---", *self.output, "---"]
-        if remedy:
-            parts.append(remedy)
-        super().__init__("\n".join(parts))
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message}\n{remedy}")
 
 
 class PushError(ImageError):
@@ -50,6 +34,12 @@ class NoSuchImageError(PushError):
 
 
 _REMEDIES: Final = (
+    (
+        r"requires BuildKit|unknown instruction|dockerfile parse error|Unknown flag",
+        "the builder does not know what the Dockerfile says: install docker's component buildx (`apt-get install "
+        "docker-buildx`, or docker-buildx-plugin), or begin the file with `# syntax=docker/dockerfile:1` where the "
+        "engine reaches a registry",
+    ),
     (
         r"pull access denied|manifest unknown|manifest for .* not found|repository does not exist|"
         r"failed to resolve source metadata|no such image|dial tcp|server misbehaving|lookup .* on ",
@@ -90,11 +80,6 @@ _REMEDIES: Final = (
         r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
         r"dns error|Connection refused",
         "the build reached no network: see the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
-    ),
-    (
-        r"unknown instruction|dockerfile parse error|Unknown flag",
-        "this engine's builder does not know what the Dockerfile says: a newer engine does, or "
-        "`# syntax=docker/dockerfile:1` as its first line where the engine reaches a registry",
     ),
     (
         r"returned a non-zero code: 137|exit code: 137|OOMKilled",

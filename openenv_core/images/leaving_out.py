@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+from openenv_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathspec import PathSpec
 
 IGNORE_FILES: Final = (".dockerignore", ".gitignore")
 
@@ -47,7 +52,8 @@ _SECRET_FILES: Final = (
     "id_ed25519*",
     "id_ecdsa*",
     "credentials",
-    "credentials.*",
+    "credentials.json",
+    "credentials.y*ml",
     "token",
     "tokens",
     "*.token",
@@ -57,13 +63,10 @@ _SECRET_FILES: Final = (
     "*_token",
     "*_token.txt",
 )
-_SECRETS: Final = (
-    re.compile(rb"\bhf_[A-Za-z0-9]{30,}\b"),
-    re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{30,}\b"),
-    re.compile(rb"\bgithub_pat_\w{40,}\b"),
-    re.compile(rb"\bsk-[A-Za-z0-9_-]{32,}"),
-    re.compile(rb"\bAKIA[0-9A-Z]{16}\b"),
-    re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+_HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
+_SECRET: Final = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{40,}\b|\bsk-[A-Za-z0-9_-]{20,}|"
+    r"\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 _SEARCHED_BYTES: Final = 4_000_000
 """Longer files are data, in which nobody writes a token by hand."""
@@ -87,19 +90,55 @@ def walk(folder: Path) -> Iterator[Found]:
 
     What either ignore file leaves out stays, whatever the other takes back with `!`.
     """
-    rules = [_Rules(folder / name) for name in IGNORE_FILES if (folder / name).is_file()]
+    rules = {name: read_rules(folder / name) for name in IGNORE_FILES if (folder / name).is_file()}
     yield from _walk(folder, "", rules)
+
+
+def read_rules(file: Path) -> "PathSpec[Any]":
+    """Read an ignore file; `match_file` of the result says whether a path relative to its folder is left out.
+
+    Raises:
+        ConfigurationError: The package `pathspec` is not installed.
+    """
+    try:
+        from pathspec import GitIgnoreSpec, PathSpec
+    except ImportError as error:
+        raise ConfigurationError(
+            f"expected the package pathspec, which reads {file.name}, got: {error}; pip install 'ropewalk[author]'"
+        ) from error
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    if file.name == ".gitignore":
+        return GitIgnoreSpec.from_lines(lines)
+    # Docker's patterns are all relative to the folder, and a name with a slash at its end is no other than without.
+    patterns = []
+    for line in lines:
+        text = line.strip()
+        if text and not text.startswith("#"):
+            back = text.startswith("!")
+            path = text.removeprefix("!").strip().removeprefix("./").strip("/")
+            if path not in ("", "."):
+                # What fits a folder fits all that is in it.
+                patterns += [f"{'!' * back}/{path}", f"{'!' * back}/{path}/**"]
+    return PathSpec.from_lines("gitignore", patterns)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a text holds what looks like a token or a private key."""
+    return _SECRET.search(text) is not None
 
 
 def secret_in(path: Path) -> bool:
     """Whether a file holds what looks like a token or a private key."""
-    if path.stat().st_size > _SEARCHED_BYTES:
-        return False
-    data = path.read_bytes()
-    return any(pattern.search(data) for pattern in _SECRETS)
+    return path.stat().st_size <= _SEARCHED_BYTES and has_secret(path.read_bytes().decode("latin-1"))
 
 
-def _walk(folder: Path, beneath: str, rules: list["_Rules"]) -> Iterator[Found]:
+def is_secret_name(name: str) -> bool:
+    """Whether a file of that name is meant for nobody else."""
+    lower = name.lower()
+    return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
+
+
+def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[Found]:
     for path in sorted((folder / beneath).iterdir()):
         relative = f"{beneath}/{path.name}" if beneath else path.name
         reason = _reason(path, relative, rules)
@@ -115,9 +154,8 @@ def _walk(folder: Path, beneath: str, rules: list["_Rules"]) -> Iterator[Found]:
             yield Found(relative, reason)
 
 
-def _reason(path: Path, relative: str, rules: list["_Rules"]) -> str | None:
-    secrets = _SECRET_FOLDERS if path.is_dir() else _SECRET_FILES
-    if any(fnmatchcase(path.name.lower(), pattern) for pattern in secrets):
+def _reason(path: Path, relative: str, rules: "dict[str, PathSpec[Any]]") -> str | None:
+    if path.name.lower() in _SECRET_FOLDERS if path.is_dir() else is_secret_name(path.name):
         return "may hold a secret"
     if relative in _CACHES_AT_THE_TOP or any(fnmatchcase(path.name, pattern) for pattern in _CACHES):
         return "made by a tool"
@@ -125,64 +163,5 @@ def _reason(path: Path, relative: str, rules: list["_Rules"]) -> str | None:
         return "a link"
     if not path.is_dir() and not path.is_file():
         return "not a file"
-    return next((one.name for one in rules if one.leaves_out(relative, path.is_dir())), None)
-
-
-class _Rules:
-    """The patterns of one ignore file; the last that fits decides."""
-
-    def __init__(self, file: Path) -> None:
-        self.name = file.name
-        self._rules: list[tuple[re.Pattern[str], bool, bool]] = []
-        anchored = self._docker = (
-            file.name == ".dockerignore"
-        )  # a name alone fits at any depth in a .gitignore
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            text = line.strip()
-            if not text or text.startswith("#"):
-                continue
-            back = text.startswith("!")
-            text = text.removeprefix("!").strip()
-            only_folders = text.endswith("/") and not anchored
-            text = text.rstrip("/")
-            deep = not anchored and "/" not in text
-            text = text.removeprefix("./").lstrip("/")
-            if text and text != ".":
-                self._rules.append((_pattern(f"**/{text}" if deep else text), back, only_folders))
-
-    def leaves_out(self, relative: str, is_folder: bool) -> bool:
-        """Whether a file or folder stays out."""
-        out = False
-        parts = relative.split("/")
-        for pattern, back, only_folders in self._rules:
-            # What fits a folder fits all that is in it.
-            for count in range(1, len(parts) + 1):
-                whole = count == len(parts)
-                if only_folders and whole and not is_folder:
-                    continue
-                if pattern.fullmatch("/".join(parts[:count])):
-                    out = not back
-                    break
-        return out
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    found, at = "", 0
-    while at < len(text):
-        if text.startswith("**/", at):
-            found, at = f"{found}(?:.*/)?", at + 3
-        elif text.startswith("**", at):
-            found, at = f"{found}.*", at + 2
-        elif text[at] == "*":
-            found, at = f"{found}[^/]*", at + 1
-        elif text[at] == "?":
-            found, at = f"{found}[^/]", at + 1
-        elif text[at] == "[" and (end := text.find("]", at + 2)) > 0:
-            inside = text[at + 1 : end]
-            negated = inside[0] in "!^"
-            found += f"[{'^' if negated else ''}{re.escape(inside[negated:]).replace(re.escape('-'), '-')}]"
-            at = end + 1
-        else:
-            at += text[at] == "\\" and at + 1 < len(text)
-            found, at = found + re.escape(text[at]), at + 1
-    return re.compile(found)
+    entry = f"{relative}/" if path.is_dir() else relative
+    return next((name for name, spec in rules.items() if spec.match_file(entry)), None)

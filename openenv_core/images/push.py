@@ -2,25 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import named
-from openenv_core.images.engine import (
-    hanging_up,
-    inspect,
-)
-from openenv_core.images.errors import (
-    NoSuchImageError,
-    NotAllowedError,
-    NotReachedError,
-    PushError,
-)
-from openenv_core.images.events import (
-    Layer,
-    Tell,
-)
+from openenv_core.images.engine import inspect, run_docker
+from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
 
 if TYPE_CHECKING:
     import docker
@@ -67,12 +54,13 @@ def remote_name(image: str, registry: str | None) -> str:
     return f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
 
 
-def push(api: "docker.APIClient", image: str, remote: str, tell: Tell) -> str:
-    """Push an image under a registry's name and return its digest there.
+def push(api: "docker.APIClient", image: str, remote: str) -> str:
+    """Push an image by `docker push`, under a registry's name, and return its digest there.
 
     Who we are is what `docker login` has stored. Afterwards the image has the registry's name here too.
 
     Raises:
+        ConfigurationError: There is no command `docker`.
         NoSuchImageError: The engine does not have it.
         NotReachedError: The registry does not answer.
         NotAllowedError: It does not let us.
@@ -85,53 +73,21 @@ def push(api: "docker.APIClient", image: str, remote: str, tell: Tell) -> str:
     try:
         if image != remote:
             api.tag(image, repository, tag)
-    except (ImageNotFound, APIError) as error:
-        raise (
-            _absent(image) if isinstance(error, ImageNotFound) else _failure(remote, str(error))
-        ) from error
+    except ImageNotFound as error:
+        raise _absent(image) from error
+    except APIError as error:
+        raise _failure(remote, str(error)) from error
     try:
-        with hanging_up(api):
-            return _pushed(api, repository, tag, tell)
+        status, output = run_docker("push", remote)
+        digest = re.search(r"\bdigest: (sha256:[0-9a-f]+)", "\n".join(output))
+        if status != 0 or digest is None:
+            raise _failure(remote, output[-1] if output else f"exit status {status}")
+        return digest[1]
     except BaseException:
         if added:
             with contextlib.suppress(APIError, OSError):
                 api.remove_image(remote, noprune=True)
         raise
-
-
-def _pushed(api: "docker.APIClient", repository: str, tag: str, tell: Tell) -> str:
-    digest: str | None = None
-    for said in _stream(api, repository, tag):
-        # The engine's status is 200 whatever comes: what went wrong stands among the messages.
-        if "error" in said:
-            raise _failure(f"{repository}:{tag}", str(said["error"]))
-        if "id" in said and "status" in said:
-            detail = said.get("progressDetail") or {}
-            tell(Layer(said["id"], said["status"], detail.get("current") or 0, detail.get("total") or 0))
-        elif isinstance(said.get("aux"), dict):
-            digest = said["aux"].get("Digest") or digest
-    if digest is None:
-        raise PushError(
-            f"expected the registry's digest of {repository}:{tag} at the end of the push, got none; "
-            "push again, and see the engine's log"
-        )
-    return digest
-
-
-def _stream(api: "docker.APIClient", repository: str, tag: str) -> Iterator[dict[str, Any]]:
-    from docker.errors import DockerException
-    from requests import RequestException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield from api.push(repository, tag, stream=True, decode=True)
-    except DockerException as error:
-        raise _failure(f"{repository}:{tag}", str(getattr(error, "explanation", None) or error)) from error
-    except (RequestException, HTTPError) as error:
-        raise PushError(
-            f"expected the engine to answer until {repository}:{tag} has arrived, got: {error}; is it still running? "
-            "`docker info` says"
-        ) from error
 
 
 def _has(api: "docker.APIClient", image: str) -> bool:

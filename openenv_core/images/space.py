@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images.build import BASE_ARG, PLACES, Dockerfile, name_of, variant_for
+from openenv_core.images.build import name_of, variant_for
+from openenv_core.images.dockerfile import BASE_ARG, PLACES, Dockerfile
 from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
 from openenv_core.images.leaving_out import secret_in, walk
 from openenv_core.manifest import MANIFEST, read_keys
@@ -77,10 +78,10 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> Staged:
     port = _port(folder)
     notes: list[str] = []
     if base_image is not None:
-        if dockerfile.base is None:
+        if not dockerfile.takes_base:
             raise ConfigurationError(
                 f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base-image gives a value, got "
-                f"FROM {', '.join(dockerfile.images)}"
+                f"FROM {dockerfile.base}"
             )
         text = with_default(text, BASE_ARG, base_image)
     elif (variant := variant_for(dockerfile)) is not None:

@@ -19,11 +19,6 @@ from registry_server import PASSWORD, USER, Registry, running_registry
 
 from openenv_core.images import base
 from openenv_core.images import base as installed
-from openenv_core.images.events import (
-    Event,
-    Note,
-    Step,
-)
 
 PYTHON = "python:3.11-slim"
 REPOSITORY = "ropewalk-test-base"
@@ -31,6 +26,11 @@ MEGABYTE = 1_000_000
 COMMAND = (sys.executable, "-m", "openenv_core.cli", "build")
 # No base of ours: those tests are about building.
 PLAIN = f"FROM {PYTHON}\n"
+
+HAS_BUILDKIT = (
+    shutil.which("docker") is not None
+    and subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=20).returncode == 0
+)
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -53,7 +53,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def runtime(api: docker.APIClient, still: pytest.MonkeyPatch) -> Iterator[str]:
-    yield base.ensure(api, base.Variant.RUNTIME, lambda _: None)
+    yield base.ensure(api, base.Variant.RUNTIME)
     for image in api.images(name=REPOSITORY):
         for tag in image["RepoTags"]:
             api.remove_image(tag, force=True)
@@ -72,11 +72,14 @@ def files(image: str) -> set[str]:
 
 
 def test_a_base_is_made_once_and_again_when_its_parts_change(
-    api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch
+    api: docker.APIClient,
+    runtime: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told: list[Event] = []
-    assert base.ensure(api, base.Variant.RUNTIME, told.append) == runtime
-    assert told == []
+    capsys.readouterr()
+    assert base.ensure(api, base.Variant.RUNTIME) == runtime
+    assert capsys.readouterr().err == ""
     place = installed.place
 
     def with_more(folder: Path) -> installed.Placed:
@@ -86,9 +89,8 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
 
     before = api.inspect_image(runtime)["Id"]
     monkeypatch.setattr(installed, "place", with_more)
-    base.ensure(api, base.Variant.RUNTIME, told.append)
-    assert isinstance(told[0], Note)
-    assert any(isinstance(event, Step) for event in told)
+    base.ensure(api, base.Variant.RUNTIME)
+    assert "making the base image" in capsys.readouterr().err
     after = api.inspect_image(runtime)
     assert after["Id"] != before
     assert api.inspect_image(f"{REPOSITORY}:latest")["Id"] == after["Id"]
@@ -146,7 +148,7 @@ def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_p
 def test_the_variant_for_released_folders_can_build(
     api: docker.APIClient, runtime: str, still: pytest.MonkeyPatch
 ) -> None:
-    image = base.ensure(api, base.Variant.BUILD, lambda _: None)
+    image = base.ensure(api, base.Variant.BUILD)
     assert image.endswith("-build")
     assert in_container(image, "id", "-u") == "0"
     assert in_container(image, "sh", "-c", "uv --version && git --version && curl --version").count("\n") > 1
@@ -221,7 +223,7 @@ def test_an_image_has_its_name_its_tags_and_its_arguments(make: Make, api: docke
     done = build(folder, f"{folder}/", "--base", "python:3.11-slim")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(tag_of(folder)) == 1  # the same folder twice is built once
-    assert "[1/" in done.stderr
+    assert "FROM" in done.stderr
     assert run(tag_of(folder), "printenv", "COLOUR") == "red\n"
 
     done = build(
@@ -250,7 +252,7 @@ def built(folder: Path, api: docker.APIClient, *words: object) -> str:
     return str(api.inspect_image(tag_of(folder))["Id"])
 
 
-@pytest.mark.parametrize("mount", ["", "--mount=type=cache,target=/c "])
+@pytest.mark.parametrize("mount", ["", *["--mount=type=cache,target=/c "] * HAS_BUILDKIT])
 def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APIClient, mount: str) -> None:
     def anew() -> str:
         return built(make(f"{PLAIN}RUN {mount}echo {uuid.uuid4().hex} > /kept\n"), api)
@@ -300,23 +302,21 @@ def test_a_failing_step_shows_what_it_said_and_the_rest_goes_on(
     assert containers(api, mark) == []
 
 
-def test_buildkit_builds_what_needs_it_and_its_failures_say_as_much(
+def test_what_needs_buildkit_is_built_where_docker_has_it(
     make: Make, mark: str, api: docker.APIClient
 ) -> None:
     folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} >/c/x && cp /c/x /kept\n")
     done = build(folder, "-t", "{name}:1", "-t", "{name}:2")
+    if not HAS_BUILDKIT:
+        assert done.returncode == 1
+        assert "install docker's component buildx" in done.stderr
+        return
     assert done.returncode == 0, done.stderr
-    assert "with BuildKit, for RUN --mount (line 2)" in done.stderr
     assert run(tag_of(folder, "2"), "cat", "/kept") == f"{mark}\n"
     assert api.inspect_image(tag_of(folder, "1"))["Config"]["Labels"]["ropewalk.environment"] == folder.name
-    make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} said this && exit 7\n")
-    done = build(folder)
-    assert done.returncode == 1
-    assert f"--- the step's last output ---\n{mark} said this\n---" in done.stderr
-    assert "exit code: 7" in done.stderr
 
 
-@pytest.mark.parametrize("mount", ["", "--mount=type=cache,target=/c "])
+@pytest.mark.parametrize("mount", ["", *["--mount=type=cache,target=/c "] * HAS_BUILDKIT])
 def test_ctrl_c_ends_the_build_and_leaves_nothing(
     make: Make, api: docker.APIClient, mark: str, mount: str
 ) -> None:

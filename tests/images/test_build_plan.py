@@ -13,11 +13,14 @@ from openenv_core.images.build import (
     plan,
     read_build_args,
 )
+from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.images.errors import (
+    BuildError,
     NoSuchImageError,
     NotAllowedError,
     NotReachedError,
     PushError,
+    remedy_for,
 )
 
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
@@ -69,18 +72,13 @@ def test_a_folder_s_plan(tmp_path: Path) -> None:
     assert made.request.tags == ("dice-env:latest",)
     assert made.variant is base.Variant.RUNTIME
     assert made.request.build_args == {"COLOUR": "blue", "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0]}
-    assert made.for_buildkit == ()
     assert made.notes == ()
 
 
 def test_a_released_folder_gets_the_base_with_uv(tmp_path: Path) -> None:
-    text = (
-        "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
-        "RUN --mount=type=cache,target=/c x\n"
-    )
+    text = "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
     made = plan(folder(tmp_path, dockerfile=text))
     assert made.request.build_args["BASE_IMAGE"].endswith("-build")
-    assert made.for_buildkit == ("RUN --mount (line 3)",)
 
 
 def test_another_base_replaces_ours(tmp_path: Path) -> None:
@@ -161,6 +159,62 @@ def test_impossible_commands_end_before_an_engine_is_asked(
     ):
         assert main(["build", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+# ---- docker build
+
+
+def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a command `docker` before all others: a stand-in, which says and does what the script does."""
+    command = tmp_path / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+
+
+def test_what_docker_says_passes_and_its_failure_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker_that(tmp_path, monkeypatch, "echo Step 1/1; echo the --mount option requires BuildKit >&2; exit 1")
+    with pytest.raises(BuildError, match="install docker's component buildx"):
+        build_image(BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",)))
+    assert capsys.readouterr().err == "Step 1/1\nthe --mount option requires BuildKit\n"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="there is no command `docker`"):
+        build_image(BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",)))
+
+
+def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker_that(tmp_path, monkeypatch, f'echo "$@" >{tmp_path}/words; echo sha256:1 >"$4"')
+    request = BuildRequest(
+        context=tmp_path,
+        dockerfile="D",
+        tags=("a:1", "b:2"),
+        build_args={"A": "1 2"},
+        labels={"l": "x"},
+        target="t",
+        no_cache=True,
+        pull=True,
+    )
+    assert build_image(request) == "sha256:1"
+    words = (tmp_path / "words").read_text().split(" ", 4)[4]
+    assert words == (
+        f"--file {tmp_path}/D --tag a:1 --tag b:2 --build-arg A=1 2 --label l=x --target t --no-cache --pull "
+        f"{tmp_path}\n"
+    )
+
+
+def test_a_failure_says_what_to_do() -> None:
+    for said, remedy in (
+        ("pull access denied for ropewalk-base, repository does not exist", "ropewalk build base"),
+        ("error: command 'gcc' failed: No such file or directory", "no compiler"),
+        ("COPY failed: file not found in build context: stat x: no such file or directory", ".dockerignore"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "the network's proxy"),
+        ("OSError: [Errno 28] No space left on device", "docker system prune"),
+        ("something nobody has seen", "correct that step"),
+    ):
+        assert remedy in remedy_for(said)
 
 
 # ---- names in a registry, and what registries say

@@ -6,7 +6,8 @@ import pytest
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images.build import Dockerfile, variant_for
+from openenv_core.images.build import variant_for
+from openenv_core.images.dockerfile import Dockerfile
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,8 +16,7 @@ def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
     found = Dockerfile.parse(
         '# a comment\nfrom python:3.11 as one\n\nRUN a && \\\n  # in between\n\n  b\nCMD ["x"]\n'
     )
-    assert [(one.word, one.rest, one.line) for one in found.instructions] == [
-        ("FROM", "python:3.11 as one", 2),
+    assert [(one.word, one.rest, one.line) for one in found.all] == [
         ("RUN", "a && b", 4),
         ("CMD", '["x"]', 8),
     ]
@@ -24,8 +24,8 @@ def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
 
 def test_escapes_and_a_last_line_that_is_continued() -> None:
     found = Dockerfile.parse("# escape=`\nFROM a\nRUN one `\n  two\nRUN c:\\\nRUN d\n")
-    assert [one.rest for one in found.instructions] == ["a", "one two", "c:\\", "d"]
-    assert Dockerfile.parse("FROM a\nRUN one \\").instructions[-1].rest == "one"
+    assert [one.rest for one in found.all] == ["one two", "c:\\", "d"]
+    assert Dockerfile.parse("FROM a\nRUN one \\").all[-1].rest == "one"
 
 
 def test_args_have_their_first_default_and_no_quotes() -> None:
@@ -33,49 +33,27 @@ def test_args_have_their_first_default_and_no_quotes() -> None:
     assert found.args == {"A": "1", "B": None, "C": "two words", "D": "4"}
 
 
-def test_images_leave_out_the_file_s_own_stages() -> None:
+def test_the_base_is_below_the_file_s_own_stages() -> None:
     found = Dockerfile.parse(
-        "ARG B=x\nFROM --platform=linux/amd64 ${B} AS Build\nFROM build as more\nFROM more\nFROM alpine:3\n"
+        "ARG B=x\nFROM --platform=linux/amd64 ${B} AS Build\nUSER one\nFROM alpine:3\nFROM build as more\nFROM more\n"
     )
-    assert found.images == ("${B}", "alpine:3")
+    assert (found.base, found.base_image) == ("${B}", "x")
+    assert [one.rest for one in found.final] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("RUN --mount=type=cache,target=/x pip install y", "RUN --mount (line 2)"),
-        ("COPY --chmod=755 a b", "COPY --chmod (line 2)"),
-        ("COPY --from=x --link a b", "COPY --link (line 2)"),
-        ("ADD --checksum=sha256:0 a b", "ADD --checksum (line 2)"),
-        ("RUN <<EOF\necho hello\nEOF", "a heredoc (line 2)"),
-        ("COPY <<'END' /file\nhello\nEND", "a heredoc (line 2)"),
-    ],
-)
-def test_what_needs_buildkit_is_named_with_its_line(line: str, reason: str) -> None:
-    found = Dockerfile.parse(f"FROM a\n{line}\nCMD b\n")
-    assert found.for_buildkit == (reason,)
-    assert found.instructions[-1].word == "CMD"  # a heredoc's body is no instruction
-
-
-def test_what_the_older_builder_can_do_needs_no_buildkit() -> None:
+def test_the_body_of_a_heredoc_is_no_instruction_and_a_shift_is_no_heredoc() -> None:
     for line in (
-        "COPY --from=build --chown=1:1 a b",
-        "RUN echo --mount",
-        "RUN echo $((1 << 4))",
-        "RUN cat <<< word",
-        "HEALTHCHECK --interval=3s CMD x",
-        "ENV A=<<B",
-        "# syntax=docker/dockerfile:1",  # not at the top
+        "RUN <<EOF\necho hello\nEOF",
+        "COPY <<'END' /file\nUSER x\nEND",
+        "RUN echo $((1 << 4)) <<< w",
     ):
-        assert Dockerfile.parse(f"FROM a\n{line}\n").for_buildkit == (), line
-    line = "# syntax=docker/dockerfile:1"
-    assert Dockerfile.parse(f"{line}\nFROM a\n").for_buildkit == (line,)
+        assert [one.word for one in Dockerfile.parse(f"FROM a\n{line}\nCMD b\n").all][1:] == ["CMD"], line
 
 
 def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile"
     file.write_text("RUN a\n")
-    with pytest.raises(ConfigurationError, match=r"expected a FROM in .*, got 1 instructions"):
+    with pytest.raises(ConfigurationError, match=r"there is no FROM in "):
         Dockerfile.read(file)
 
 
@@ -98,12 +76,10 @@ def test_the_base_follows_from_the_default_of_its_arg() -> None:
 
 
 def test_each_environment_of_this_tree_stands_on_our_base_and_ends_as_its_user() -> None:
-    assert Dockerfile.read(ROOT / "dockerfiles/base/Dockerfile").for_buildkit == ()
     files = list(ROOT.glob("envs/*/server/Dockerfile"))
     assert files
     for file in files:
         found = Dockerfile.read(file)
-        assert found.for_buildkit == (), file
         assert variant_for(found) is base.Variant.RUNTIME, file
-        assert [one.rest for one in found.instructions if one.word == "USER"][-1] == "env", file
+        assert [one.rest for one in found.all if one.word == "USER"][-1] == "env", file
         assert (file.parents[1] / ".dockerignore").is_file(), file

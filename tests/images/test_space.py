@@ -13,7 +13,7 @@ from fake_hub import FakeHub, fake_hub
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.build import Dockerfile
+from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.images.errors import NotReachedError
 from openenv_core.images.space import (
     PARTS,
@@ -57,11 +57,11 @@ def test_blackjack_s_space_makes_its_own_base(tmp_path: Path) -> None:
     assert not [name for name in made.files if "__pycache__" in name or name.endswith(".env")]
     found = Dockerfile.read(into / "Dockerfile")
     # Everything stands on the one image that the hub can pull.
-    assert set(found.images) == {"${PYTHON_IMAGE}"}
+    made_here = {stage.name for stage in found.stages}
+    assert {stage.base for stage in found.stages} - made_here == {"${PYTHON_IMAGE}"}
     assert found.args["PARTS"] == PARTS
     assert (into / PARTS / "ropewalk" / str(found.args["ROPEWALK"])).is_file()
-    last = [one for one in found.instructions if one.word == "FROM"][-1]
-    assert last.rest == "ropewalk-runtime"
+    assert found.stages[-1].base == "ropewalk-runtime"
     # What only released folders need is not made.
     assert "ropewalk-build" not in (into / "Dockerfile").read_text()
     assert (into / ".dockerignore").read_text().endswith(f"!{PARTS}\n!{PARTS}/**\n")
@@ -95,7 +95,7 @@ def test_a_public_base_takes_the_place_of_ours(tmp_path: Path) -> None:
     source = folder(tmp_path, "ARG BASE_IMAGE=ropewalk-base\nFROM ${BASE_IMAGE}\n")
     made, into = staged(source, tmp_path, "example.org/base:1")
     assert not [name for name in made.files if name.startswith(PARTS)]
-    assert Dockerfile.read(into / "Dockerfile").base == "example.org/base:1"
+    assert Dockerfile.read(into / "Dockerfile").base_image == "example.org/base:1"
     (source / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
     with pytest.raises(ConfigurationError, match="which --base-image gives a value"):
         stage(source, tmp_path / "other", base_image="example.org/base:1")
@@ -109,10 +109,10 @@ def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> N
     _, into = staged(folder(tmp_path, text), tmp_path)
     made = (into / "Dockerfile").read_text()
     assert made.startswith("# syntax=docker/dockerfile:1\n")
-    stages = [one.rest for one in Dockerfile.parse(made).instructions if one.word == "FROM"]
-    assert stages[-2:] == ["ropewalk-build AS builder", "ropewalk-build"]
+    stages = [(stage.base, stage.name) for stage in Dockerfile.parse(made).stages]
+    assert stages[-2:] == [("ropewalk-build", "builder"), ("ropewalk-build", None)]
     assert "BASE_IMAGE" not in Dockerfile.parse(made).args
-    last = Dockerfile.parse(made).instructions[-1]
+    last = Dockerfile.parse(made).all[-1]
     assert (last.word, last.rest) == ("ENV", "ROPEWALK_ALLOWED_HOSTS=*.hf.space")
 
 

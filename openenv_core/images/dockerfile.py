@@ -1,0 +1,241 @@
+"""A Dockerfile, read as far as building and checking need it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from openenv_core.errors import ConfigurationError
+
+PLACES: Final = ("server/Dockerfile", "Dockerfile")
+"""Where a folder's Dockerfile may be; the first that is there is taken."""
+
+BASE_ARG: Final = "BASE_IMAGE"
+"""The ARG that names the image below."""
+
+OUR_BASE: Final = "ropewalk-base"
+"""What our base image is called; the one that serves has a user, a health check and a port."""
+
+OUR_BASE_BUILDS: Final = "build"
+"""How the tag of our other base ends: root, with tools to build."""
+
+RELEASED_BASE: Final = "openenv-base"
+"""What the base image of folders made by the released `openenv init` is called."""
+
+_DIRECTIVE: Final = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>.+?)\s*$", re.IGNORECASE)
+_HEREDOC: Final = re.compile(
+    r"(?:^|\s)\d*<<-?(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote)(?=\s|$|[;|&)])"
+)
+_ARG: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<value>\"[^\"]*\"|'[^']*'|\S*))?")
+_VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*))?\}|(?P<plain>\w+))")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        word: In capitals.
+        rest: What follows it, on one line.
+        line: Where it begins.
+    """
+
+    word: str
+    rest: str
+    line: int
+
+
+@dataclass(slots=True)
+class Stage:
+    """What follows one FROM.
+
+    Attributes:
+        base: The image or the earlier stage that it begins from, as it is written.
+        name: What later stages call it.
+        instructions: Those after the FROM.
+    """
+
+    base: str
+    name: str | None
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Dockerfile:
+    """All of one.
+
+    Attributes:
+        path: Where it is.
+        arguments: The global ARGs and their defaults; None where one has none.
+        stages: In their order.
+    """
+
+    path: Path
+    arguments: dict[str, str | None] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+    @classmethod
+    def find(cls, folder: Path, named: str | None = None) -> Self | None:
+        """Read the Dockerfile of an environment's folder; None where there is none."""
+        for place in (*([named] if named else []), *PLACES):
+            if (folder / place).is_file():
+                return cls.parse((folder / place).read_text("utf-8", errors="replace"), folder / place)
+        return None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read one that is to be built.
+
+        Raises:
+            ConfigurationError: It cannot be read, or has no FROM.
+        """
+        try:
+            found = cls.parse(path.read_text(encoding="utf-8"), path)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"expected a readable Dockerfile at {path}, got: {error}") from error
+        if not found.stages:
+            raise ConfigurationError(f"there is no FROM in {path}")
+        return found
+
+    @classmethod
+    def parse(cls, text: str, path: Path = Path("Dockerfile")) -> Self:
+        """Read a Dockerfile's text."""
+        found = cls(path)
+        for one in _instructions(text):
+            if one.word == "FROM":
+                words = [word for word in one.rest.split() if not word.startswith("--")]
+                named = len(words) == 3 and words[1].lower() == "as"
+                found.stages.append(Stage(words[0] if words else "", words[2] if named else None))
+            elif found.stages:
+                found.stages[-1].instructions.append(one)
+            elif one.word == "ARG":
+                found.arguments |= _defaults(one.rest)
+        return found
+
+    @property
+    def args(self) -> dict[str, str | None]:
+        """The build arguments that it takes, with the first default of each."""
+        found = dict(self.arguments)
+        for one in self.all:
+            if one.word == "ARG":
+                found |= {name: value for name, value in _defaults(one.rest).items() if name not in found}
+        return found
+
+    @property
+    def all(self) -> list[Instruction]:
+        """Every instruction of every stage."""
+        return [one for stage in self.stages for one in stage.instructions]
+
+    @property
+    def final(self) -> list[Instruction]:
+        """The instructions that the last stage's image has, those of the stages that it begins from included."""
+        return [one for stage in self._line() for one in stage.instructions]
+
+    @property
+    def base(self) -> str:
+        """The image that the last stage begins from, with variables in it."""
+        line = self._line()
+        return line[0].base if line else ""
+
+    @property
+    def base_image(self) -> str:
+        """The same, with the variables' defaults in their places."""
+        return self.resolved(self.base)
+
+    @property
+    def base_variables(self) -> set[str]:
+        """The variables in the name of the base."""
+        return _variables(self.base)
+
+    @property
+    def takes_base(self) -> bool:
+        """Whether one of its stages begins from its ARG BASE_IMAGE."""
+        return BASE_ARG in self.args and any(BASE_ARG in _variables(stage.base) for stage in self.stages)
+
+    @property
+    def base_default(self) -> str | None:
+        """The default of its ARG BASE_IMAGE; None where no stage begins from that."""
+        return (self.args[BASE_ARG] or "") if self.takes_base else None
+
+    @property
+    def on_our_base(self) -> bool:
+        """Whether the base is ours, of the sort that serves: user, health check and port come with it."""
+        name = self.base_image.rpartition("/")[2]
+        return name.partition(":")[0] == OUR_BASE and not name.endswith(f"-{OUR_BASE_BUILDS}")
+
+    @property
+    def on_released_base(self) -> bool:
+        """Whether the folder was made for the released package's base image."""
+        return RELEASED_BASE in self.base_image
+
+    def last(self, word: str) -> Instruction | None:
+        """Return the last of these instructions that the image has."""
+        return next((one for one in reversed(self.final) if one.word == word), None)
+
+    def resolved(self, text: str) -> str:
+        """Put defaults in the place of variables; one without a default stays."""
+        known = dict(self.arguments)
+        for one in self.all:
+            if one.word in ("ARG", "ENV"):
+                known = _defaults(one.rest) | known
+
+        def default(match: re.Match[str]) -> str:
+            return known.get(match["braced"] or match["plain"]) or match["default"] or match[0]
+
+        return _VARIABLE.sub(default, text)
+
+    def _line(self) -> list[Stage]:
+        """Return the last stage after those that it begins from."""
+        found: list[Stage] = []
+        wanted: Stage | None = self.stages[-1] if self.stages else None
+        while wanted is not None:
+            found.insert(0, wanted)
+            before = self.stages[: self.stages.index(wanted)]
+            base = self.resolved(wanted.base).lower()
+            wanted = next((stage for stage in before if (stage.name or "").lower() == base), None)
+        return found
+
+
+def _variables(text: str) -> set[str]:
+    return {match["braced"] or match["plain"] for match in _VARIABLE.finditer(text)}
+
+
+def _defaults(rest: str) -> dict[str, str | None]:
+    """Return the names in an ARG or ENV, each with its first default."""
+    found: dict[str, str | None] = {}
+    for match in _ARG.finditer(rest):
+        value = match["value"]
+        found.setdefault(match["name"], value.strip("\"'") if value is not None else None)
+    return found
+
+
+def _instructions(text: str) -> Iterator[Instruction]:
+    lines = text.removeprefix("\ufeff").splitlines()
+    escape = "\\"
+    for line in lines:
+        if (match := _DIRECTIVE.match(line.strip())) is None:
+            break
+        if match["name"].lower() == "escape":
+            escape = match["value"]
+    numbered = enumerate(lines, 1)
+    for number, line in numbered:
+        whole = _uncommented(line)
+        while whole.endswith(escape):
+            whole = whole.removesuffix(escape).rstrip()
+            # Comments and empty lines between continued lines do not end them.
+            following = next((more for _, each in numbered if (more := _uncommented(each))), "")
+            whole = f"{whole} {following}".rstrip()
+        word, _, rest = whole.partition(" ")
+        if not word:
+            continue
+        yield Instruction(word.upper(), rest.strip(), number)
+        if word.upper() in ("RUN", "COPY", "ADD"):
+            for match in _HEREDOC.finditer(rest):
+                while next(numbered, (0, match["word"]))[1].strip() != match["word"]:
+                    pass
+
+
+def _uncommented(line: str) -> str:
+    found = line.strip()
+    return "" if found.startswith("#") else found
