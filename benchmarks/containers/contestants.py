@@ -6,12 +6,10 @@ from secrets import token_hex
 from typing import Final
 
 from benchmarks.containers.servers import Subject
-from openenv_core.providers.base import status_of
+from openenv_core.providers.base import health_of, wait_healthy
 from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
 
 DEADLINE_S: Final = 60.0
-LOOK_S: Final = 0.005
-"""How often the plain way looks at /health. Ours begins at 3 ms and slows down, at worst to 50 ms."""
 
 
 class BenchError(Exception):
@@ -43,12 +41,9 @@ def plain_start(subject: Subject) -> float:
     try:
         docker("run", "-d", "--name", name, "-p", publish, subject.image, *(subject.command or ()))
         port = int(docker("port", name, str(subject.port)).splitlines()[0].rpartition(":")[2])
-        while not _healthy(port):
-            if time.perf_counter() - begin > DEADLINE_S:
-                raise BenchError(
-                    f"expected {subject.image} to be healthy within {DEADLINE_S:g} s, got no answer"
-                )
-            time.sleep(LOOK_S)
+        seen = wait_healthy(lambda left_s: health_of(port, left_s), DEADLINE_S)
+        if seen is not None:
+            raise BenchError(f"{subject.image} was not healthy within {DEADLINE_S:g} s: {seen}")
         return time.perf_counter() - begin
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=DEADLINE_S, check=False)
@@ -62,10 +57,3 @@ def our_start(subject: Subject) -> float:
     took = time.perf_counter() - begin
     provider.stop()
     return took
-
-
-def _healthy(port: int) -> bool:
-    try:
-        return status_of(port, DEADLINE_S) == "healthy"
-    except (OSError, ValueError):
-        return False

@@ -1,16 +1,13 @@
 """The released package's providers: its shapes, over ours."""
 
 import shlex
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
 from openenv_core.errors import ConfigurationError, ServerStartError
-from openenv_core.providers.base import status_of
+from openenv_core.providers.base import health_of, wait_healthy
 from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
-
-POLL_INTERVAL_S = 0.05
 
 
 class ContainerProvider(ABC):
@@ -110,15 +107,10 @@ class LocalDockerProvider(ContainerProvider):
                 f"expected the URL that start_container() returned, got {base_url!r}; start the container first"
             )
         port = int(base_url.rpartition(":")[2])
-        deadline, seen = time.monotonic() + timeout_s, "no answer"
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                seen = status_of(port, left, provider.options.token)
-            except (OSError, ValueError) as error:
-                seen = f"{type(error).__name__}: {error}"
-            if seen == "healthy":
-                return
-            time.sleep(POLL_INTERVAL_S)
+        token = provider.options.token
+        seen = wait_healthy(lambda left_s: health_of(port, left_s, token), timeout_s)
+        if seen is None:
+            return
         raise ServerStartError(
             f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", provider.output()
         )

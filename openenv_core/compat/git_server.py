@@ -1,12 +1,10 @@
 """The released client of a Gitea server: clones of its repositories in a folder, and git commands there."""
 
-import contextlib
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,9 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.providers.base import wait_healthy
 
 GIT_TIMEOUT_S: Final = 300.0
-HEALTH_POLL_INTERVAL_S: Final = 0.5
 REQUEST_TIMEOUT_S: Final = 10.0
 PAGE_SIZE: Final = 50
 
@@ -73,18 +71,16 @@ class GitServerClient:
 
     def wait_for_ready(self, timeout: float = 30) -> bool:
         """Return whether the server answers within a time, in seconds."""
-        deadline = time.monotonic() + timeout
-        while not self.is_ready:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            with contextlib.suppress(httpx.HTTPError):
-                self.is_ready = (
-                    httpx.get(f"{self.gitea_url}/", timeout=min(left, REQUEST_TIMEOUT_S)).status_code < 400
-                )
-            if not self.is_ready:
-                time.sleep(min(HEALTH_POLL_INTERVAL_S, max(left, 0)))
-        return True
+
+        def look(left_s: float) -> str | None:
+            try:
+                reply = httpx.get(f"{self.gitea_url}/", timeout=min(left_s, REQUEST_TIMEOUT_S))
+            except httpx.HTTPError as error:
+                return str(error)
+            return None if reply.status_code < 400 else f"HTTP {reply.status_code}"
+
+        self.is_ready = self.is_ready or wait_healthy(look, timeout) is None
+        return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:
         """Return name, full_name, clone_url and description of each repository of the user.

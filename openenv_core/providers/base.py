@@ -4,10 +4,11 @@ import json
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
 
 
 class Provider(Protocol):
@@ -99,7 +100,116 @@ def _status(answer: bytes) -> str | None:
         return None
 
 
+def health_of(port: int, timeout_s: float, token: str | None = None) -> str | None:
+    """Return None where a server on the loopback interface is healthy, else what was seen.
+
+    Args:
+        port: Where it listens.
+        timeout_s: Seconds that it gets to answer.
+        token: Its bearer token.
+    """
+    try:
+        status = status_of(port, timeout_s, token)
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if status == "healthy" else f"status {status!r}"
+
+
+MIN_POLL_INTERVAL_S: Final = 0.003
+MAX_POLL_INTERVAL_S: Final = 0.05
+"""Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
+
+
+def wait_healthy(
+    look: Callable[[float], str | None],
+    timeout_s: float,
+    pause: Callable[[float], object] = time.sleep,
+) -> str | None:
+    """Look at a server until it is healthy.
+
+    Args:
+        look: Looks once, within so many seconds; returns None where the server is healthy, else what was seen.
+        timeout_s: Seconds until it gives up.
+        pause: Waits for so many seconds between two looks. It raises where the server has ended meanwhile.
+
+    Returns:
+        None where the server is healthy, else what was seen last.
+    """
+    deadline = time.monotonic() + timeout_s
+    seen: str | None = "no answer"
+    interval_s = MIN_POLL_INTERVAL_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        if (seen := look(left_s)) is None:
+            return None
+        pause(min(interval_s, left_s))
+        interval_s = min(1.2 * interval_s, MAX_POLL_INTERVAL_S)
+    return seen
+
+
 RETRY_INTERVAL_S: Final = 0.05
+
+
+class OwnedServerProvider:
+    """What the providers share: a server that is started once and ended once, by whatever threads.
+
+    A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._url: str | None = None
+        self._ending: weakref.finalize[..., OwnedServerProvider] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where the server is; None while there is none."""
+        return self._url
+
+    def start(self) -> str:
+        """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
+
+        Raises:
+            ServerStartError: It ended, or stayed silent, before it was healthy.
+            ProviderError: It could not be started; a subclass says how it tells why.
+        """
+        with self._lock:
+            if self._url is None:
+                try:
+                    self._url = self._launch()
+                except BaseException:
+                    self._stop()
+                    raise
+            return self._url
+
+    def stop(self) -> None:
+        """Stop the server and wait until it is gone. Idempotent.
+
+        A start that is under way in another thread fails then.
+        """
+        with stopped(self._interrupt, self._lock):
+            self._stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _launch(self) -> str:
+        """Start the server, wait until it is healthy, and return its URL."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """Make a start that is under way fail."""
+        if (ending := self._ending) is not None:
+            ending()
+
+    def _stop(self) -> None:
+        """End the server, if there is one; nobody starts it meanwhile."""
+        self._url = None
+        self._interrupt()
+        self._ending = None
 
 
 @contextmanager

@@ -7,20 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Final
 
 from openenv_core.errors import ProviderError, ServerStartError
 from openenv_core.providers.base import (
     LOOPBACK,
+    RETRY_INTERVAL_S,
     TOKEN_FILE,
     TOKENS,
+    OwnedServerProvider,
     first_token,
-    status_of,
-    stopped,
+    health_of,
+    wait_healthy,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,8 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 KILL_MARGIN_S: Final = 5.0
 """How long, beyond the server's own grace, its guard may take before it is killed too."""
 
-RETRY_INTERVAL_S: Final = 0.05
-"""Pause after an answer that is not healthy yet."""
 
-
-class LocalProcessProvider:
+class LocalProcessProvider(OwnedServerProvider):
     """Serves an app in a process of its own, on a free port of the loopback interface.
 
     The port is bound here and handed down, so nobody can take it in between, and connections made while the
@@ -88,6 +86,7 @@ class LocalProcessProvider:
         command: Sequence[str] | None = None,
         log: Path | None = None,
     ) -> None:
+        super().__init__()
         self.app = app
         self._env_vars = dict(env_vars or {})
         self._cwd = cwd
@@ -95,16 +94,8 @@ class LocalProcessProvider:
         self._stop_timeout_s = stop_timeout_s
         self._command = command or SERVE_COMMAND
         self._log = log
-        self._lock = threading.Lock()
-        self._url: str | None = None
-        self._running: weakref.finalize[..., LocalProcessProvider] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._tail: _Tail | None = None
-
-    @property
-    def url(self) -> str | None:
-        """Where the server is; None while there is none."""
-        return self._url
 
     @property
     def alive(self) -> bool:
@@ -125,56 +116,17 @@ class LocalProcessProvider:
         """Return the last of what the server printed, standard error included; empty before the start."""
         return "" if self._tail is None else self._tail.text()
 
-    def start(self) -> str:
-        """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
-
-        Raises:
-            ServerStartError: It ended, or stayed silent, before it was healthy.
-            ProviderError: The process could not be made.
-        """
-        with self._lock:
-            if self._url is not None:
-                return self._url
-            with _listen() as listener:
-                port = int(listener.getsockname()[1])
-                guard = self._spawn(listener.fileno())
-            output = _Tail(guard, self._log)
-            self._guard, self._tail = guard, output
-            self._running = weakref.finalize(
-                self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
-            )
-            try:
-                self._wait_until_healthy(guard, port, output)
-            except BaseException:
-                self._stop()
-                raise
-            self._url = f"http://{LOOPBACK}:{port}"
-            return self._url
-
-    def stop(self) -> None:
-        """Stop the server and wait until it is gone. Idempotent.
-
-        A start that is under way in another thread fails then.
-        """
-        with stopped(self._end, self._lock):
-            self._stop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _end(self) -> None:
-        if (running := self._running) is not None:
-            running()
-
-    def _stop(self) -> None:
-        self._url = None
-        if self._running is not None:
-            self._running()
-            self._running = None
+    def _launch(self) -> str:
+        with _listen() as listener:
+            port = int(listener.getsockname()[1])
+            guard = self._spawn(listener.fileno())
+        output = _Tail(guard, self._log)
+        self._guard, self._tail = guard, output
+        self._ending = weakref.finalize(
+            self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
+        )
+        self._wait_until_healthy(guard, port, output)
+        return f"http://{LOOPBACK}:{port}"
 
     def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
         command = [part.replace("{app}", self.app).replace("{fd}", str(fd)) for part in self._command]
@@ -199,31 +151,25 @@ class LocalProcessProvider:
         return inherited | self._env_vars
 
     def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_Tail") -> None:
-        deadline = time.monotonic() + self._start_timeout_s
-        token, seen = self.token, "no answer"
-        while (left := deadline - time.monotonic()) > 0:
+        def pause(seconds: float) -> None:
             try:
-                status = status_of(port, left, token)
-            except (OSError, ValueError) as error:
-                seen = f"{type(error).__name__}: {error}"
-            else:
-                if status == "healthy":
-                    return
-                seen = f"status {status!r}"
-            try:
-                guard.wait(RETRY_INTERVAL_S)
+                guard.wait(seconds)
             except subprocess.TimeoutExpired:
-                continue
+                return
             raise ServerStartError(
                 f"expected {self.app} to start, but its process ended with status {guard.returncode}; "
                 "the output tells why",
                 output.text(),
             )
-        raise ServerStartError(
-            f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {seen}; "
-            "raise start_timeout_s if it needs longer",
-            output.text(),
-        )
+
+        token = self.token
+        seen = wait_healthy(lambda left_s: health_of(port, left_s, token), self._start_timeout_s, pause)
+        if seen is not None:
+            raise ServerStartError(
+                f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {seen}; "
+                "raise start_timeout_s if it needs longer",
+                output.text(),
+            )
 
 
 class _Tail:

@@ -301,7 +301,7 @@ def test_stopping_ends_a_start_that_is_under_way() -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    eventually(lambda: provider._running is not None)
+    eventually(lambda: provider._ending is not None)
     provider.stop()
     thread.join(PATIENCE_S)
     assert len(failures) == 1

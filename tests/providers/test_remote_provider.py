@@ -84,7 +84,7 @@ async def test_a_stop_makes_a_start_in_another_thread_fail() -> None:
     async with service() as (app, provider):
         remote = provider([sys.executable, "-c", "import time; time.sleep(60)"])
         start = asyncio.create_task(asyncio.to_thread(remote.start))
-        await eventually(lambda: remote._running is not None)
+        await eventually(lambda: remote._ending is not None)
         await asyncio.to_thread(remote.stop)
         with pytest.raises(SandboxLostError, match="stopped meanwhile"):
             await start

@@ -21,7 +21,7 @@ from openenv_core.errors import (
     ProviderError,
     ServerStartError,
 )
-from openenv_core.providers.base import LOOPBACK, status_of
+from openenv_core.providers.base import LOOPBACK, health_of, wait_healthy
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.companion import Companion, Relay
 from openenv_core.providers.docker.engine import DockerEngine, is_local
@@ -281,10 +281,6 @@ def _remove(engine: DockerEngine, container: str) -> None:
             return
 
 
-MIN_BACKOFF_S: Final = 0.003
-MAX_BACKOFF_S: Final = 0.05
-"""Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
-
 POLL_INTERVAL_S: Final = 0.25
 """How often it is asked whether a container that starts still runs."""
 
@@ -351,19 +347,18 @@ def start_container(
 def _wait_until_healthy(
     container: Container, port: int, deadline: float, stopping: threading.Event | None
 ) -> None:
-    pause, answer_s, seen = MIN_BACKOFF_S, FIRST_RESPONSE_TIMEOUT_S, "no answer"
+    answer_s = FIRST_RESPONSE_TIMEOUT_S
     next_look = time.monotonic() + POLL_INTERVAL_S
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            status = status_of(port, min(left, answer_s), container.options.token)
-        except (OSError, ValueError) as error:
-            if isinstance(error, TimeoutError):
-                answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
-            seen = f"{type(error).__name__}: {error}"
-        else:
-            if status == "healthy":
-                return
-            seen = f"status {status!r}"
+
+    def look(left_s: float) -> str | None:
+        nonlocal answer_s
+        seen = health_of(port, min(left_s, answer_s), container.options.token)
+        if seen is not None and seen.startswith("TimeoutError"):
+            answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
+        return seen
+
+    def pause(seconds: float) -> None:
+        nonlocal next_look
         if stopping is not None and stopping.is_set():
             raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
@@ -374,8 +369,11 @@ def _wait_until_healthy(
                     container.logs(),
                 )
             next_look = time.monotonic() + POLL_INTERVAL_S
-        time.sleep(pause)
-        pause = min(pause * 1.2, MAX_BACKOFF_S)
+        time.sleep(seconds)
+
+    seen = wait_healthy(look, deadline - time.monotonic(), pause)
+    if seen is None:
+        return
     _require_running(container)
     raise ServerStartError(
         f"expected {container.image} to be healthy on port {container.options.port} within "

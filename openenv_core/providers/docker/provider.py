@@ -3,16 +3,16 @@
 import threading
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from openenv_core.errors import ConfigurationError, EngineUnavailableError, ProviderError
 from openenv_core.providers.adapt import Released
-from openenv_core.providers.base import AnyProvider, stopped
+from openenv_core.providers.base import AnyProvider, OwnedServerProvider
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 
 
-class LocalDockerProvider:
+class LocalDockerProvider(OwnedServerProvider):
     """Runs an image, on a free port of the loopback interface.
 
     The container has no capabilities, a read-only root and a bounded number of processes, unless told
@@ -24,16 +24,18 @@ class LocalDockerProvider:
         fields: Fields of `ContainerOptions`, in place of those of `options`.
 
     Raises:
-        ConfigurationError: There is no such option, or a value that no engine could honour.
+        ConfigurationError: There is no such option, or a value that no engine could honour. `start` raises
+            EngineUnavailableError where no engine answers, ImageNotFoundError where it has no such image,
+            OptionUnavailableError where it cannot honour an option; `stop` EngineUnavailableError: call it again.
     """
 
     death_s = 3.0
     """How long, in seconds, an engine that is busy may take to tell that a container has ended."""
 
     def __init__(self, image: str, *, options: ContainerOptions | None = None, **fields: Any) -> None:
+        super().__init__()
         self.image = image
         self.options = options_with(options, fields)
-        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._container: Container | None = None
 
@@ -41,12 +43,6 @@ class LocalDockerProvider:
     def container(self) -> Container | None:
         """The container; None while there is none."""
         return self._container
-
-    @property
-    def url(self) -> str | None:
-        """Where the server is; None while there is none."""
-        container = self._container
-        return None if container is None else container.url
 
     @property
     def alive(self) -> bool:
@@ -70,42 +66,19 @@ class LocalDockerProvider:
             return f"[{error}]"
         return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
 
-    def start(self) -> str:
-        """Start the container, wait until its server is healthy, and return its URL.
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._container = start_container(self.image, self.options, stopping=self._stopping)
+        return self._container.url
 
-        A second call returns the same.
+    def _interrupt(self) -> None:
+        self._stopping.set()
 
-        Raises:
-            EngineUnavailableError: There is no Docker engine, or it does not answer.
-            ImageNotFoundError: The engine has no such image.
-            OptionUnavailableError: The engine cannot honour an option.
-            ServerStartError: The container ended, or stayed silent, before its server was healthy.
-        """
-        with self._lock:
-            if self._container is None:
-                self._stopping.clear()
-                self._container = start_container(self.image, self.options, stopping=self._stopping)
-            return self._container.url
-
-    def stop(self) -> None:
-        """End the container and remove it. Idempotent.
-
-        A start that is under way in another thread fails then.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer; call again.
-        """
-        with stopped(self._stopping.set, self._lock):
-            if self._container is not None:
-                self._container.remove(self.options.stop_timeout_s)
-                self._container = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def _stop(self) -> None:
+        if self._container is not None:
+            self._container.remove(self.options.stop_timeout_s)
+            self._container = None
+        self._url = None
 
 
 def provider_for(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import status_of, stopped
+from openenv_core.providers.base import health_of, stopped
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.pool.keeper import (
@@ -308,8 +308,5 @@ os.register_at_fork(after_in_child=_in_fork)
 
 def _healthy(member: PoolMember, timeout_s: float) -> bool:
     options = getattr(member, "options", None)  # of a container; its server may want a token
-    try:
-        token = None if options is None else options.token
-        return status_of(urlsplit(member.url).port or 80, timeout_s, token) == "healthy"
-    except (OSError, ValueError):
-        return False
+    token = None if options is None else options.token
+    return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None

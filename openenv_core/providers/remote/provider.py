@@ -7,12 +7,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
 from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError
-from openenv_core.providers.base import stopped
+from openenv_core.providers.base import OwnedServerProvider, wait_healthy
 from openenv_core.providers.docker.options import size_of
 from openenv_core.providers.remote.api import (
     RemoteSandbox,
@@ -163,11 +163,14 @@ FAILURE_REASON_WAIT_S: Final = 2.0
 
 MIN_POLL_INTERVAL_S: Final = 0.02
 MAX_POLL_INTERVAL_S: Final = 1.0
+POLL_FACTOR: Final = 20
+"""How much rarer than a server on this machine one elsewhere is looked at, until it is healthy."""
+
 LONG_POLL_S: Final = 10.0
 """How long the service is asked to hold its answer back while the sandbox starts. One that does not is polled."""
 
 
-class RemoteSandboxProvider:
+class RemoteSandboxProvider(OwnedServerProvider):
     """Runs a server in a sandbox of a service that speaks the interface of docs/sandboxes.md.
 
     While the provider lives it renews the sandbox's lease from a thread of its own. When this process dies, of
@@ -191,7 +194,10 @@ class RemoteSandboxProvider:
         request_timeout_s: Seconds that any other request may take.
 
     Raises:
-        ConfigurationError: Neither an image nor a command, or a setting that cannot be.
+        ConfigurationError: Neither an image nor a command, or a setting that cannot be. `start` raises
+            SandboxRefusedError where the service says no (the token, its limits, an image that it does not have),
+            SandboxServiceUnavailableError where it does not answer. A service that cannot be reached by `stop` ends
+            the sandbox when the lease runs out.
     """
 
     def __init__(
@@ -212,6 +218,7 @@ class RemoteSandboxProvider:
         stop_timeout_s: float = 15.0,
         request_timeout_s: float = 10.0,
     ) -> None:
+        super().__init__()
         if isinstance(command, str):
             raise ConfigurationError(
                 f"expected the command as a list of words, got {command!r}; shlex.split makes one"
@@ -231,16 +238,8 @@ class RemoteSandboxProvider:
         self._service = (base_url, token, request_timeout_s)
         self._stop_timeout_s = stop_timeout_s
         SandboxApi(*self._service).close()  # says at once what is wrong with the URL or the token
-        self._lock = threading.Lock()
-        self._url: str | None = None
         self._api: SandboxApi | None = None
         self._leased: LeasedSandbox | None = None
-        self._running: weakref.finalize[..., RemoteSandboxProvider] | None = None
-
-    @property
-    def url(self) -> str | None:
-        """Where the server is; None while there is none."""
-        return self._url
 
     @property
     def sandbox_id(self) -> str | None:
@@ -272,61 +271,20 @@ class RemoteSandboxProvider:
             lines.append(f"[no output: {error}]")
         return "\n".join(line for line in lines if line)
 
-    def start(self) -> str:
-        """Start the sandbox, wait until its server is healthy, and return its URL. A second call returns the same.
-
-        Raises:
-            ServerStartError: The server ended, or was not healthy in time.
-            SandboxRefusedError: The service says no: the token, its limits, an image that it does not have.
-            SandboxServiceUnavailableError: It does not answer.
-        """
-        with self._lock:
-            if self._url is not None:
-                return self._url
-            deadline = time.monotonic() + self._spec.start_timeout_s
-            api = SandboxApi(*self._service)
-            try:
-                made = api.create(self._spec)
-            except BaseException:
-                api.close()
-                raise
-            leased = LeasedSandbox(api, made.id, self._spec.lease_s, self._stop_timeout_s)
-            self._api, self._leased = api, leased
-            self._running = weakref.finalize(self, leased.end)
-            try:
-                url = self._wait_until_running(api, leased, made, deadline + FAILURE_REASON_WAIT_S)
-                self._wait_until_healthy(leased, url, deadline)
-            except BaseException:
-                self._stop()
-                raise
-            self._url = url
-            return url
-
-    def stop(self) -> None:
-        """End the sandbox. Idempotent.
-
-        A service that cannot be reached ends it when the lease runs out. A start that is under way in another
-        thread fails then.
-        """
-        with stopped(self._end, self._lock):
-            self._stop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _end(self) -> None:
-        if (running := self._running) is not None:
-            running()
-
-    def _stop(self) -> None:
-        self._url = None
-        if self._running is not None:
-            self._running()
-            self._running = None
+    def _launch(self) -> str:
+        deadline = time.monotonic() + self._spec.start_timeout_s
+        api = SandboxApi(*self._service)
+        try:
+            made = api.create(self._spec)
+        except BaseException:
+            api.close()
+            raise
+        leased = LeasedSandbox(api, made.id, self._spec.lease_s, self._stop_timeout_s)
+        self._api, self._leased = api, leased
+        self._ending = weakref.finalize(self, leased.end)
+        url = self._wait_until_running(api, leased, made, deadline + FAILURE_REASON_WAIT_S)
+        self._wait_until_healthy(leased, url, deadline)
+        return url
 
     def _wait_until_running(
         self, api: SandboxApi, leased: LeasedSandbox, seen: RemoteSandbox, deadline: float
@@ -361,27 +319,26 @@ class RemoteSandboxProvider:
                     raise
 
     def _wait_until_healthy(self, leased: LeasedSandbox, url: str, deadline: float) -> None:
-        seen, pause_s = "no answer", MIN_POLL_INTERVAL_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            told = healthy(url, min(left_s, self._service[2]))
-            if told is None:
-                return
-            seen = told
-            if leased.wait(pause_s):
+        asked_s = self._service[2]
+
+        def pause(seconds: float) -> None:
+            if leased.wait(POLL_FACTOR * seconds):
                 raise SandboxLostError(
                     f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
                 )
-            pause_s = min(2 * pause_s, MAX_POLL_INTERVAL_S)
             if not self.alive:
                 raise ServerStartError(
-                    f"expected the sandbox {leased.id} to be healthy, but it ended; the last that was seen: {seen}",
-                    self.output(),
+                    f"expected the sandbox {leased.id} to be healthy, but it ended", self.output()
                 )
-        raise ServerStartError(
-            f"expected {url} to be healthy within {self._spec.start_timeout_s:g} s, got {seen}; can this machine "
-            "reach it? raise start_timeout_s if it needs longer",
-            self.output(),
-        )
+
+        left_s = deadline - time.monotonic()
+        seen = wait_healthy(lambda left_s: healthy(url, min(left_s, asked_s)), left_s, pause)
+        if seen is not None:
+            raise ServerStartError(
+                f"expected {url} to be healthy within {self._spec.start_timeout_s:g} s, got {seen}; can this machine "
+                "reach it? raise start_timeout_s if it needs longer",
+                self.output(),
+            )
 
 
 def _checked_spec(**fields: Any) -> SandboxSpec:
