@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
@@ -89,11 +88,15 @@ class EnvironmentApp(FastAPI):
             title=_title(served), version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
         )
         self._served = served
-        self._routes: list[BaseRoute] = []
+        self._settings = settings
+        self._slots: SessionSlots | None = None
+        self._new_id: Callable[[], str] | None = None
+        self._parts: _Parts | None = None
         self._started = False
+        self._routes_at = len(self.router.routes)
         self._refusal: OpenEnvError | None = None
         self._refusals_taken = False
-        self.configure(settings)
+        _check_cap(served.factory, settings.max_sessions or served.cap)
 
     @property
     def served(self) -> AppSettings:
@@ -108,12 +111,17 @@ class EnvironmentApp(FastAPI):
     @property
     def sessions(self) -> SessionTable:
         """The table of its sessions."""
-        return self._sessions
+        return self._built().sessions
 
     @property
     def tooling(self) -> Tooling:
         """How the tools of its environments are listed and called."""
-        return self._tooling
+        return self._built().tooling
+
+    @property
+    def cap(self) -> int:
+        """The greatest number of sessions."""
+        return self._settings.max_sessions or self._served.cap
 
     def configure(
         self,
@@ -133,26 +141,33 @@ class EnvironmentApp(FastAPI):
             ConfigurationError: The server runs already, or the class does not allow so many sessions.
         """
         if self._started:
-            raise ConfigurationError("expected settings before the server starts, got them while it runs")
-        served = self._served
-        cap = _checked_cap(served.factory, settings.max_sessions or served.cap)
-        executor = Executor(cap)
-        extra: dict[str, Any] = {} if new_id is None else {"new_id": new_id}
-        sessions = SessionTable(served.factory, cap, executor, settings, slots, **extra)
+            raise ConfigurationError("the server runs already; give it other settings before it starts")
+        if self._parts is not None:  # somebody has looked into it
+            del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
+            self._parts = None
+        _check_cap(self._served.factory, settings.max_sessions or self._served.cap)
+        self._settings, self._slots, self._new_id = settings, slots, new_id
+
+    def _built(self) -> "_Parts":
+        """Return what it is made of; made when it is first asked for, which is at the start of its server."""
+        if self._parts is None:
+            self._parts = self._build()
+        return self._parts
+
+    def _build(self) -> "_Parts":
+        served, settings = self._served, self._settings
+        extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
+        cap = self.cap
+        sessions = SessionTable(served.factory, cap, Executor(cap), settings, self._slots, **extra)
+        self.state.sessions = sessions
         production = settings.mode == "production"
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
-        tooling = self._tooling = Tooling(served.factory, served.action)
+        tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
-        self._settings = settings
-        self._sessions = self.state.sessions = sessions
-        self._sockets = Sockets()
-        self._session_socket = WebSocketRoute(sessions, decoder, rpc, self._sockets, settings.send_timeout_s)
-        self._mcp_socket = McpSocketRoute(sessions, rpc, self._sockets, settings.send_timeout_s)
-        self._mcp = McpEntry(super().__call__, sessions, tooling, _title(served), settings)
-        self._guard = Guard(_Inside(self), settings)
-        for route in self._routes:
-            self.router.routes.remove(route)
-        before = list(self.router.routes)
+        sockets = Sockets()
+        # Routes that the author adds to the app come after ours, whenever they were added.
+        added = self.router.routes[self._routes_at :]
+        del self.router.routes[self._routes_at :]
         if not production:
             self.include_router(http_router(sessions, decoder))
         metadata = MetadataSource(sessions, served.name)
@@ -160,8 +175,19 @@ class EnvironmentApp(FastAPI):
         self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
         self.include_router(mcp_router(rpc))
         self.include_router(tasks_router(sessions, _title(served)))
-        self._routes = [route for route in self.router.routes if route not in before]
+        routes = len(self.router.routes) - self._routes_at
+        self.router.routes.extend(added)
         self.openapi_schema = None
+        return _Parts(
+            routes=routes,
+            sessions=sessions,
+            tooling=tooling,
+            sockets=sockets,
+            session_socket=WebSocketRoute(sessions, decoder, rpc, sockets, settings.send_timeout_s),
+            mcp_socket=McpSocketRoute(sessions, rpc, sockets, settings.send_timeout_s),
+            mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
+            guard=Guard(self.serve_admitted, settings),
+        )
 
     def take_refusals(self) -> Callable[[], OpenEnvError | None]:
         """Return what tells why the app would not start; whoever takes it says so, and the log does not."""
@@ -175,13 +201,15 @@ class EnvironmentApp(FastAPI):
             deadline_s: Seconds after which it returns in any case.
         """
         deadline = asyncio.get_running_loop().time() + deadline_s
-        self._sessions.draining = True
-        await self._sockets.drain(deadline)
-        await self._sessions.end_standing(deadline)
-        await self._mcp.drain(deadline)
+        parts = self._built()
+        parts.sessions.draining = True
+        await parts.sockets.drain(deadline)
+        await parts.sessions.end_standing(deadline)
+        await parts.mcp.drain(deadline)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
+        self._built()
         if self.openapi_schema is None:
             self.openapi_schema = describe_api(super().openapi(), self._served.models)
         return self.openapi_schema
@@ -191,20 +219,21 @@ class EnvironmentApp(FastAPI):
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, self._without_traceback(send))
         else:
-            await self._guard(scope, receive, send)
+            await self._built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection that the guard has let in."""
+        parts = self._built()
         if scope["type"] == "websocket":
             path = path_of(scope)
             if path == SESSION_PATH:
-                await self._session_socket(scope, receive, send)
+                await parts.session_socket(scope, receive, send)
                 return
             if path == MCP_PATH:
-                await self._mcp_socket(scope, receive, send)
+                await parts.mcp_socket(scope, receive, send)
                 return
         if scope["type"] == "http":
-            await self._mcp(scope, receive, send)
+            await parts.mcp(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -215,22 +244,23 @@ class EnvironmentApp(FastAPI):
         Raises:
             Exception: Whatever the author's lifespan raised.
         """
+        parts = self._built()
         self._started = True
         self._refusal = None
-        self._sessions.draining = self._sockets.draining = False
+        parts.sessions.draining = parts.sockets.draining = False
         lifespan = self._served.lifespan
         try:
             async with nullcontext() if lifespan is None else lifespan(self):
                 try:
                     yield
                 finally:
-                    await self._sessions.shut_down()
-                    await self._mcp.stop()
+                    await parts.sessions.shut_down()
+                    await parts.mcp.stop()
         except OpenEnvError as error:
             self._refusal = error
             raise
         finally:
-            self._sessions.executor.close()
+            parts.sessions.executor.close()
             self._started = False
 
     def _without_traceback(self, send: Send) -> Send:
@@ -244,14 +274,18 @@ class EnvironmentApp(FastAPI):
         return told
 
 
-class _Inside:
-    """What stands behind the guard: the app, without the guard."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    """What an app is made of, once its settings are known. `routes` counts those that its author has not added."""
 
-    def __init__(self, app: EnvironmentApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app.serve_admitted(scope, receive, send)
+    routes: int
+    sessions: SessionTable
+    tooling: Tooling
+    sockets: Sockets
+    session_socket: WebSocketRoute
+    mcp_socket: McpSocketRoute
+    mcp: McpEntry
+    guard: Guard
 
 
 @asynccontextmanager
@@ -265,7 +299,7 @@ def _title(served: AppSettings) -> str:
     return served.name or name_of(served.factory)
 
 
-def _checked_cap(factory: Factory, cap: int) -> int:
+def _check_cap(factory: Factory, cap: int) -> None:
     if cap < 1:
         raise ConfigurationError(f"expected a cap on sessions of at least 1, got {cap}")
     if cap > 1 and isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
@@ -273,7 +307,6 @@ def _checked_cap(factory: Factory, cap: int) -> int:
             f"expected a cap of 1 session for {factory.__name__}, got {cap}; if several instances can live in "
             "one process, set SUPPORTS_CONCURRENT_SESSIONS = True on the class"
         )
-    return cap
 
 
 def create_app(

@@ -53,8 +53,8 @@ def assemble_worker(app: Any, plan: WorkerPlan) -> Assembled:
             "share what only such an app knows: its sessions and their cap"
         )
     settings, workers = plan.settings, plan.workers
-    total = settings.max_sessions or app.sessions.slots.cap
-    factory = app.sessions.factory
+    total = settings.max_sessions or app.cap
+    factory = app.served.factory
     local = total
     if isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
         local = 1

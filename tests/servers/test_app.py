@@ -182,7 +182,7 @@ async def test_slots_and_ids_of_ones_own() -> None:
     slots = LocalSlots(1)
     app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
     async with serving(app) as address:
-        with pytest.raises(ConfigurationError, match="while it runs"):
+        with pytest.raises(ConfigurationError, match="runs already"):
             app.configure(app.settings)
         assert await opened(address) == "drawn"
         assert slots.active == 1
