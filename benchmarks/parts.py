@@ -33,11 +33,7 @@ class Parts:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        seconds: Mapping[str, float],
-        figures: Figures,
-        progress: Callable[[str], None],
+        self, folder: Path, seconds: Mapping[str, float], figures: Figures, progress: Callable[[str], None]
     ) -> None:
         self.folder = folder
         self._seconds = seconds

@@ -17,26 +17,13 @@ from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory
 from servers.mcp.entry import McpEntry
 from servers.methods import name_of
-from servers.routes.about import (
-    MetadataSource,
-    about_router,
-    page_router,
-)
-from servers.routes.connection import (
-    MCP_PATH,
-    SESSION_PATH,
-    Sockets,
-    path_of,
-)
+from servers.routes.about import MetadataSource, about_router, page_router
+from servers.routes.connection import MCP_PATH, SESSION_PATH, Sockets, path_of
 from servers.routes.description import describe_api
 from servers.routes.http import http_router
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.tasks import tasks_router
-from servers.routes.websocket import (
-    McpSocketRoute,
-    WebSocketRoute,
-    mcp_router,
-)
+from servers.routes.websocket import McpSocketRoute, WebSocketRoute, mcp_router
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable
 from servers.settings import MODES, Mode, ServerSettings

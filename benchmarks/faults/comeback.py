@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.job import Job
-from rl_bridge.metrics.status import (
-    SERVING,
-    StatusSnapshot,
-)
+from rl_bridge.metrics.status import SERVING, StatusSnapshot
 
 EVERY = 5
 """Iterations between checkpoints. Kills come in between."""

@@ -11,11 +11,7 @@ from functools import partial
 import psutil
 
 from benchmarks.faults.job import Job
-from rl_bridge.metrics.status import (
-    SERVING,
-    ReplicaRow,
-    StatusSnapshot,
-)
+from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
 """Services of a run that are killed: a generator of two, a rollout worker of two, the reward pool, the server."""

@@ -93,11 +93,7 @@ def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
         if why is not None:
             figures.notes.append(why)
             print(f"benchmarks.sandbox: going on without {why}", file=sys.stderr)
-    return replace(
-        plan,
-        jupyter=None if no_jupyter else python,
-        image=None if no_engine else arguments.image,
-    )
+    return replace(plan, jupyter=None if no_jupyter else python, image=None if no_engine else arguments.image)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,10 +17,7 @@ TABLES: Sequence[tuple[str, Sequence[str]]] = (
         "The same over one thread's memcpy of as many bytes into touched memory",
         ("to tensors / memcpy", "to the engine's own memory / memcpy"),
     ),
-    (
-        "Peak memory of a trainer's rank while it publishes, beyond its weights",
-        (MEMORY,),
-    ),
+    ("Peak memory of a trainer's rank while it publishes, beyond its weights", (MEMORY,)),
     ("A copy of the caller's own", ("get, into fresh memory ms",)),
 )
 BOUNDS: Final = {"shared_memory, 1 rank": 3.0, "shared_memory, 2 ranks": 5.0}

@@ -2,11 +2,7 @@
 
 from openenv_core import EnvClient
 
-from .models import (
-    BlackjackAction,
-    BlackjackObservation,
-    BlackjackState,
-)
+from .models import BlackjackAction, BlackjackObservation, BlackjackState
 
 
 class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):

@@ -4,11 +4,6 @@ The server is in :mod:`.server`.
 """
 
 from .client import McpToolsEnv
-from .models import (
-    InvalidResetOptionError,
-    McpToolsState,
-    ServerInfo,
-    TranscriptEntry,
-)
+from .models import InvalidResetOptionError, McpToolsState, ServerInfo, TranscriptEntry
 
 __all__ = ["InvalidResetOptionError", "McpToolsEnv", "McpToolsState", "ServerInfo", "TranscriptEntry"]

@@ -4,11 +4,6 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
 from .client import ShopEnv
-from .models import (
-    ImpossibleRequestError,
-    InvalidResetOptionError,
-    ShopObservation,
-    ShopState,
-)
+from .models import ImpossibleRequestError, InvalidResetOptionError, ShopObservation, ShopState
 
 __all__ = ["ImpossibleRequestError", "InvalidResetOptionError", "ShopEnv", "ShopObservation", "ShopState"]

@@ -6,12 +6,7 @@ from typing import Any, Final, get_args
 
 from .solver import Call, Talk, wishes
 from .world.cases import Kind
-from .world.records import (
-    TOPICS,
-    Asked,
-    Decision,
-    Ground,
-)
+from .world.records import TOPICS, Asked, Decision, Ground
 
 Policy = Callable[[str, Call, random.Random], float]
 """Plays a task, given its text, and returns the reward of it all."""

@@ -4,10 +4,7 @@ from typing import Any
 
 from openenv_core import MCPToolClient, StepResult
 
-from .models import (
-    ShopObservation,
-    ShopState,
-)
+from .models import ShopObservation, ShopState
 
 
 class ShopEnv(MCPToolClient):

@@ -5,15 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, get_args
 
-from .world.cases import (
-    CASES,
-    SEVERAL,
-    CaseMaker,
-    CustomerRequest,
-    Kind,
-    Scenario,
-    make_request,
-)
+from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario, make_request
 from .world.making import Maker
 from .world.policy import draw_policy
 from .world.speech import word_request

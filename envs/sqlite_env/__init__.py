@@ -4,11 +4,6 @@ What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
 from .client import SqliteEnv
-from .models import (
-    InvalidResetOptionError,
-    QueryRefusedError,
-    SqliteObservation,
-    SqliteState,
-)
+from .models import InvalidResetOptionError, QueryRefusedError, SqliteObservation, SqliteState
 
 __all__ = ["InvalidResetOptionError", "QueryRefusedError", "SqliteEnv", "SqliteObservation", "SqliteState"]

@@ -4,10 +4,7 @@ from typing import Any
 
 from openenv_core import MCPToolClient, StepResult
 
-from .models import (
-    SqliteObservation,
-    SqliteState,
-)
+from .models import SqliteObservation, SqliteState
 
 
 class SqliteEnv(MCPToolClient):

@@ -20,10 +20,7 @@ def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
     """
     ace = "yes" if usable_ace else "no"
     return [
-        {
-            "role": "user",
-            "content": f"blackjack total={total} ace={ace} dealer={dealer} answer hit or stand",
-        }
+        {"role": "user", "content": f"blackjack total={total} ace={ace} dealer={dealer} answer hit or stand"}
     ]
 
 

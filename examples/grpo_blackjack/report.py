@@ -11,13 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from envs.blackjack_env.baselines import baselines
-from envs.blackjack_env.oracle import (
-    Answer,
-    DecisionState,
-    Rules,
-    agreement,
-    evaluate,
-)
+from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
 from examples.grpo_blackjack.hands import hands_played, logged
 from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
 from rl_bridge.config import Config

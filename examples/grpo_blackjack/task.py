@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
-from envs.blackjack_env.oracle import (
-    DECISION_STATES,
-    Answer,
-    DecisionState,
-    Rules,
-    agreement,
-    evaluate,
-)
+from envs.blackjack_env.oracle import DECISION_STATES, Answer, DecisionState, Rules, agreement, evaluate
 from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.report import write_report
 from rl_bridge.rollout import EvaluationResult, Policy, Task

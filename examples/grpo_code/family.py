@@ -85,11 +85,7 @@ CHANGES: Final = (
         "[x * # for x in @]",
         lambda xs, k: [k * x for x in xs],
     ),
-    Step(
-        ("the squares of @", "@ with each squared"),
-        "[x * x for x in @]",
-        lambda xs, _: [x**2 for x in xs],
-    ),
+    Step(("the squares of @", "@ with each squared"), "[x * x for x in @]", lambda xs, _: [x**2 for x in xs]),
     Step(
         ("@ with each negated", "@ with all signs turned"),
         "[-x for x in @]",

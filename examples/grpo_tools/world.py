@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from envs.sqlite_env.models import (
-    SqliteObservation,
-    SqliteState,
-)
+from envs.sqlite_env.models import SqliteObservation, SqliteState
 from envs.sqlite_env.questions import QuestionLevel
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.tasks import make_task

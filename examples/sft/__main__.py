@@ -125,13 +125,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
             )
 
         result = fine_tune(
-            learner,
-            rows(TRACES),
-            rows(VALIDATION),
-            recipe.sft,
-            folder=folder / POLICY,
-            told=told,
-            last=last,
+            learner, rows(TRACES), rows(VALIDATION), recipe.sft, folder=folder / POLICY, told=told, last=last
         )
     draw_losses(result.looks, folder / LOSSES, kept=result.kept)
     return result

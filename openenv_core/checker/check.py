@@ -5,12 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from openenv_core.checker.outcomes import (
-    CheckError,
-    CheckLevel,
-    CheckWarnedError,
-    NotApplicableError,
-)
+from openenv_core.checker.outcomes import CheckError, CheckLevel, CheckWarnedError, NotApplicableError
 from openenv_core.checker.subject import Subject
 
 __all__ = ["Check", "CheckError", "CheckLevel", "CheckWarnedError", "NotApplicableError", "check"]

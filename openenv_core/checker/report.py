@@ -9,12 +9,7 @@ from typing import Final, TextIO
 from xml.etree import ElementTree
 
 from openenv_core.checker.check import Check, CheckLevel
-from openenv_core.checker.runner import (
-    BAD,
-    CheckReport,
-    Result,
-    Status,
-)
+from openenv_core.checker.runner import BAD, CheckReport, Result, Status
 
 MARKS: Final[Mapping[Status, str]] = {
     Status.PASSED: "✓",

@@ -79,8 +79,7 @@ def check_manifest_valid(subject: Subject) -> None:
         read_manifest(folder)
     except ManifestError as error:
         raise CheckError(
-            str(error),
-            change=f"correct these keys in {folder / MANIFEST}; docs/validate.md lists them",
+            str(error), change=f"correct these keys in {folder / MANIFEST}; docs/validate.md lists them"
         ) from error
 
 
@@ -141,10 +140,7 @@ _MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         "reward": frozenset({"boolean", "integer", "number", "null"}),
         "metadata": frozenset({"object"}),
     },
-    "state": {
-        "episode_id": frozenset({"string", "null"}),
-        "step_count": frozenset({"integer"}),
-    },
+    "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
 }
 """The JSON types that the wire gives the fields which every model has."""
 

@@ -18,11 +18,7 @@ import pytest
 
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import Check, CheckLevel
-from openenv_core.checker.runner import (
-    BAD,
-    Status,
-    run_check,
-)
+from openenv_core.checker.runner import BAD, Status, run_check
 from openenv_core.checker.subject import Subject
 
 __all__ = ["environment_subject"]

@@ -27,10 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {what}" for name, what in TEMPLATES.items()) + " (%(default)s)",
     )
     parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="PATH",
-        help="where its folder is made; the working directory by default",
+        "--dir", type=Path, metavar="PATH", help="where its folder is made; the working directory by default"
     )
     parser.add_argument(
         "--task",

@@ -2,12 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.client.env_client import (
-    EnvClient,
-    GenericAction,
-    GenericEnvClient,
-    SyncEnvClient,
-)
+from openenv_core.client.env_client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
 
 if TYPE_CHECKING:
     from openenv_core.client.tools import MCPToolClient

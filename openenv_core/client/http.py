@@ -15,12 +15,7 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import (
-    CarrierOptions,
-    Inbox,
-    refusal,
-    retry_after,
-)
+from openenv_core.client.carrier import CarrierOptions, Inbox, refusal, retry_after
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from openenv_core.play.form import (
-    ABSENT,
-    Form,
-    FormField,
-    Json,
-    as_text,
-    forms_of,
-    value_of,
-)
+from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of, value_of
 from openenv_core.play.reporters import Terminal, harmless
 
 COMMANDS: Final[Mapping[str, str]] = {

@@ -5,10 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, PlainValidator, ValidatorFunctionWrapHandler, WrapValidator
 
-from openenv_core.tools.wire import (
-    CallToolAction,
-    ListToolsAction,
-)
+from openenv_core.tools.wire import CallToolAction, ListToolsAction
 from openenv_core.types import Action
 
 _OF_TOOLS: Final = (Action, CallToolAction, ListToolsAction)

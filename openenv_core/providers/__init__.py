@@ -3,10 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.providers.base import (
-    AnyProvider,
-    Provider,
-)
+from openenv_core.providers.base import AnyProvider, Provider
 from openenv_core.providers.process import LocalProcessProvider
 
 if TYPE_CHECKING:

@@ -121,9 +121,7 @@ MAX_POLL_INTERVAL_S: Final = 0.05
 
 
 def wait_healthy(
-    look: Callable[[float], str | None],
-    timeout_s: float,
-    pause: Callable[[float], object] = time.sleep,
+    look: Callable[[float], str | None], timeout_s: float, pause: Callable[[float], object] = time.sleep
 ) -> str | None:
     """Look at a server until it is healthy.
 

@@ -30,15 +30,7 @@ _GUARD: Final = Path(__file__).with_name("_guard.py")
 _FIRST_FREE_FD: Final = 3
 """Below are the standard streams."""
 
-SERVE_COMMAND: Final = (
-    sys.executable,
-    "-m",
-    "openenv_core.cli",
-    "serve",
-    "{app}",
-    "--fd",
-    "{fd}",
-)
+SERVE_COMMAND: Final = (sys.executable, "-m", "openenv_core.cli", "serve", "{app}", "--fd", "{fd}")
 """What runs unless another command is given."""
 
 BACKLOG: Final = 2048

@@ -45,11 +45,7 @@ _STOPPED: Final[dict[str, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
     "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted: whoever asked for it has given it up"),
     "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
-    "disk": (
-        "killed",
-        EXIT_KILLED,
-        "its files grew beyond {disk} bytes or {files} files",
-    ),
+    "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
 }
 """Status, exit code and words, by why the supervisor stopped an execution."""
 
@@ -70,10 +66,7 @@ def to_execution(reply: WorkerReply, timeout_s: float, limits: Limits) -> Execut
     if reply.stopped in _STOPPED:
         status, code, words = _STOPPED[reply.stopped]
         reason = words.format(
-            timeout=timeout_s,
-            output=limits.output_hard_bytes,
-            disk=limits.disk_bytes,
-            files=limits.files,
+            timeout=timeout_s, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
         )
     elif reply.exit is not None:
         status, code, reason = _of_exit(reply.exit, reply.stopped)

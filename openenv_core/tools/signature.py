@@ -12,10 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.errors import (
-    faults_of,
-    short,
-)
+from openenv_core.protocol.errors import faults_of, short
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools.context import ToolContext
 from openenv_core.tools.declare import Method

@@ -15,13 +15,7 @@ from rl_bridge.algorithms.regularizers import (
     correction_weights,
     kl_to_reference,
 )
-from rl_bridge.algorithms.surrogate import (
-    Surrogate,
-    cispo,
-    clipped_surrogate,
-    reinforce,
-    sequence_ratios,
-)
+from rl_bridge.algorithms.surrogate import Surrogate, cispo, clipped_surrogate, reinforce, sequence_ratios
 
 Objective = Literal["clip", "cispo", "reinforce"]
 

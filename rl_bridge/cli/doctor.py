@@ -126,10 +126,7 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
     if node_rank is None or not 0 <= node_rank < num_nodes:
         raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
     per_host = arguments.procs or gpus or 2
-    for name, value in (
-        ("megabytes", arguments.megabytes),
-        ("timeout_s", arguments.timeout_s),
-    ):
+    for name, value in (("megabytes", arguments.megabytes), ("timeout_s", arguments.timeout_s)):
         if not 0 < value < float("inf"):
             raise ConfigError(f"expected --{name} above 0, got {value:g}")
     return Meeting(

@@ -196,13 +196,7 @@ def _numbers(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"expected --{name} above 0, got {value:g}")
-    for name in (
-        "spot_gpus",
-        "on_demand_gpus",
-        "spot_price",
-        "on_demand_price",
-        "spot_kind_on_demand_price",
-    ):
+    for name in ("spot_gpus", "on_demand_gpus", "spot_price", "on_demand_price", "spot_kind_on_demand_price"):
         value = getattr(arguments, name)
         if value is not None and not 0 <= value < float("inf"):
             raise ConfigError(f"expected --{name} of at least 0, got {value:g}")

@@ -7,13 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.planning.memory import (
-    KEPT_VERSIONS,
-    LOGITS_AT_ONCE,
-    SENT_BYTES,
-    WHY_NOT_14,
-    RoleMemory,
-)
+from rl_bridge.planning.memory import KEPT_VERSIONS, LOGITS_AT_ONCE, SENT_BYTES, WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 

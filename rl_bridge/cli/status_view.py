@@ -10,12 +10,7 @@ from rich.text import Text
 
 from rl_bridge.cli.plain import plain, printable
 from rl_bridge.cli.spent_view import spent_table
-from rl_bridge.metrics.status import (
-    SERVING,
-    EventRow,
-    ReplicaRow,
-    StatusSnapshot,
-)
+from rl_bridge.metrics.status import SERVING, EventRow, ReplicaRow, StatusSnapshot
 
 MAX_LEASES = 8
 """Leases shown: those that are under way longest."""

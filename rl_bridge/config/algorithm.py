@@ -24,12 +24,7 @@ PRESETS = MappingProxyType(
         "grpo": _GRPO,
         "dr_grpo": _GRPO | {"normalize_std": False, "aggregation": "fixed_length"},
         "dapo": _GRPO
-        | {
-            "clip_high": 0.28,
-            "aggregation": "token_mean",
-            "dynamic_sampling": True,
-            "overlong": "penalty",
-        },
+        | {"clip_high": 0.28, "aggregation": "token_mean", "dynamic_sampling": True, "overlong": "penalty"},
         "gspo": _GRPO | {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
         # No lower bound: a ratio is never below 0.
         "cispo": _GRPO

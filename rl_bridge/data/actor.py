@@ -5,11 +5,7 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint, endpoint
 
-from rl_bridge.data.examples import (
-    Dataset,
-    Example,
-    open_source,
-)
+from rl_bridge.data.examples import Dataset, Example, open_source
 from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.services.actor import ServiceActor

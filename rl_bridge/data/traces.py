@@ -19,12 +19,7 @@ from rl_bridge.rollout.task import Session
 from rl_bridge.rollout.tool_task import ToolTask
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation, training_rows
-from rl_bridge.tokens.tool_calls import (
-    CLOSE,
-    OPEN,
-    THOUGHT_END,
-    ToolCall,
-)
+from rl_bridge.tokens.tool_calls import CLOSE, OPEN, THOUGHT_END, ToolCall
 from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
 
 ASSISTANT = "assistant"

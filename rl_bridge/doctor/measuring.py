@@ -12,13 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_bridge.doctor.roll_call import (
-    LARGE_TIMES,
-    HostFacts,
-    RankPlace,
-    call_roll,
-    own_facts,
-)
+from rl_bridge.doctor.roll_call import LARGE_TIMES, HostFacts, RankPlace, call_roll, own_facts
 from rl_bridge.metrics.status import parse_address
 
 SMALL_TIMES = 20

@@ -14,14 +14,7 @@ from operator import itemgetter
 from typing import IO, Any
 
 from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.roll_call import (
-    COMPARED,
-    LARGE_TIMES,
-    SAID,
-    HostFacts,
-    RankPlace,
-    differing,
-)
+from rl_bridge.doctor.roll_call import COMPARED, LARGE_TIMES, SAID, HostFacts, RankPlace, differing
 from rl_bridge.interface import is_own, name_interface
 from rl_bridge.metrics.status import parse_address
 

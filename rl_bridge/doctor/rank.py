@@ -12,11 +12,7 @@ from dataclasses import asdict
 from typing import IO
 
 from openenv_core.sandbox.kernel.libc import die_with_parent
-from rl_bridge.doctor.roll_call import (
-    SAID,
-    MeetingError,
-    RankPlace,
-)
+from rl_bridge.doctor.roll_call import SAID, MeetingError, RankPlace
 
 
 def main(place: RankPlace, answers: IO[str]) -> int:

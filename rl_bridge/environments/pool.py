@@ -14,11 +14,7 @@ from openenv_core.errors import (
     ConnectionFailedError,
     ConnectionLostError,
 )
-from rl_bridge.environments.session import (
-    Client,
-    ServerRecord,
-    SessionDeadlines,
-)
+from rl_bridge.environments.session import Client, ServerRecord, SessionDeadlines
 from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 logger = logging.getLogger(__name__)

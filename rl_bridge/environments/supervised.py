@@ -14,10 +14,7 @@ from openenv_core.play.reporters import harmless
 from openenv_core.providers.base import status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import (
-    RestartBudget,
-    RestartPolicy,
-)
+from rl_bridge.services.options import RestartBudget, RestartPolicy
 
 logger = logging.getLogger(__name__)
 

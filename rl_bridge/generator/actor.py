@@ -11,10 +11,7 @@ from typing import TypeVar
 from monarch.actor import concurrent_endpoint
 
 from rl_bridge.errors import EngineFailedError
-from rl_bridge.generator.replica import (
-    PolicyReplica,
-    UpdateFigures,
-)
+from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.starts import own_seed

@@ -78,10 +78,7 @@ class AsyncVllmEngine:
         return self._thread.submit(self._start())
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
@@ -129,10 +126,7 @@ class AsyncVllmEngine:
         self._thread.submit(self._look())
 
     async def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None,
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
     ) -> list[Completion]:
         collectors: list[Any] = []  # of what is under way
         try:

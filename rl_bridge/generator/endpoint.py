@@ -12,15 +12,9 @@ from pydantic import BaseModel, ValidationError
 from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
 from rl_bridge.generator import openai_api
 from rl_bridge.generator.loop_thread import EngineLoopThread
-from rl_bridge.generator.openai_api import (
-    EndpointClient,
-    plain,
-)
+from rl_bridge.generator.openai_api import EndpointClient, plain
 from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint
-from rl_bridge.metrics.spans import (
-    PROCESS_SPANS,
-    span,
-)
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 if TYPE_CHECKING:
@@ -84,10 +78,7 @@ class EndpointEngine:
         return self._thread.submit(self._start())
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
         """Answer prompts; see `VllmEngine.generate`.
 
@@ -153,10 +144,7 @@ class EndpointEngine:
             )
 
     async def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None,
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
     ) -> list[Completion]:
         if seeds is not None and len(seeds) != len(prompts):
             raise GeneratorError(

@@ -83,10 +83,7 @@ class VllmEngine:
         return self._ready
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
         """Answer prompts, each a sequence of token ids.
 

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.weights.attachments import copy_all
-from rl_bridge.weights.segments import (
-    HEADER,
-    Segment,
-)
+from rl_bridge.weights.segments import HEADER, Segment
 from rl_bridge.weights.snapshot import aligned
 
 

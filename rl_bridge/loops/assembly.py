@@ -255,10 +255,7 @@ async def open_run(
                 SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
             )
         dispatcher = Dispatcher(
-            rollout,
-            buffer,
-            dispatch_settings(config),
-            explain=None if servers is None else servers.traceback,
+            rollout, buffer, dispatch_settings(config), explain=None if servers is None else servers.traceback
         )
         metrics = stack.enter_context(
             MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])

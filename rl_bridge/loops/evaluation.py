@@ -9,10 +9,7 @@ from rich.console import Console
 from rl_bridge.config import Config
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Outcome,
-)
+from rl_bridge.rollout.assignment import Absence, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.seeds import held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult

@@ -36,9 +36,7 @@ async def rewind(run: Run) -> PolicyVersion:
         await run.policy.update_weights.fanout(version)
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
     run.went_back(
-        version,
-        seconds=float(state.run_state.get("seconds", 0.0)),
-        fates=state.run_state.get("fates", ()),
+        version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())
     )
     return version
 

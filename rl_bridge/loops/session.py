@@ -13,10 +13,7 @@ from rich.console import Console
 
 from rl_bridge.config import Config, folder_exists, save_config
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.assembly import (
-    LOGS,
-    open_run,
-)
+from rl_bridge.loops.assembly import LOGS, open_run
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end

@@ -5,23 +5,14 @@ from pathlib import Path
 
 from rl_bridge.config import Config, EnvConfig, MonarchConfig
 from rl_bridge.data.settings import DatasetSettings
-from rl_bridge.environments.servers import (
-    EnvironmentServers,
-    OnChange,
-)
+from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings, endpoint_of
-from rl_bridge.rewards.function import (
-    Ensemble,
-    VoteRule,
-)
+from rl_bridge.rewards.function import Ensemble, VoteRule
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import (
-    GroupFilter,
-    Overlong,
-)
+from rl_bridge.rollout.groups import GroupFilter, Overlong
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import task_type
 from rl_bridge.services import RestartPolicy

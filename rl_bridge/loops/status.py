@@ -6,13 +6,7 @@ import socket
 import time
 
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.loops.observation import (
-    event_rows,
-    group_counts,
-    lease_rows,
-    server_row,
-    service_rows,
-)
+from rl_bridge.loops.observation import event_rows, group_counts, lease_rows, server_row, service_rows
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.services import Fleet

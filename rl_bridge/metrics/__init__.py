@@ -1,14 +1,7 @@
 """What a run measures: figures and where they go, and how each process spends its time."""
 
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink, rewind
-from rl_bridge.metrics.spans import (
-    PROCESS_SPANS,
-    Spans,
-    SpanTotals,
-    SpanWindow,
-    by_role,
-    span,
-)
+from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role, span
 
 __all__ = [
     "PROCESS_SPANS",

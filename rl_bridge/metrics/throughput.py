@@ -9,11 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from rl_bridge.errors import StatusError
-from rl_bridge.metrics.spans import (
-    SpanTotals,
-    SpanWindow,
-    by_role,
-)
+from rl_bridge.metrics.spans import SpanTotals, SpanWindow, by_role
 from rl_bridge.metrics.status import StatusSnapshot
 
 TRAINED: Final = "trained"

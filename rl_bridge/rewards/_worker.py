@@ -11,11 +11,7 @@ import sys
 import traceback
 
 from rl_bridge.errors import RewardError
-from rl_bridge.rewards.function import (
-    RewardFunction,
-    checked_reward,
-    load_function,
-)
+from rl_bridge.rewards.function import RewardFunction, checked_reward, load_function
 from rl_bridge.rewards.wire import BEGUN, RewardReply, RewardRequest, receive, send
 
 TRACEBACK_CHARACTERS = 4000

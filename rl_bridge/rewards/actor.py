@@ -5,14 +5,8 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
-from rl_bridge.metrics.spans import (
-    PROCESS_SPANS,
-    span,
-)
-from rl_bridge.rewards.pool import (
-    RewardCounts,
-    RewardPool,
-)
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.rewards.pool import RewardCounts, RewardPool
 from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.services.actor import ServiceActor
 

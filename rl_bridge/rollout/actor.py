@@ -16,20 +16,14 @@ from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
-from rl_bridge.rollout.assignment import (
-    Assignment,
-    AssignmentResult,
-)
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.preemption import on_termination
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import load_task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.handle import (
-    Roster,
-    ServiceHandle,
-)
+from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_PERIOD_S = 10.0

@@ -3,12 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from openenv_core.errors import (
-    AccessRefusedError,
-    AuthenticationError,
-    ClientError,
-    ValidationFailedError,
-)
+from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
@@ -20,20 +15,8 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-    Outcome,
-)
-from rl_bridge.rollout.episode import (
-    EpisodeSettings,
-    Judge,
-    back_off,
-    play_episode,
-    shortened,
-)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.episode import EpisodeSettings, Judge, back_off, play_episode, shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.preemption import until_stopped
 from rl_bridge.rollout.task import Task

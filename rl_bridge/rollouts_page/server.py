@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rl_bridge.records.writer import (
-    read_lines,
-    segment_files,
-)
+from rl_bridge.records.writer import read_lines, segment_files
 from rl_bridge.rollouts_page.page import SERVED_RECORDS, policy, served_page
 
 HOST = "127.0.0.1"

@@ -92,11 +92,7 @@ class Service(Routed):
         self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
         self._listeners: list[Callable[[Roster], None]] = []
         self._balancer = Balancer(
-            name,
-            actor.REPEATABLE,
-            options.start_timeout_s,
-            on_gone=self._lose,
-            on_suspect=self._suspect,
+            name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
         )
 
     @property

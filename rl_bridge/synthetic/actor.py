@@ -5,14 +5,8 @@ import time
 import numpy as np
 from monarch.actor import concurrent_endpoint, endpoint
 
-from rl_bridge.metrics.spans import (
-    PROCESS_SPANS,
-    span,
-)
-from rl_bridge.rollout.assignment import (
-    Assignment,
-    AssignmentResult,
-)
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.synthetic.job import SyntheticWorker
 from rl_bridge.synthetic.settings import SyntheticSettings

@@ -10,11 +10,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import Client
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import (
-    Assignment,
-    AssignmentResult,
-    RolloutService,
-)
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, RolloutService
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.worker import RolloutWorker

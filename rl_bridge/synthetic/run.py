@@ -7,10 +7,7 @@ from pathlib import Path
 
 from rl_bridge.generator.settings import ONE_THREAD
 from rl_bridge.loops.observation import SpanCollector
-from rl_bridge.metrics.spans import (
-    SpanWindow,
-    by_role,
-)
+from rl_bridge.metrics.spans import SpanWindow, by_role
 from rl_bridge.metrics.throughput import Throughput
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.synthetic.actor import SyntheticRolloutActor, SyntheticTrainerActor

@@ -5,10 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rl_bridge.buffer.batch import (
-    PackedRows,
-    TrainBatch,
-)
+from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.titan.model import ONE_RANK, Parallelism, TitanDecoder
 
 

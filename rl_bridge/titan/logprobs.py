@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-from rl_bridge.buffer.batch import (
-    PackedRows,
-    TrainBatch,
-)
+from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.titan.model import TitanModel
 
 

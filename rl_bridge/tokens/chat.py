@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
 from rl_bridge.errors import MissingDependencyError, ModelError
-from rl_bridge.tokens.tool_calls import (
-    THOUGHT,
-    CallStyle,
-    style_of_template,
-)
+from rl_bridge.tokens.tool_calls import THOUGHT, CallStyle, style_of_template
 
 REMEMBERED_CHATS = 4096
 """With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""

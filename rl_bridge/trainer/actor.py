@@ -15,10 +15,7 @@ from monarch.actor import concurrent_endpoint, context
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLostError, TrainingError
-from rl_bridge.metrics.spans import (
-    PROCESS_SPANS,
-    span,
-)
+from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings

@@ -7,12 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.policy_loss import (
-    LossInputs,
-    LossSettings,
-    policy_loss,
-    token_weights,
-)
+from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss, token_weights
 from rl_bridge.algorithms.surrogate import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.titan.logprobs import log_distributions, rows_log_distributions

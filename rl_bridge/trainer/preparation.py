@@ -8,15 +8,8 @@ from numpy.typing import NDArray
 
 from rl_bridge.algorithms.advantages import group_advantages
 from rl_bridge.algorithms.policy_loss import LossSettings
-from rl_bridge.algorithms.regularizers import (
-    held_then_annealed,
-    kl_to_reference,
-)
-from rl_bridge.algorithms.returns import (
-    generalized_advantages,
-    penalised_rewards,
-    whitened,
-)
+from rl_bridge.algorithms.regularizers import held_then_annealed, kl_to_reference
+from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, whitened
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 

@@ -1,9 +1,6 @@
 """Versioned, immutable snapshots of a policy's weights, and how they travel."""
 
-from rl_bridge.weights.snapshot import (
-    Box,
-    ShardSpec,
-)
+from rl_bridge.weights.snapshot import Box, ShardSpec
 from rl_bridge.weights.store import WeightStore
 
 __all__ = ["Box", "ShardSpec", "WeightStore"]

@@ -6,17 +6,8 @@ from typing import Any, TypeVar
 
 from rl_bridge.errors import BridgeError, MissingDependencyError, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.directory import (
-    LocalDirectory,
-    Unfinished,
-)
-from rl_bridge.weights.snapshot import (
-    Contribution,
-    Key,
-    Origin,
-    Publication,
-    Snapshot,
-)
+from rl_bridge.weights.directory import LocalDirectory, Unfinished
+from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
 
 try:
     from monarch.actor import Actor, ActorError, concurrent_endpoint, context, this_proc

@@ -10,19 +10,8 @@ from torch import Tensor
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.segments import (
-    HEADER,
-    Segment,
-    SegmentAddress,
-    SegmentRing,
-)
-from rl_bridge.weights.snapshot import (
-    Key,
-    Publication,
-    Snapshot,
-    StoredPart,
-    key_text,
-)
+from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
 from rl_bridge.weights.transport import Needed
 
 POLL_INTERVAL_S = 0.002

@@ -19,13 +19,7 @@ from torch import Tensor
 from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.segments import EXTRA_SEGMENTS
-from rl_bridge.weights.snapshot import (
-    Key,
-    Publication,
-    Snapshot,
-    StoredPart,
-    key_text,
-)
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
 from rl_bridge.weights.transport import Needed, under_lease
 
 try:

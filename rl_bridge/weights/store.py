@@ -14,10 +14,7 @@ from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, 
 from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.directory import Directory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
-from rl_bridge.weights.segments import (
-    has_died,
-    own_origin,
-)
+from rl_bridge.weights.segments import has_died, own_origin
 from rl_bridge.weights.snapshot import (
     Contribution,
     Key,
@@ -30,11 +27,7 @@ from rl_bridge.weights.snapshot import (
     layout,
     own_shards,
 )
-from rl_bridge.weights.transport import (
-    Publisher,
-    SnapshotSlot,
-    TransportReader,
-)
+from rl_bridge.weights.transport import Publisher, SnapshotSlot, TransportReader
 
 if TYPE_CHECKING:
     from rl_bridge.weights.torch_store import Volumes

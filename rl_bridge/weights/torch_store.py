@@ -15,13 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights.snapshot import (
-    Key,
-    Publication,
-    Snapshot,
-    StoredPart,
-    key_text,
-)
+from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
 from rl_bridge.weights.transport import Needed
 
 try:

@@ -57,9 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     access.add_argument("--token-file", metavar="PATH", help="file of tokens, one a line, # for comments")
     access.add_argument(
-        "--insecure",
-        action="store_true",
-        help="listen beyond loopback without a token (ROPEWALK_INSECURE=1)",
+        "--insecure", action="store_true", help="listen beyond loopback without a token (ROPEWALK_INSECURE=1)"
     )
     access.add_argument(
         "--allowed-host",

@@ -9,10 +9,7 @@ from typing import Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError
-from servers.listening import (
-    listen,
-    url_host,
-)
+from servers.listening import listen, url_host
 from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
 

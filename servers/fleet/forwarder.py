@@ -172,7 +172,4 @@ def _asked_in(body: bytes) -> tuple[str | None, str | None]:
         session = params.get("session_id") if isinstance(params, dict) else None
     except (ValueError, AttributeError, RecursionError):
         return None, None  # the application says what is wrong with it
-    return (
-        method if isinstance(method, str) else None,
-        session if isinstance(session, str) else None,
-    )
+    return (method if isinstance(method, str) else None, session if isinstance(session, str) else None)

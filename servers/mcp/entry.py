@@ -9,12 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.mcp.requests import (
-    Exchange,
-    McpRequestRefusedError,
-    is_mcp,
-    parse_request,
-)
+from servers.mcp.requests import Exchange, McpRequestRefusedError, is_mcp, parse_request
 from servers.security.bodies import replay
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings

@@ -16,10 +16,7 @@ from pydantic import BaseModel
 
 from servers.mcp.context import sendable
 from servers.mcp.handlers import Handlers
-from servers.mcp.requests import (
-    DISCOVER,
-    INITIALIZE,
-)
+from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.tooling import Tooling
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]

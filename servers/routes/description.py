@@ -18,10 +18,7 @@ GUARD_STATUSES = {
 }
 """What any request may meet before it reaches its route."""
 
-BODY_STATUSES = {
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-}
+BODY_STATUSES = {"408": "The body did not arrive in time.", "413": "The body is too large."}
 
 
 class _Lenient(GenerateJsonSchema):

@@ -132,10 +132,7 @@ def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRout
         return await plain.answer(request, work, opening=True)
 
     @router.post(
-        "/step",
-        response_model=None,
-        responses=envelope,
-        openapi_extra=description.STEP_BODY | PARAMETERS,
+        "/step", response_model=None, responses=envelope, openapi_extra=description.STEP_BODY | PARAMETERS
     )
     async def step(request: Request) -> Response:
         """Apply an action and return what follows."""

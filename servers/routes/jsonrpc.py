@@ -7,11 +7,7 @@ from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import (
-    RefusalError,
-    short,
-    text_of,
-)
+from openenv_core.protocol.errors import RefusalError, short, text_of
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError, RpcRequest
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner

@@ -13,13 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.answers import (
-    json_answer,
-    read_model,
-    refused,
-    reported,
-    while_connected,
-)
+from servers.routes.answers import json_answer, read_model, refused, reported, while_connected
 from servers.routes.description import answer, body, describe, problem
 from servers.security.guard import owner_of
 from servers.sessions import SessionTable

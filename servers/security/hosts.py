@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openenv_core.errors import ConfigurationError
-from servers.listening import (
-    ip_address,
-    is_loopback,
-)
+from servers.listening import ip_address, is_loopback
 from servers.security.refusal import TurnedAwayError
 
 ANY = "*"

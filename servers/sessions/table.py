@@ -284,9 +284,7 @@ class SessionTable:
     def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
         """End a session whose environment takes too long; its slot is free at once, whatever its class asks for."""
         logger.error(
-            "%s took longer than %g s; its session is ended",
-            session.runner.name,
-            self.step_timeout_s,
+            "%s took longer than %g s; its session is ended", session.runner.name, self.step_timeout_s
         )
         self._forget(session)
         self._release(session)

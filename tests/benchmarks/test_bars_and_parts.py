@@ -166,10 +166,7 @@ def recipe_figures(taught: int, *solved: int, tasks: int = 1000, settled: float 
     [
         (recipe_figures(300, 420, 500, 600), set()),
         (recipe_figures(300, 600, 390), {"seed 1: more solved"}),  # 9 points; the intervals are apart
-        (
-            recipe_figures(150, 300, 190, tasks=500),
-            {"seed 1: more solved", "seed 1: between the intervals"},
-        ),
+        (recipe_figures(150, 300, 190, tasks=500), {"seed 1: more solved", "seed 1: between the intervals"}),
         (recipe_figures(150, 300, 340, tasks=499), {"held-out tasks"}),
         (
             recipe_figures(300, 600, -1),

@@ -13,20 +13,11 @@ from pydantic import BaseModel, Field
 from subjects import Here, folder_with, walk
 
 from openenv_core import apps, checker
-from openenv_core.checker.catalogue import (
-    MODULES,
-    checks,
-    chosen,
-)
+from openenv_core.checker.catalogue import MODULES, checks, chosen
 from openenv_core.checker.check import Check, CheckError, CheckLevel, CheckWarnedError, NotApplicableError
 from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.report import Console, as_json, as_junit
-from openenv_core.checker.runner import (
-    CheckReport,
-    Status,
-    run,
-    run_check,
-)
+from openenv_core.checker.runner import CheckReport, Status, run, run_check
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
 from openenv_core.manifest import parse_manifest
@@ -56,12 +47,7 @@ def raising(error: BaseException) -> Any:
     [
         (lambda _: None, Status.PASSED, "", ""),
         (lambda _: "3 figures", Status.PASSED, "3 figures", ""),
-        (
-            raising(CheckError("expected a, got b", change="do a")),
-            Status.FAILED,
-            "expected a, got b",
-            "do a",
-        ),
+        (raising(CheckError("expected a, got b", change="do a")), Status.FAILED, "expected a, got b", "do a"),
         (raising(CheckWarnedError("doubtful", change="look")), Status.WARNED, "doubtful", "look"),
         (raising(NotApplicableError("no folder")), Status.SKIPPED, "no folder", ""),
         (raising(ConnectionLostError("gone")), Status.FAILED, "ConnectionLostError: gone", "ropewalk serve"),

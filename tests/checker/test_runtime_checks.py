@@ -13,10 +13,7 @@ from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
 from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import CheckLevel
-from openenv_core.checker.runner import (
-    Status,
-    run,
-)
+from openenv_core.checker.runner import Status, run
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,

@@ -15,23 +15,11 @@ import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 
 from openenv_core.checker.check import CheckError
-from openenv_core.checker.hostile import (
-    RAW,
-    frame,
-    split,
-)
-from openenv_core.checker.playing import (
-    LocalSession,
-    parting,
-    play_here,
-    takes_seed,
-)
+from openenv_core.checker.hostile import RAW, frame, split
+from openenv_core.checker.playing import LocalSession, parting, play_here, takes_seed
 from openenv_core.checker.subject import Subject
 from openenv_core.checker.watching import hook
-from openenv_core.checker.watching.watched import (
-    collecting,
-    hooked,
-)
+from openenv_core.checker.watching.watched import collecting, hooked
 from servers import create_app
 
 # ---- episodes that are held against each other

@@ -10,10 +10,7 @@ from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, o
 from openenv_core import Action, Observation, State
 from openenv_core.checker.catalogue import checks
 from openenv_core.checker.check import CheckLevel
-from openenv_core.checker.runner import (
-    Status,
-    run,
-)
+from openenv_core.checker.runner import Status, run
 from openenv_core.tools import CallToolAction
 
 UNDECLARED = {"declared_tools", "example_actions", "reserved_tool_names"}

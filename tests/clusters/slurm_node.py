@@ -85,12 +85,7 @@ def require_slurm() -> Path:
 
 def _apt(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["apt-get", "-q", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=DOWNLOAD_S,
-        check=False,
+        ["apt-get", "-q", *words], cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False
     )
 
 

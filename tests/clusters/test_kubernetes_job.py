@@ -81,12 +81,7 @@ class Cluster:
         kind, _, index = name.partition("-")
         self.api.put(
             pod(
-                name,
-                pod_templates()[kind],
-                index=int(index),
-                ip=ADDRESSES[name],
-                port=self.port,
-                ready=ready,
+                name, pod_templates()[kind], index=int(index), ip=ADDRESSES[name], port=self.port, ready=ready
             )
         )
 

@@ -314,8 +314,7 @@ class Everything(Asking, ToolEnvironment[State]):
 
     @tool
     def test_x_mcp_header(
-        self,
-        region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "nowhere",
+        self, region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "nowhere"
     ) -> str:
         """Take an argument that is told in a header too.
 

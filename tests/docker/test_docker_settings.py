@@ -26,14 +26,8 @@ from openenv_core.providers.docker import (
     start_container,
 )
 from openenv_core.providers.docker._wire import EngineAddress
-from openenv_core.providers.docker.engine import (
-    find_engine,
-    is_local,
-)
-from openenv_core.providers.docker.options import (
-    dropped,
-    spec,
-)
+from openenv_core.providers.docker.engine import find_engine, is_local
+from openenv_core.providers.docker.options import dropped, spec
 
 
 def test_sizes() -> None:
@@ -154,11 +148,7 @@ def test_every_option_reaches_the_engine() -> None:
     assert found["Labels"] == {"project": "seven", "ropewalk.owner": "me"}
     assert (host["CapDrop"], host["CapAdd"]) == (["NET_RAW", "MKNOD"], ["SYS_NICE"])
     assert (found["User"], host["NetworkMode"]) == ("1234:99", "mine")
-    for gpus, devices in (
-        ("all", {"Count": -1}),
-        (2, {"Count": 2}),
-        ("0, 2", {"DeviceIDs": ["0", "2"]}),
-    ):
+    for gpus, devices in (("all", {"Count": -1}), (2, {"Count": 2}), ("0, 2", {"DeviceIDs": ["0", "2"]})):
         [request] = spec("image", ContainerOptions(gpus=gpus), {}, publish=True)["HostConfig"][
             "DeviceRequests"
         ]

@@ -72,10 +72,7 @@ def files(image: str) -> set[str]:
 
 
 def test_a_base_is_made_once_and_again_when_its_parts_change(
-    api: docker.APIClient,
-    runtime: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     assert base.ensure(api, base.Variant.RUNTIME) == runtime

@@ -9,13 +9,7 @@ import torch
 from e2e.conftest import CONFIG, Watched, rows
 from report_fields import REPORT_FIELDS
 
-from envs.blackjack_env.oracle import (
-    DECISION_STATES,
-    DecisionState,
-    action_values,
-    evaluate,
-    optimal_policy,
-)
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
 from examples.grpo_blackjack import chat
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3000)]

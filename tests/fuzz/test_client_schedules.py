@@ -14,12 +14,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from openenv_core import GenericEnvClient
-from openenv_core.errors import (
-    ClientError,
-    ExecutionError,
-    RequestTimeoutError,
-    ValidationFailedError,
-)
+from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 
 PATIENCE_S = 20
 

@@ -14,25 +14,12 @@ from pydantic import Field
 from openenv_core import Action, Observation
 from openenv_core.errors import ClientError
 from openenv_core.protocol import errors as codes
-from openenv_core.protocol import (
-    jsonrpc,
-    replies,
-)
+from openenv_core.protocol import jsonrpc, replies
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.http import (
-    error_frame,
-    http_request,
-    reply_frame,
-)
+from openenv_core.protocol.http import error_frame, http_request, reply_frame
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import (
-    Mcp,
-    RequestDecoder,
-    Reset,
-    encode_request,
-    http_reset,
-)
+from openenv_core.protocol.requests import Mcp, RequestDecoder, Reset, encode_request, http_reset
 
 MANY = settings(max_examples=6 * EXAMPLES)
 

@@ -7,12 +7,7 @@ import pytest
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base, push
-from openenv_core.images.build import (
-    default_tag,
-    named,
-    plan,
-    read_build_args,
-)
+from openenv_core.images.build import default_tag, named, plan, read_build_args
 from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.images.errors import (
     BuildError,

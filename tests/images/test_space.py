@@ -15,13 +15,7 @@ from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.images.errors import NotReachedError
-from openenv_core.images.space import (
-    PARTS,
-    Staged,
-    stage,
-    upload,
-    with_default,
-)
+from openenv_core.images.space import PARTS, Staged, stage, upload, with_default
 
 ROOT = Path(__file__).parents[2]
 BLACKJACK = ROOT / "envs" / "blackjack_env"

@@ -9,12 +9,7 @@ from typing import Any
 
 import mcp
 import pytest
-from released import (
-    borrowed,
-    drive,
-    our_server,
-    released_server,
-)
+from released import borrowed, drive, our_server, released_server
 
 from openenv_core import MCPToolClient, ToolCallError
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType

@@ -25,10 +25,7 @@ from openenv_core import (
     State,
     ToolCallError,
 )
-from openenv_core.compat.mcp_environment import (
-    MCPEnvironment,
-    get_server_tools,
-)
+from openenv_core.compat.mcp_environment import MCPEnvironment, get_server_tools
 from openenv_core.compat.types import (
     JsonRpcError,
     JsonRpcErrorCode,

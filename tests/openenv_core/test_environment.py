@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 
 from openenv_core import Action, ConfigurationError, Environment, Observation, State
-from openenv_core.environment import (
-    CompositeTransform,
-    NullTransform,
-    Transform,
-)
-from openenv_core.tasks import (
-    LISTED,
-    RANGE,
-    GeneratedTasks,
-)
+from openenv_core.environment import CompositeTransform, NullTransform, Transform
+from openenv_core.tasks import LISTED, RANGE, GeneratedTasks
 
 
 class Bare(Environment[Action, Observation, State]):

@@ -187,10 +187,7 @@ async def test_a_list_is_asked_for_once_an_episode(
 
 
 async def test_plain_http_carries_tools_too() -> None:
-    async with (
-        serving(tally_app()) as address,
-        MCPToolClient(f"http://{address}", transport="http") as env,
-    ):
+    async with serving(tally_app()) as address, MCPToolClient(f"http://{address}", transport="http") as env:
         assert [tool.name for tool in await env.list_tools()] == NAMES  # before there is a session
         await env.reset(seed=1)
         assert await env.call_tool("add", amount=1) == 2

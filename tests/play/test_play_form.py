@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
-from openenv_core.play.form import (
-    ABSENT,
-    Form,
-    FormField,
-    forms_of,
-    value_of,
-)
-from openenv_core.play.reporters import (
-    LONGEST,
-    harmless,
-    number,
-    observation_lines,
-)
+from openenv_core.play.form import ABSENT, Form, FormField, forms_of, value_of
+from openenv_core.play.reporters import LONGEST, harmless, number, observation_lines
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 

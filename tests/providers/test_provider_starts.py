@@ -23,10 +23,7 @@ from openenv_core.providers.adapt import Released
 from openenv_core.providers.base import stopped
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
-from openenv_core.providers.docker.container import (
-    Container,
-    ContainerState,
-)
+from openenv_core.providers.docker.container import Container, ContainerState
 
 PATIENCE_S = 20
 SUPPORT = str(Path(__file__).parents[1] / "support")

@@ -21,11 +21,7 @@ from openenv_core.providers.remote import (
     SandboxLostError,
     SandboxServiceUnavailableError,
 )
-from openenv_core.providers.remote.api import (
-    RemoteSandbox,
-    SandboxApi,
-    SandboxState,
-)
+from openenv_core.providers.remote.api import RemoteSandbox, SandboxApi, SandboxState
 
 pytestmark = pytest.mark.usefixtures("looking_often")
 

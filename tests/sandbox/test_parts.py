@@ -28,15 +28,8 @@ from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.child import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.probes import prove
-from openenv_core.sandbox.sandbox import (
-    ReadableView,
-    view_of,
-)
-from openenv_core.sandbox.scratch import (
-    PREFIX,
-    Scratch,
-    sweep,
-)
+from openenv_core.sandbox.sandbox import ReadableView, view_of
+from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
 from openenv_core.sandbox.workspace import Workspace
 
 HEADER: dict[str, Any] = {

@@ -12,12 +12,7 @@ import pytest
 from living import DEADLINE_S, descendants, until, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import (
-    FileRefusedError,
-    Limits,
-    Sandbox,
-    SandboxConfig,
-)
+from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxConfig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -124,11 +124,7 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=15,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     messages=MESSAGES, cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=30), gap=st.booleans()
 )
@@ -227,10 +223,7 @@ async def test_text_that_is_no_text_before_a_close_is_no_fault_of_the_server(
 async def test_a_handshake_with_a_body_is_refused_in_words() -> None:
     async with serving(app()) as address:
         host, _, port = address.partition(":")
-        for body in (
-            "Content-Length: 2\r\n\r\nhi",
-            "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
-        ):
+        for body in ("Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
             async with asyncio.timeout(PATIENCE_S):

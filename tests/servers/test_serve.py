@@ -122,11 +122,7 @@ def test_options_that_an_app_cannot_be_served_with_are_refused(
 
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=slow),
-        pytest.param(signal.SIGHUP, marks=soak),
-    ],
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=soak)],
 )
 async def test_sessions_print_nothing_and_a_signal_under_load_leaves_nothing_behind(
     number: signal.Signals,
@@ -228,10 +224,7 @@ def lines(notes: Path) -> list[str]:
         pytest.param(("--host", "0.0.0.0"), {"ROPEWALK_INSECURE": "1"}, ["start exposed=True"], marks=slow),
         pytest.param(("--reload",), {}, ["start exposed=False"], marks=soak),
         pytest.param(
-            ("--workers", "2", "--host", "0.0.0.0", "--insecure"),
-            {},
-            ["start exposed=True"] * 2,
-            marks=soak,
+            ("--workers", "2", "--host", "0.0.0.0", "--insecure"), {}, ["start exposed=True"] * 2, marks=soak
         ),
     ],
 )

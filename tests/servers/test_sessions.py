@@ -12,11 +12,7 @@ from serving import ask, closing_of, eventually, opened, request, rpc, serving, 
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
-from servers.sessions import (
-    LocalSlots,
-    SessionTable,
-    session,
-)
+from servers.sessions import LocalSlots, SessionTable, session
 from servers.sessions import table as reaper
 
 TOKENS = ("a" * 32, "b" * 32)

@@ -22,14 +22,8 @@ from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from servers.fleet.forwarder import (
-    ids_of,
-    worker_of,
-)
-from servers.fleet.peers import (
-    ExchangeError,
-    Exchanges,
-)
+from servers.fleet.forwarder import ids_of, worker_of
+from servers.fleet.peers import ExchangeError, Exchanges
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"

@@ -13,10 +13,7 @@ from serving import serving
 
 from openenv_core import Action, Environment, EpisodeOverError, Observation, State
 from openenv_core.checker.catalogue import checks
-from openenv_core.checker.runner import (
-    Result,
-    run_check,
-)
+from openenv_core.checker.runner import Result, run_check
 from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.targets import Target, TargetKind
 from servers import create_app

@@ -2,11 +2,7 @@
 
 from servers import create_app
 
-from ..models import (
-    BlackjackAction,
-    BlackjackObservation,
-    BlackjackState,
-)
+from ..models import BlackjackAction, BlackjackObservation, BlackjackState
 from .environment import BlackjackEnvironment
 
 # A session is a few kilobytes, and a trainer keeps hundreds of hands in flight.

@@ -120,10 +120,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         self._table.sab = sab
         seen, _ = self._table.reset(seed=seed)
         self._state = BlackjackState(
-            episode_id=str(uuid4()) if episode_id is None else episode_id,
-            seed=seed,
-            natural=natural,
-            sab=sab,
+            episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed, natural=natural, sab=sab
         )
         return self._observe(seen, reward=None, done=False)
 

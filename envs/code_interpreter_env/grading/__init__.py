@@ -4,11 +4,7 @@ Of use to a trainer without the environment: `await Grader(sandbox).grade(task, 
 `openenv_core.sandbox.Sandbox`.
 """
 
-from .grader import (
-    Grader,
-    NoAttemptsLeftError,
-    TaskSession,
-)
+from .grader import Grader, NoAttemptsLeftError, TaskSession
 from .provider import InvalidTaskError, JsonlTasks
 from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, Task, parse_task, public_view
 from .verdict import CaseOutcome, Category, Reason, Verdict

@@ -24,13 +24,7 @@ from pydantic import (
 from openenv_core.sandbox import Limits
 from openenv_core.sandbox.values import decode, encode
 
-from .compare import (
-    MAX_MATCHED,
-    Compare,
-    Exact,
-    Unordered,
-    parse_number,
-)
+from .compare import MAX_MATCHED, Compare, Exact, Unordered, parse_number
 
 Scoring: TypeAlias = Literal["all_or_nothing", "fraction", "weighted"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]

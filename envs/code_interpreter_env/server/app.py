@@ -3,11 +3,7 @@
 from openenv_core.tools import ToolObservation
 from servers import create_app
 
-from ..models import (
-    AnyAction,
-    CodeInterpreterObservation,
-    CodeInterpreterState,
-)
+from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
 from .environment import CodeInterpreterEnvironment
 from .house import house
 

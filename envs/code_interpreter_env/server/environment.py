@@ -10,12 +10,7 @@ from uuid import uuid4
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import (
-    Execution,
-    FileInfo,
-    FileRefusedError,
-    Interpreter,
-)
+from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter
 from openenv_core.tools import (
     CallToolAction,
     ListToolsAction,
@@ -40,27 +35,9 @@ from ..models import (
     Submit,
 )
 from .house import SharedBackend, house
-from .keeper import (
-    TROUBLE,
-    InterpreterKeeper,
-    lost,
-    wait_or_interrupt,
-)
-from .observations import (
-    content_of,
-    failed,
-    full,
-    refused,
-    released,
-    without_task,
-)
-from .options import (
-    Judging,
-    ResetChoice,
-    TaskMethods,
-    chosen,
-    chosen_task,
-)
+from .keeper import TROUBLE, InterpreterKeeper, lost, wait_or_interrupt
+from .observations import content_of, failed, full, refused, released, without_task
+from .options import Judging, ResetChoice, TaskMethods, chosen, chosen_task
 from .tools import InterpreterTools
 
 logger = logging.getLogger(__name__)

@@ -30,10 +30,7 @@ from ..models import (
     Path,
     PutFile,
 )
-from .observations import (
-    file_result,
-    run_result,
-)
+from .observations import file_result, run_result
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 

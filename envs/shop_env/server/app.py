@@ -3,10 +3,7 @@
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
 
-from ..models import (
-    ShopObservation,
-    ShopState,
-)
+from ..models import ShopObservation, ShopState
 from .environment import ShopEnvironment
 
 # A session is a few dozen kilobytes.

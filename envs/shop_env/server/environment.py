@@ -10,19 +10,10 @@ from openenv_core.errors import EpisodeOverError
 from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolResult, prompt, resource
 
-from ..models import (
-    ShopObservation,
-    ShopState,
-)
+from ..models import ShopObservation, ShopState
 from ..tasks import CALLS, TaskDifficulty, make_task
 from ..world.desk import Desk
-from ..world.rules import (
-    Fact,
-    RightOutcome,
-    facts,
-    judge,
-    verdicts,
-)
+from ..world.rules import Fact, RightOutcome, facts, judge, verdicts
 from .tools import DeskTools
 
 

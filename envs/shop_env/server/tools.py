@@ -10,23 +10,8 @@ from openenv_core.tools import ToolEnvironment, ToolFailedError, tool
 from ..models import ShopState
 from ..tasks import ShopTaskSpec
 from ..world.desk import Desk
-from ..world.records import (
-    Asked,
-    Decision,
-    Ground,
-    NoteKind,
-    PostalAddress,
-    Topic,
-    Why,
-)
-from ..world.speech import (
-    answer,
-    euros,
-    shown_coupon,
-    shown_customer,
-    shown_order,
-    shown_product,
-)
+from ..world.records import Asked, Decision, Ground, NoteKind, PostalAddress, Topic, Why
+from ..world.speech import answer, euros, shown_coupon, shown_customer, shown_order, shown_product
 
 MOST_FOUND: Final = 10
 

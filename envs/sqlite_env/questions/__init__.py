@@ -3,12 +3,7 @@
 from . import easy, hard, medium
 from .answers import ExpectedAnswer, Kind
 from .asking import Question, ask, ask_of
-from .family import (
-    FAMILIES,
-    QuestionFamily,
-    QuestionLevel,
-    spoken,
-)
+from .family import FAMILIES, QuestionFamily, QuestionLevel, spoken
 
 __all__ = [
     "FAMILIES",

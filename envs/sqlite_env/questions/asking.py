@@ -6,14 +6,7 @@ from typing import Final
 
 from ..world.records import DatabaseContents
 from .answers import ExpectedAnswer
-from .family import (
-    FAMILIES,
-    QuestionFamily,
-    QuestionLevel,
-    filled,
-    rules,
-    spoken,
-)
+from .family import FAMILIES, QuestionFamily, QuestionLevel, filled, rules, spoken
 
 _TRIES: Final = 12
 

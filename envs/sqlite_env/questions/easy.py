@@ -2,17 +2,9 @@
 
 import random
 
-from ..world.records import (
-    DatabaseContents,
-    Transaction,
-)
+from ..world.records import DatabaseContents, Transaction
 from .answers import number, text, texts
-from .family import (
-    Draw,
-    QuestionLevel,
-    family,
-    single,
-)
+from .family import Draw, QuestionLevel, family, single
 
 EASY = QuestionLevel.EASY
 

@@ -57,10 +57,7 @@ VALID_RULES: Final = (
     "Leave out {events} with the status '{void}'.",
     "{Events} with the status '{void}' do not count.",
 )
-ANY_RULES: Final = (
-    "Count {events} of every status.",
-    "The status of the {events} does not matter.",
-)
+ANY_RULES: Final = ("Count {events} of every status.", "The status of the {events} does not matter.")
 
 
 def family(

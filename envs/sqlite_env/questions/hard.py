@@ -6,18 +6,9 @@ from datetime import date
 from fractions import Fraction
 from itertools import pairwise
 
-from ..world.records import (
-    DatabaseContents,
-    Transaction,
-)
+from ..world.records import DatabaseContents, Transaction
 from .answers import number, pairs, text, texts
-from .family import (
-    Draw,
-    QuestionLevel,
-    family,
-    headers,
-    single,
-)
+from .family import Draw, QuestionLevel, family, headers, single
 
 HARD = QuestionLevel.HARD
 ORDINALS = ("first", "second", "third")

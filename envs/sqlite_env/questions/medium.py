@@ -6,18 +6,9 @@ import random
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from ..world.records import (
-    DatabaseContents,
-    Transaction,
-)
+from ..world.records import DatabaseContents, Transaction
 from .answers import number, pairs, sequence, text, texts
-from .family import (
-    Draw,
-    QuestionLevel,
-    family,
-    headers,
-    single,
-)
+from .family import Draw, QuestionLevel, family, headers, single
 
 MEDIUM = QuestionLevel.MEDIUM
 

@@ -3,10 +3,7 @@
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
 
-from ..models import (
-    SqliteObservation,
-    SqliteState,
-)
+from ..models import SqliteObservation, SqliteState
 from .environment import SqliteEnvironment
 
 # A session is a database of some 100 kB in memory.

@@ -12,16 +12,10 @@ from openenv_core.errors import EpisodeOverError
 from openenv_core.tasks import GeneratedTasks, read_task_options
 from openenv_core.tools import ToolEnvironment, ToolFailedError, ToolResult, prompt, resource, tool
 
-from ..models import (
-    SqliteObservation,
-    SqliteState,
-)
+from ..models import SqliteObservation, SqliteState
 from ..questions import QuestionLevel
 from ..tasks import CALLS, SqliteTaskSpec, make_task
-from ..world.reading import (
-    MAX_SQL,
-    ReadOnlyDatabase,
-)
+from ..world.reading import MAX_SQL, ReadOnlyDatabase
 from ..world.records import Table, write_database
 
 SAMPLES: Final = 3

@@ -4,14 +4,7 @@ import random
 from datetime import date, timedelta
 from typing import Final
 
-from .domains import (
-    CITIES,
-    FIRST_NAMES,
-    LAST_NAMES,
-    MAIL_HOSTS,
-    Amounts,
-    Domain,
-)
+from .domains import CITIES, FIRST_NAMES, LAST_NAMES, MAIL_HOSTS, Amounts, Domain
 from .records import (
     Archived,
     CategoryRecord,

@@ -240,10 +240,7 @@ def _close(relay: Relay, process: int) -> None:
 def _stop(engine: DockerEngine, container: str, grace_s: float) -> None:
     try:
         engine.call(
-            "POST",
-            f"/containers/{container}/stop",
-            query={"t": math.ceil(grace_s)},
-            timeout_s=grace_s + 60,
+            "POST", f"/containers/{container}/stop", query={"t": math.ceil(grace_s)}, timeout_s=grace_s + 60
         )
     except EngineRefusedError as error:
         if error.status != 404:

@@ -357,15 +357,7 @@ def settle_session(
     finally:
         if proc is not None:
             os.close(proc)
-    tmpfs(
-        workdir,
-        NO_SETUID | NO_DEVICES,
-        size=size_bytes,
-        nr_inodes=inodes,
-        mode="0700",
-        uid=uid,
-        gid=gid,
-    )
+    tmpfs(workdir, NO_SETUID | NO_DEVICES, size=size_bytes, nr_inodes=inodes, mode="0700", uid=uid, gid=gid)
     temporary = os.path.join(workdir, ".tmp")
     os.mkdir(temporary, 0o700)
     if privileged:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
-from .syscalls import (
-    SyscallTable,
-    current,
-)
+from .syscalls import SyscallTable, current
 
 __all__ = ["SeccompPolicy", "assemble", "install"]
 
@@ -80,17 +77,10 @@ class Only:
 
     def code(self) -> Code:
         """See `OneOf.code`."""
-        code: Code = [
-            (LOAD, 0, 0, _low(self.argument)),
-            (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF),
-        ]
+        code: Code = [(LOAD, 0, 0, _low(self.argument)), (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF)]
         if not self.wide:
             return code
-        return [
-            *code,
-            (LOAD, 0, 0, _low(self.argument) + 4),
-            (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF),
-        ]
+        return [*code, (LOAD, 0, 0, _low(self.argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
 
 
 @dataclass(frozen=True)
@@ -102,11 +92,7 @@ class AllOf:
 
     def code(self) -> Code:
         """See `OneOf.code`."""
-        return [
-            (LOAD, 0, 0, _low(self.argument)),
-            (AND, 0, 0, self.bits),
-            (JUMP_EQUAL, 0, _MISS, self.bits),
-        ]
+        return [(LOAD, 0, 0, _low(self.argument)), (AND, 0, 0, self.bits), (JUMP_EQUAL, 0, _MISS, self.bits)]
 
 
 Test = OneOf | Only | AllOf

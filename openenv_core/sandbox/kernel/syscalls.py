@@ -132,12 +132,7 @@ copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pge
 X86_64 = SyscallTable("x86_64", 0xC000003E, numbered(_X86_64_OWN + SHARED), foreign_from=0x4000_0000)
 
 
-ARCHITECTURES = {
-    "x86_64": X86_64,
-    "amd64": X86_64,
-    "aarch64": AARCH64,
-    "arm64": AARCH64,
-}
+ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
 @lru_cache(maxsize=1)

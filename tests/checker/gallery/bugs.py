@@ -60,7 +60,7 @@ BUGS = [
             "models.py": {
                 "    def _unwrapped(cls, value: Any) -> Any:\n": "    def _unwrapped(cls, value: Any) -> Any:\n"
                 "        while isinstance(value, list):\n"
-                "            value = value[0] if value else value\n",
+                "            value = value[0] if value else value\n"
             }
         },
         step_timeout_s=10.0,
@@ -130,9 +130,7 @@ BUGS = [
         "reset_keeps",
         "A reset leaves the guesses of the episode before.",
         "reset_forgets",
-        {
-            "        self._guesses = []\n": "        self._guesses = self._guesses[-3:]\n",
-        },
+        {"        self._guesses = []\n": "        self._guesses = self._guesses[-3:]\n"},
     ),
     Bug(
         "resumes_from_disk",

@@ -8,12 +8,7 @@ import gymnasium
 import pytest
 from pydantic import ValidationError
 
-from envs.blackjack_env import (
-    BlackjackAction,
-    BlackjackState,
-    InvalidResetOptionError,
-    StepBeforeResetError,
-)
+from envs.blackjack_env import BlackjackAction, BlackjackState, InvalidResetOptionError, StepBeforeResetError
 from envs.blackjack_env.server.environment import BlackjackEnvironment
 from openenv_core.errors import EpisodeOverError
 

@@ -17,10 +17,7 @@ from envs.code_interpreter_env import (
 )
 from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server.backends import make_backend
-from envs.code_interpreter_env.server.observations import (
-    full,
-    released,
-)
+from envs.code_interpreter_env.server.observations import full, released
 from envs.code_interpreter_env.server.options import chosen
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError

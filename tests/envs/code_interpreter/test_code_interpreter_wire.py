@@ -12,11 +12,7 @@ from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serve_process import ServeProcess, refusal, serve
 from serving import PATIENCE_S, opened, serving
 
-from envs.code_interpreter_env import (
-    CodeInterpreterEnv,
-    CodeInterpreterObservation,
-    Execute,
-)
+from envs.code_interpreter_env import CodeInterpreterEnv, CodeInterpreterObservation, Execute
 from envs.code_interpreter_env.server.app import app
 from openenv_core import (
     Action,

@@ -7,18 +7,11 @@ import pytest
 from mcp_types import CallToolResult
 from tool_houses import call, entry, house_of, kind, names, playing
 
-from envs.mcp_tools_env.server.episode.play import (
-    fitting,
-    offered,
-    prefix_of,
-)
+from envs.mcp_tools_env.server.episode.play import fitting, offered, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
 from openenv_core.tools import ToolContext
-from openenv_core.tools.specs import (
-    NAME,
-    openai_tools,
-)
+from openenv_core.tools.specs import NAME, openai_tools
 
 
 def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alone() -> None:

@@ -18,10 +18,7 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
 from envs.mcp_tools_env.server.upstream.addresses import check, checked
 from envs.mcp_tools_env.server.upstream.errors import AddressRefusedError, FirstFailure
-from envs.mcp_tools_env.server.upstream.http import (
-    MAX_BODY_BYTES,
-    PinnedBackend,
-)
+from envs.mcp_tools_env.server.upstream.http import MAX_BODY_BYTES, PinnedBackend
 from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES
 from openenv_core.errors import ConfigurationError
 from openenv_core.outcomes import infrastructure_failure

@@ -14,21 +14,13 @@ from envs.sqlite_env.measure import commonest
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, spoken
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import (
-    Schema,
-    read_question,
-    solve,
-    written,
-)
+from envs.sqlite_env.solver import Schema, read_question, solve, written
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase
 from envs.sqlite_env.world.records import DatabaseContents, write_database
 from openenv_core.errors import EpisodeOverError
-from openenv_core.tools import (
-    ToolErrorType,
-    ToolFailedError,
-)
+from openenv_core.tools import ToolErrorType, ToolFailedError
 from tests.envs.tool_calls import calls_of
 
 LETTERS = [["Ada Berg", 3], ["Bela O'Neill", 1.5]]

@@ -12,16 +12,7 @@ import pytest
 from envs.code_interpreter_env import CodeInterpreterObservation
 from envs.code_interpreter_env.grading import public_view
 from examples.grpo_code import family, world
-from examples.grpo_code.family import (
-    CHANGES,
-    ENDS,
-    Program,
-    draw,
-    example,
-    make_task,
-    solution,
-    source_of,
-)
+from examples.grpo_code.family import CHANGES, ENDS, Program, draw, example, make_task, solution, source_of
 from examples.grpo_code.task import CodeTask
 from examples.grpo_code.world import CodeFamilyEnvironment
 from openenv_core import StepResult

@@ -37,10 +37,7 @@ def run(*words: str) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "updates"),
-    [
-        ("tools", 6),
-        *(pytest.param(name, 60, marks=pytest.mark.soak) for name in ("tools", "code")),
-    ],
+    [("tools", 6), *(pytest.param(name, 60, marks=pytest.mark.soak) for name in ("tools", "code"))],
 )
 def test_a_taught_policy_goes_on_by_reinforcement(name: str, updates: int, tmp_path: Path) -> None:
     output = f"output_dir={tmp_path}"

@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 
 from examples.sft import __main__ as sft
 from examples.sft.pictures import draw_losses
-from examples.sft.recipe import (
-    VALIDATION_SEEDS,
-    VOCABULARY_SEEDS,
-    RecipeConfig,
-    record,
-    solver_of,
-    task_of,
-)
+from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig, record, solver_of, task_of
 from examples.sft.report import summarize, wilson_interval, write_report
 from rl_bridge.config import load_config, load_section
 from rl_bridge.errors import ConfigError

@@ -6,10 +6,7 @@ import json
 import sys
 from typing import Any
 
-PLANS: dict[str, Any] = {
-    "shop": ("search_products", {"text": "e"}),
-    "sqlite": ("list_tables", {}),
-}
+PLANS: dict[str, Any] = {"shop": ("search_products", {"text": "e"}), "sqlite": ("list_tables", {})}
 
 
 def listed(answer: Any, name: str) -> list[Any]:

@@ -14,12 +14,7 @@ from rl_bridge.algorithms.advantages import (
     masked_advantages,
     overlong_penalty,
 )
-from rl_bridge.algorithms.returns import (
-    generalized_advantages,
-    penalised_rewards,
-    value_loss,
-    whitened,
-)
+from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, value_loss, whitened
 
 REWARDS = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=2, max_size=16)
 

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_bridge.algorithms.policy_loss import (
-    LossInputs,
-    LossSettings,
-    policy_loss,
-    token_weights,
-)
+from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss, token_weights
 from rl_bridge.algorithms.regularizers import (
     Correction,
     KlEstimator,

@@ -10,13 +10,7 @@ from buffer_fixtures import aged_group
 from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
-from rl_bridge.buffer.replay import (
-    CUT_GRACE_PERIOD_S,
-    STALE,
-    STRAGGLER,
-    Admission,
-    ReplayBuffer,
-)
+from rl_bridge.buffer.replay import CUT_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
 from rl_bridge.types import Group
 
 GROUPS_PER_BATCH = 8

@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import (
-    NO_DOCUMENT,
-    NO_ROOM,
-    PAD,
-    Packing,
-    TrainBatch,
-    pack,
-)
+from rl_bridge.buffer.batch import NO_DOCUMENT, NO_ROOM, PAD, Packing, TrainBatch, pack
 from rl_bridge.types import NO_VERSION, TrainSample
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=40).map(

@@ -8,13 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.algorithms.policy_loss import (
-    Aggregation,
-    LossInputs,
-    LossSettings,
-    policy_loss,
-    token_weights,
-)
+from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, LossSettings, policy_loss, token_weights
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.types import NO_VERSION, TrainSample
 

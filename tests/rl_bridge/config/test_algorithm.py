@@ -17,12 +17,7 @@ RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch
 BY_HAND: dict[str, dict[str, Any]] = {
     "grpo": {},
     "dr_grpo": {"normalize_std": False, "aggregation": "fixed_length"},
-    "dapo": {
-        "clip_high": 0.28,
-        "aggregation": "token_mean",
-        "dynamic_sampling": True,
-        "overlong": "penalty",
-    },
+    "dapo": {"clip_high": 0.28, "aggregation": "token_mean", "dynamic_sampling": True, "overlong": "penalty"},
     "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     "cispo": {"objective": "cispo", "clip_low": 1.0, "clip_high": 0.28, "aggregation": "token_mean"},
     "ppo": {"advantage": "gae", "aggregation": "token_mean", "value_clip": 0.2},
@@ -108,10 +103,7 @@ def test_the_saved_run_shows_every_key_and_loads_as_it_was(tmp_path: Path, name:
         ({"name": "cispo", "dual_clip": 3.0}, "dual_clip with algorithm.objective=clip alone, got cispo"),
         ({"objective": "reinforce", "ratio": "sequence"}, "which uses no ratio, got sequence"),
         ({"correction_low": 5.0}, "correction_low below algorithm.correction_high, got 5.0 and 5.0"),
-        (
-            {"kl_in": "reward", "overlong": "mask"},
-            "algorithm.kl_in=loss with algorithm.overlong=mask",
-        ),
+        ({"kl_in": "reward", "overlong": "mask"}, "algorithm.kl_in=loss with algorithm.overlong=mask"),
         ({"dual_clip": 1.0}, "greater than 1"),
         ({"name": "trpo"}, "Input should be 'grpo'"),
         ({"name": ["grpo"]}, "Input should be 'grpo'"),

@@ -7,12 +7,7 @@ import pytest
 import yaml
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.effects import (
-    NEEDS,
-    OF_EPISODES,
-    idle_in_algorithm,
-    without_effect,
-)
+from rl_bridge.config.effects import NEEDS, OF_EPISODES, idle_in_algorithm, without_effect
 from rl_bridge.config.schema import Config
 
 ROOT = Path(__file__).parents[3]

@@ -164,10 +164,7 @@ def test_a_missing_section_is_named(file: Path) -> None:
         ),
         (["trainer.pipeline_parallel=2"], "expected trainer.pipeline_parallel of 1, got 2"),
         (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
-        (
-            ["trainer.tensor_parallel=4", "trainer.num_gpus=6"],
-            "got 4 and 6",
-        ),
+        (["trainer.tensor_parallel=4", "trainer.num_gpus=6"], "got 4 and 6"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "expected reward.weights with one a function, 2, got 1",

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.data.examples import (
-    Dataset,
-    Example,
-    ExampleList,
-    JsonLines,
-    open_source,
-    require_same,
-)
+from rl_bridge.data.examples import Dataset, Example, ExampleList, JsonLines, open_source, require_same
 from rl_bridge.errors import ConfigError
 
 

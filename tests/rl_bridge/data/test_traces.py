@@ -25,11 +25,7 @@ from rl_bridge.config import Config
 from rl_bridge.data.traces import Recorder, Trace, load_traces, save_traces, written
 from rl_bridge.errors import ConfigError, EpisodeLostError
 from rl_bridge.rollout import ToolTask
-from rl_bridge.tokens.tool_calls import (
-    CallStyle,
-    ToolCall,
-    parse_tool_calls,
-)
+from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, parse_tool_calls
 
 
 class Riddle(Observation):

@@ -18,13 +18,7 @@ from rl_bridge.doctor import machine as machine_module
 from rl_bridge.doctor import meeting
 from rl_bridge.doctor.cluster import cluster
 from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.machine import (
-    CgroupLimits,
-    limits,
-    machine,
-    packages,
-    requirements,
-)
+from rl_bridge.doctor.machine import CgroupLimits, limits, machine, packages, requirements
 from rl_bridge.interface import interface_towards, is_own
 
 FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"

@@ -9,13 +9,7 @@ import pytest
 
 from rl_bridge.doctor.findings import Severity
 from rl_bridge.doctor.meeting import Meeting, _results, _versions
-from rl_bridge.doctor.roll_call import (
-    HostFacts,
-    MeetingError,
-    RankPlace,
-    call_roll,
-    own_facts,
-)
+from rl_bridge.doctor.roll_call import HostFacts, MeetingError, RankPlace, call_roll, own_facts
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 

@@ -103,10 +103,7 @@ async def test_lost_server_is_started_again_and_told(victim: str, monkeypatch: p
         monkeypatch.setattr(supervised, "PROBE_INTERVAL_S", 1.0)
         monkeypatch.setattr(supervised, "SILENCE_LIMIT_S", 4.0)
     told = Told()
-    async with (
-        none_left(),
-        EnvironmentServers(app=APP, count=2, on_change=told, restarts=AT_ONCE) as servers,
-    ):
+    async with none_left(), EnvironmentServers(app=APP, count=2, on_change=told, restarts=AT_ONCE) as servers:
         first, second = servers.urls
         await until(lambda: told.lists == [(first, second)])
         guard = servers.status[0].pid

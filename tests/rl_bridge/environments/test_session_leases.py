@@ -144,10 +144,7 @@ async def test_every_server_gets_its_share(wide: str, other: str) -> None:
         assert await share_of(leases, 8) == {wide: 4, other: 4}
 
 
-async def test_sessions_of_a_removed_server_finish_and_are_not_kept(
-    wide: str,
-    other: str,
-) -> None:
+async def test_sessions_of_a_removed_server_finish_and_are_not_kept(wide: str, other: str) -> None:
     async with leases_on(wide, sessions=4) as leases:
         async with leases.lease() as session:
             await session.reset()

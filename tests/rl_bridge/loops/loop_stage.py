@@ -24,13 +24,7 @@ from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog
 from rl_bridge.records.writer import RolloutRecords
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-    Outcome,
-)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.services.handle import LocalService
 from rl_bridge.trainer.settings import ResumeState
@@ -196,9 +190,7 @@ class Stage:
         buffer = ReplayBuffer(
             Ledger(max_losses=2),
             Admission(
-                groups_per_batch=4,
-                max_staleness=rollout.max_staleness,
-                iterations=config.trainer.iterations,
+                groups_per_batch=4, max_staleness=rollout.max_staleness, iterations=config.trainer.iterations
             ),
             timeout_s=rollout.timeout_s,
             straggler_timeout_s=rollout.straggler_timeout_s,

@@ -10,11 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.algorithms.policy_loss import (
-    LossInputs,
-    policy_loss,
-    token_weights,
-)
+from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss, token_weights
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.sft import Look, SftConfig, SftResult, begin_checkpoint, fine_tune, trainer_settings

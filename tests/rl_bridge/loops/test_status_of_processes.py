@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config
-from rl_bridge.metrics.status import (
-    ReplicaRow,
-    StatusSnapshot,
-)
+from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 

@@ -8,10 +8,7 @@ import pytest
 from rl_bridge.config import Config
 from rl_bridge.loops.settings import dispatch_settings, overlong, trainer_settings
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.groups import (
-    GroupFilter,
-    Overlong,
-)
+from rl_bridge.rollout.groups import GroupFilter, Overlong
 
 GROWING = "rl_bridge.rollout.tool_task:ToolWorldTask"
 STATES = f"{__name__}:StateTask"

@@ -7,14 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl_bridge.metrics import SpanTotals
-from rl_bridge.metrics.status import (
-    EventRow,
-    LeaseRow,
-    ReplicaRow,
-    ServiceRow,
-    StatusServer,
-    StatusSnapshot,
-)
+from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow, StatusServer, StatusSnapshot
 
 
 def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -> StatusSnapshot:

@@ -190,8 +190,7 @@ async def test_whoever_says_nothing_is_waited_for_so_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "parsed"),
-    [("10.0.0.1:29500", ("10.0.0.1", 29500)), ("[::1]:80", ("::1", 80))],
+    ("address", "parsed"), [("10.0.0.1:29500", ("10.0.0.1", 29500)), ("[::1]:80", ("::1", 80))]
 )
 def test_addresses(address: str, parsed: tuple[str, int]) -> None:
     assert parse_address(address) == parsed

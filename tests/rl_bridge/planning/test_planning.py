@@ -6,17 +6,8 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.memory import (
-    ModelSize,
-    RoleMemory,
-    memory_of_roles,
-)
-from rl_bridge.planning.plan import (
-    RentedFleet,
-    RunPlan,
-    fan_out_seconds,
-    gpus_of,
-)
+from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
+from rl_bridge.planning.plan import RentedFleet, RunPlan, fan_out_seconds, gpus_of
 
 SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
 FILE = """
@@ -194,11 +185,7 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
         # Nobody has more than its share of the 64 trajectories, however the trainer divides them.
         (["trainer.micro_batch_size=512", "rollout.batch_size=64", "trainer.updates_per_iteration=2"], 64),
         (
-            [
-                "trainer.micro_batch_size=64",
-                "rollout.batch_size=64",
-                "monarch.roles.reference={replicas: 3}",
-            ],
+            ["trainer.micro_batch_size=64", "rollout.batch_size=64", "monarch.roles.reference={replicas: 3}"],
             22,
         ),
     ],

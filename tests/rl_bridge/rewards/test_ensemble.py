@@ -3,10 +3,7 @@
 import pytest
 
 from rl_bridge.errors import ConfigError, RewardError
-from rl_bridge.rewards.function import (
-    Ensemble,
-    VoteRule,
-)
+from rl_bridge.rewards.function import Ensemble, VoteRule
 
 
 def ensemble(rule: VoteRule, *weights: float, count: int = 3, quorum: float = 0.5) -> Ensemble:

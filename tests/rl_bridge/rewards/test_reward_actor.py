@@ -11,10 +11,7 @@ import pytest
 from reward_functions import alive, until
 
 from rl_bridge.errors import RewardError
-from rl_bridge.rewards.function import (
-    Ensemble,
-    VoteRule,
-)
+from rl_bridge.rewards.function import Ensemble, VoteRule
 from rl_bridge.rewards.settings import RewardSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]

@@ -183,10 +183,7 @@ class FakeEngine:
         self.before: Callable[[], Any] = lambda: None
 
     async def __call__(
-        self,
-        prompts: list[Sequence[int]],
-        sampling: SamplingSettings,
-        seeds: Sequence[int] | None = None,
+        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
         self.asked.append(sampling)
         self.seeds.extend(seeds or ())

@@ -23,16 +23,9 @@ from dispatcher_stage import (
 )
 
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
-from rl_bridge.rollout.assignment import (
-    Assignment,
-    AssignmentResult,
-    Outcome,
-)
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import (
-    NO_VARIANCE,
-    GroupFilter,
-)
+from rl_bridge.rollout.groups import NO_VARIANCE, GroupFilter
 from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.types import Group, Trajectory
 

@@ -17,18 +17,8 @@ from dispatcher_stage import (
 )
 
 from rl_bridge.errors import ReplicaLostError, RolloutError
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-)
-from rl_bridge.rollout.groups import (
-    ALL_TRUNCATED,
-    NO_VARIANCE,
-    GroupFilter,
-    Overlong,
-)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.groups import ALL_TRUNCATED, NO_VARIANCE, GroupFilter, Overlong
 from rl_bridge.types import Ending
 
 
@@ -145,10 +135,7 @@ async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None
         unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge slept")
         done, *_ = answer(assignment).outcomes
         return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=(done, LOST, LOST, unscored),
-            retried=6,
-            last_failure=LOST.reason,
+            lease=assignment.lease, outcomes=(done, LOST, LOST, unscored), retried=6, last_failure=LOST.reason
         )
 
     bridge = Bridge(in_order(None, mostly_lost))
@@ -179,9 +166,7 @@ async def test_run_of_unusable_groups_ends_and_says_why() -> None:
 
 
 FAILED = NoTrajectory(
-    absence=Absence.DROPPED,
-    reason="ExecutionError: the environment raised",
-    ending=Ending.FAILED_ENVIRONMENT,
+    absence=Absence.DROPPED, reason="ExecutionError: the environment raised", ending=Ending.FAILED_ENVIRONMENT
 )
 
 

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from rl_bridge.errors import RolloutError
 from rl_bridge.metrics import JsonlSink
-from rl_bridge.rollout.assignment import (
-    Absence,
-    NoTrajectory,
-)
+from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.counts import EpisodeCounts, Tally
 from rl_bridge.rollout.groups import (
     ALL_TRUNCATED,

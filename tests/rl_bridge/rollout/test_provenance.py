@@ -6,15 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tool_fixtures import (
-    TOLD,
-    LoggingEngine,
-    PieceTokenizer,
-    chat_tokenizer,
-    play_any_kind,
-    rows_of,
-    said_by,
-)
+from tool_fixtures import TOLD, LoggingEngine, PieceTokenizer, chat_tokenizer, play_any_kind, rows_of, said_by
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.generator.client import GeneratorClient

@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 from byte_pairs import save_byte_pairs
-from tool_fixtures import (
-    BREAK,
-    END,
-    MARKS,
-    START,
-    TEMPLATE,
-    play_any_kind,
-    rows_of,
-    said_by,
-)
+from tool_fixtures import BREAK, END, MARKS, START, TEMPLATE, play_any_kind, rows_of, said_by
 
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.policy import ChatPolicy

@@ -29,11 +29,7 @@ from rl_bridge.errors import (
     ReplicaLostError,
     RolloutError,
 )
-from rl_bridge.rollout.assignment import (
-    Absence,
-    AssignmentResult,
-    NoTrajectory,
-)
+from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.episode import REASON_CHARS
 from rl_bridge.rollout.groups import training_samples
 from rl_bridge.rollout.seeds import sampling_seed

@@ -24,10 +24,7 @@ from worker_fixtures import Play, playing, trajectories
 from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import ToolTask
-from rl_bridge.rollout.assignment import (
-    Absence,
-    NoTrajectory,
-)
+from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Trajectory
 

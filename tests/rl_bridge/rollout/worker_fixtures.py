@@ -18,12 +18,7 @@ from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.worker import RolloutWorker
@@ -88,12 +83,7 @@ class Play:
         self.engine: Any = engine or FakeEngine(tokenizer, script)
         self.generator = GeneratorClient(self.engine, max_batch=64)
         config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
-        policy = ChatPolicy(
-            tokenizer,
-            self.generator,
-            max_new_tokens=max_new_tokens,
-            max_length=max_length,
-        )
+        policy = ChatPolicy(tokenizer, self.generator, max_new_tokens=max_new_tokens, max_length=max_length)
         self.task = task(config, Path())
         self.sessions = SessionLeases(
             lambda url: task.client_type(url, message_timeout_s=10.0),

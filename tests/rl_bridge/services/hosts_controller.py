@@ -15,11 +15,7 @@ from pathlib import Path
 from service_roles import Policy
 from service_waits import alive, held, until, until_gone
 
-from rl_bridge.services import (
-    Fleet,
-    Hosts,
-    placement,
-)
+from rl_bridge.services import Fleet, Hosts, placement
 
 placement.HOST_AVOIDANCE_S = 8.0
 

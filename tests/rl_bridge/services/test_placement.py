@@ -5,12 +5,7 @@ import pytest
 from rl_bridge.errors import RoleError
 from rl_bridge.services import RestartPolicy
 from rl_bridge.services.options import RestartBudget, ServiceOptions
-from rl_bridge.services.placement import (
-    HOST_AVOIDANCE_S,
-    Placement,
-    ReplicaSlot,
-    by_need,
-)
+from rl_bridge.services.placement import HOST_AVOIDANCE_S, Placement, ReplicaSlot, by_need
 from rl_bridge.services.starts import FIRST, VARIABLE, own_seed, start_of
 
 ONE = ServiceOptions()

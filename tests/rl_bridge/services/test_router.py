@@ -1,11 +1,6 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
-from rl_bridge.services.balancer import (
-    MAX_SUSPENSION_S,
-    MIN_SUSPENSION_S,
-    SUSPECT_AFTER,
-    Router,
-)
+from rl_bridge.services.balancer import MAX_SUSPENSION_S, MIN_SUSPENSION_S, SUSPECT_AFTER, Router
 
 
 def router(*replicas: int) -> Router:

@@ -10,11 +10,7 @@ from byte_pairs import save_byte_pairs
 from rl_bridge.errors import ModelError
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation
-from rl_bridge.tokens.tool_calls import (
-    CallStyle,
-    ToolCall,
-    parse_tool_calls,
-)
+from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, parse_tool_calls
 
 pytestmark = pytest.mark.heavy
 

@@ -4,10 +4,7 @@ import torch
 
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.directory import LocalDirectory
-from rl_bridge.weights.snapshot import (
-    Key,
-    Snapshot,
-)
+from rl_bridge.weights.snapshot import Key, Snapshot
 
 
 class Directory(LocalDirectory):

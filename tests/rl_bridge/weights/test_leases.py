@@ -7,13 +7,7 @@ import pytest
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import transport as leased
 from rl_bridge.weights.directory import Leases, LocalDirectory
-from rl_bridge.weights.snapshot import (
-    Contribution,
-    Key,
-    Origin,
-    Publication,
-    Snapshot,
-)
+from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
 from rl_bridge.weights.transport import under_lease
 
 FIRST, SECOND = Publication(group="trainer", number=1), Publication(group="trainer", number=2)

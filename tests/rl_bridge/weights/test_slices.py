@@ -17,15 +17,7 @@ from rl_bridge.weights import ShardSpec
 from rl_bridge.weights import attachments as copying
 from rl_bridge.weights.assembly import copied, seen, view, wanted
 from rl_bridge.weights.attachments import copy_all
-from rl_bridge.weights.snapshot import (
-    Box,
-    Contribution,
-    Origin,
-    Publication,
-    Snapshot,
-    layout,
-    own_shards,
-)
+from rl_bridge.weights.snapshot import Box, Contribution, Origin, Publication, Snapshot, layout, own_shards
 from rl_bridge.weights.snapshot import Shard as OwnShard
 
 
@@ -191,10 +183,7 @@ def test_what_lies_whole_is_not_copied() -> None:
 
 @pytest.mark.parametrize(
     ("boxes", "covered"),
-    [
-        ([Box(start=(0, 0), shape=(3, 5))], 15),
-        ([Box.whole(SHAPE), Box.whole(SHAPE)], 60),
-    ],
+    [([Box(start=(0, 0), shape=(3, 5))], 15), ([Box.whole(SHAPE), Box.whole(SHAPE)], 60)],
 )
 def test_holes_and_doubles_are_refused(boxes: list[Box], covered: int) -> None:
     whole = torch.arange(30.0).view(SHAPE)

@@ -15,10 +15,7 @@ from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.directory import LocalDirectory
-from rl_bridge.weights.segments import (
-    EXTRA_SEGMENTS,
-    SegmentAddress,
-)
+from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import Key
 
 VARIETY = {

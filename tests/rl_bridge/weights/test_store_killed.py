@@ -15,15 +15,8 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.segments import (
-    SegmentAddress,
-    _started,
-    own_machine,
-)
-from rl_bridge.weights.snapshot import (
-    Origin,
-    Publication,
-)
+from rl_bridge.weights.segments import SegmentAddress, _started, own_machine
+from rl_bridge.weights.snapshot import Origin, Publication
 
 
 @contextmanager

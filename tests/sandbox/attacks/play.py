@@ -124,11 +124,7 @@ async def _play_one(sandbox: Sandbox, attack: Attack, around: Surroundings, *, t
         await asyncio.gather(*(session.close() for session in opened))
     if thorough:  # otherwise all together are looked at, once at the end
         stage.breaches += await asyncio.to_thread(around.damage)
-    return Outcome(
-        attack=attack,
-        breaches=stage.breaches,
-        took_s=time.perf_counter() - began,
-    )
+    return Outcome(attack=attack, breaches=stage.breaches, took_s=time.perf_counter() - began)
 
 
 def _patience(attack: Attack) -> float:

@@ -125,11 +125,7 @@ def interfaces() -> list[str]:
 
 def session(uid: int, gid: int, proc: int) -> Any:
     namespaces.settle_session(PRIVILEGED, uid, gid, told["size_bytes"], told["inodes"], proc=proc)
-    return {
-        "proc_closed": outcome(lambda: os.fstat(proc)),
-        "interfaces": interfaces(),
-        **inside(uid),
-    }
+    return {"proc_closed": outcome(lambda: os.fstat(proc)), "interfaces": interfaces(), **inside(uid)}
 
 
 def fork_session() -> int:

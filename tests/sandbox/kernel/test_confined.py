@@ -16,10 +16,7 @@ from forked import open_python
 
 from openenv_core.sandbox import kernel
 from openenv_core.sandbox.kernel import identity, landlock
-from openenv_core.sandbox.kernel.syscalls import (
-    X86_64,
-    current,
-)
+from openenv_core.sandbox.kernel.syscalls import X86_64, current
 
 PROGRAM = Path(__file__).parent / "confined_program.py"
 DEADLINE_S = 60

@@ -19,11 +19,7 @@ from openenv_core.sandbox.kernel.seccomp import (
     program,
     when,
 )
-from openenv_core.sandbox.kernel.syscalls import (
-    AARCH64,
-    X86_64,
-    SyscallTable,
-)
+from openenv_core.sandbox.kernel.syscalls import AARCH64, X86_64, SyscallTable
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
@@ -286,9 +282,7 @@ def test_attributes_of_files_need_a_uid_of_ones_own(architecture: SyscallTable) 
         assert Filter(POLICIES["own_uid"], architecture)(name) == ALLOW
 
 
-def test_calls_that_libc_has_a_fallback_for_are_absent_and_not_refused(
-    run: Filter,
-) -> None:
+def test_calls_that_libc_has_a_fallback_for_are_absent_and_not_refused(run: Filter) -> None:
     for name in ("clone3", "fchmodat2", "futex_waitv", "mseal", "statmount"):
         assert run(name) == ENOSYS
     for name in ("setxattr", "listxattr", "fgetxattr"):

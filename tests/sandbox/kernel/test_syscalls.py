@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_core.sandbox.kernel.syscalls import (
-    AARCH64,
-    ARCHITECTURES,
-    X86_64,
-    SyscallTable,
-)
+from openenv_core.sandbox.kernel.syscalls import AARCH64, ARCHITECTURES, X86_64, SyscallTable
 
 KNOWN = {
     X86_64: "read 0 open 2 mmap 9 ioctl 16 socket 41 clone 56 fork 57 execve 59 kill 62 fcntl 72 ptrace 101 prctl 157 "

@@ -15,10 +15,7 @@ from test_mcp_calls import abort
 from toolbox import boxes
 
 from servers.app import EnvironmentApp
-from servers.mcp.links import (
-    MAX_LINKS,
-    McpConnection,
-)
+from servers.mcp.links import MAX_LINKS, McpConnection
 
 
 @pytest.mark.soak

@@ -11,22 +11,9 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 
 from openenv_core.tools import Elicit, Request, Sample
 from servers.mcp.context import Rounds
-from servers.mcp.links import (
-    MAX_WAITING,
-    Outbox,
-)
-from servers.mcp.replies import (
-    MAX_EVENTS,
-    MAX_WEIGHT,
-    RecentEvents,
-    Replies,
-    StreamEvents,
-    weigh,
-)
-from servers.mcp.stdio import (
-    MAX_READ_AHEAD,
-    Lines,
-)
+from servers.mcp.links import MAX_WAITING, Outbox
+from servers.mcp.replies import MAX_EVENTS, MAX_WEIGHT, RecentEvents, Replies, StreamEvents, weigh
+from servers.mcp.stdio import MAX_READ_AHEAD, Lines
 
 # Events that are kept for those who come back
 

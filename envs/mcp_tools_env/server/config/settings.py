@@ -12,13 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.errors import ConfigurationError
 
-from .servers import (
-    ENVIRON,
-    MAX_SECONDS,
-    HttpServer,
-    ServerSpec,
-    StdioServer,
-)
+from .servers import ENVIRON, MAX_SECONDS, HttpServer, ServerSpec, StdioServer
 
 PREFIX: Final = "MCP_TOOLS_"
 CONFIG: Final = f"{PREFIX}CONFIG"

@@ -312,10 +312,7 @@ class Episode:
             if error.infrastructure and member.death is not None and not member.policy.restart:
                 self.ended = "infrastructure"
             return _failed(
-                error.error_type,
-                str(error),
-                infrastructure=error.infrastructure,
-                done=self.ended is not None,
+                error.error_type, str(error), infrastructure=error.infrastructure, done=self.ended is not None
             )
         result = result_of(answer, member.policy.max_result_bytes)
         if result.error is not None and (member.stale or result.error.message.startswith(_INVALID)):

@@ -235,10 +235,7 @@ class UpstreamConnection:
         try:
             result = await self._asked(
                 session.send_request(
-                    request,
-                    _CALL_RESULT,
-                    request_read_timeout_seconds=timeout_s,
-                    progress_callback=progress,
+                    request, _CALL_RESULT, request_read_timeout_seconds=timeout_s, progress_callback=progress
                 ),
                 timeout_s,
             )
@@ -246,8 +243,7 @@ class UpstreamConnection:
             self._context = None
         if isinstance(result, types.InputRequiredResult):
             raise CallError(
-                ToolErrorType.EXECUTION_ERROR,
-                f"the tool {name!r} asks its user back, and there is none here",
+                ToolErrorType.EXECUTION_ERROR, f"the tool {name!r} asks its user back, and there is none here"
             )
         return result
 

@@ -7,16 +7,8 @@ import pytest
 
 from envs.code_interpreter_env.server.backends.hosted import Collector
 from envs.code_interpreter_env.server.backends.hosted.collector import ErrandUnansweredError
-from envs.code_interpreter_env.server.backends.hosted.errand import (
-    MOST_BYTES,
-    Errand,
-    Listing,
-    checked_path,
-)
-from envs.code_interpreter_env.server.backends.hosted.interpreter import (
-    error_of,
-    raised,
-)
+from envs.code_interpreter_env.server.backends.hosted.errand import MOST_BYTES, Errand, Listing, checked_path
+from envs.code_interpreter_env.server.backends.hosted.interpreter import error_of, raised
 from openenv_core.sandbox import CodeError, FileRefusedError, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
@@ -106,10 +98,7 @@ def test_listings_take_no_nonsense() -> None:
     assert [
         each.path
         for each in listing.read({"files": [["b", 1, 2, "d"], ["a/../x", 1, 1, ""], ["a", 1, 2, "d"]]})
-    ] == [
-        "b",
-        "a",
-    ]
+    ] == ["b", "a"]
     assert [each.path for each in listing.files()] == ["a", "b"]
     assert listing.arguments()["known"] == {"a": [1, 2], "b": [1, 2]}
     assert [each.path for each in listing.read({"files": [["a", 1, 2, ""], ["b", 1, 3, "e"]]})] == ["b"]

@@ -178,8 +178,7 @@ async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
 
 async def test_nothing_of_a_hidden_case_is_told(sandbox: Sandbox) -> None:
     some = task(
-        [(["hidden-input"], "hidden-answer")],
-        public=[{"args": ["seen-input"], "expected": "seen-answer"}],
+        [(["hidden-input"], "hidden-answer")], public=[{"args": ["seen-input"], "expected": "seen-answer"}]
     )
     tells = "def f(x):\n    print(x)\n    raise ValueError(x)"
     for code in (tells, "def f(x): return x", "def f(x): return [x] if x[0] == 's' else object()", "1/0"):

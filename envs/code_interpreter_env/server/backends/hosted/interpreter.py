@@ -272,11 +272,7 @@ class HostedInterpreter(ABC):
             await self._ready()
             while True:
                 said = await self._errand(
-                    "get",
-                    path=place,
-                    offset=len(whole),
-                    piece=PIECE_BYTES,
-                    most=self._limits.file_bytes,
+                    "get", path=place, offset=len(whole), piece=PIECE_BYTES, most=self._limits.file_bytes
                 )
                 try:
                     size, piece = int(said["size"]), base64.b64decode(said["data"], validate=True)

@@ -41,11 +41,7 @@ class TogetherInterpreter(HostedInterpreter):
     """
 
     def __init__(
-        self,
-        service: TogetherService,
-        settings: TogetherSettings,
-        limits: Limits,
-        packages: tuple[str, ...],
+        self, service: TogetherService, settings: TogetherSettings, limits: Limits, packages: tuple[str, ...]
     ) -> None:
         super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
         self._service = service
