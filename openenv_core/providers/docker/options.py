@@ -1,13 +1,20 @@
 """How a container is to run: options for callers, and the engine's specification that they become."""
 
-import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.base import LOOPBACK, TOKENS, first_token
@@ -34,8 +41,50 @@ _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 Reach: TypeAlias = Literal["auto", "port", "exec"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerOptions:
+def size_of(name: str, value: object) -> int:
+    """Return a size in bytes: a number, or text as "512m".
+
+    Raises:
+        ConfigurationError: It is neither, or more than an engine can count.
+    """
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    size = float(match[1]) * _FACTOR[match[2].lower()] if match is not None else -1.0
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_BYTES:
+        return value
+    if not 0 <= size < MOST_BYTES:
+        raise ConfigurationError(f'expected {name} in bytes or as "512m" or "2g", got {value!r}')
+    return int(size)
+
+
+def _size(value: str | int) -> str | int:
+    try:
+        size_of("a size", value)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _frozen(value: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType(dict(value))
+
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+Text: TypeAlias = Annotated[str, Field(pattern=r"\A[^\x00]*\z")]
+Words: TypeAlias = Annotated[Sequence[Text], BeforeValidator(_as_tuple), AfterValidator(tuple)]
+Port: TypeAlias = Annotated[int, Field(gt=0, lt=65536)]
+Size: TypeAlias = Annotated[str | int, AfterValidator(_size)]
+Folder: TypeAlias = Annotated[str, Field(pattern=r"\A/+[^/\x00][^\x00]*\z")]
+Variable: TypeAlias = Annotated[str, Field(pattern=r"\A[^=\x00]+\z")]
+
+
+class ContainerOptions(BaseModel):
     """The options of one container. Whatever the engine cannot honour raises; nothing is dropped silently.
 
     By default a container has no capabilities, cannot gain privileges, cannot write to its root and cannot
@@ -70,65 +119,65 @@ class ContainerOptions:
         ConfigurationError: A value that no engine could honour.
     """
 
-    port: int = 8000
-    host_port: int | None = None
-    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold secrets
-    memory: str | int | None = None
-    swap: str | int | None = 0
-    cpus: float | None = None
-    pids: int | None = 256
-    network: str = "bridge"
-    reach: Reach = "auto"
-    tmpfs: Mapping[str, str] | Sequence[str] = ("/tmp",)
-    gpus: str | int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    read_only: bool = True
-    cap_drop: Sequence[str] = ("ALL",)
-    cap_add: Sequence[str] = ()
-    no_new_privileges: bool = True
-    user: str | None = None
-    init: bool = True
-    command: Sequence[str] | None = None
-    start_timeout_s: float = 60.0
-    stop_timeout_s: float = 5.0
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", hide_input_in_errors=True)
 
-    def __post_init__(self) -> None:
-        _require(_is_int(self.port) and 0 < self.port < 65536, "port", "1 to 65535", self.port)
-        fine = self.host_port is None or (_is_int(self.host_port) and 0 < self.host_port < 65536)
-        _require(fine, "host_port", "1 to 65535 or None", self.host_port)
-        for name in ("env_vars", "labels"):
-            _require_texts(name, getattr(self, name))
-        for key in self.env_vars:
-            _require(key != "" and "=" not in key, "env_vars", "names without '='", key)
-        for key in self.labels:
-            _require(not key.startswith(RESERVED_LABELS), "labels", f"none of {RESERVED_LABELS}*", key)
-        if self.memory is not None:
-            size = size_of("memory", self.memory)
-            _require(size >= LEAST_MEMORY, "memory", "at least 6m", self.memory)
-        if self.swap is not None:
-            size_of("swap", self.swap)
-            _require(self.memory is not None or self.swap == 0, "swap", "memory beside it", self.swap)
-        fine = self.cpus is None or (_is_number(self.cpus) and LEAST_CPUS <= self.cpus <= MOST_CPUS)
-        _require(fine, "cpus", f"{LEAST_CPUS} to {MOST_CPUS} or None", self.cpus)
-        fine = self.pids is None or (_is_int(self.pids) and 0 < self.pids <= MOST_PIDS)
-        _require(fine, "pids", f"1 to {MOST_PIDS} or None", self.pids)
-        self._check_network()
-        self._check_tmpfs()
-        self._check_gpus()
-        for name in ("cap_drop", "cap_add"):
-            _require_list(name, getattr(self, name))
-        if self.command is not None:
-            _require_list("command", self.command)
-            _require(len(self.command) > 0, "command", "words, or None for the image's own", self.command)
-        for name in ("read_only", "no_new_privileges", "init"):
-            _require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
-        _require(
-            self.user is None or (isinstance(self.user, str) and self.user != ""), "user", "a name", self.user
-        )
-        self._check_times()
-        # Nobody changes what has been checked.
-        for name in ("env_vars", "labels", "tmpfs", "cap_drop", "cap_add", "command"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
+    port: Port = 8000
+    host_port: Port | None = None
+    # They may hold secrets.
+    env_vars: Annotated[Mapping[Variable, Text], AfterValidator(_frozen)] = Field(
+        default_factory=_nothing, repr=False
+    )
+    memory: Size | None = None
+    swap: Size | None = 0
+    cpus: Annotated[float, Field(ge=LEAST_CPUS, le=MOST_CPUS)] | None = None
+    pids: Annotated[int, Field(gt=0, le=MOST_PIDS)] | None = 256
+    network: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] = "bridge"
+    reach: Reach = "auto"
+    tmpfs: (
+        Annotated[Mapping[Folder, Text], AfterValidator(_frozen)]
+        | Annotated[Sequence[Folder], BeforeValidator(_as_tuple), AfterValidator(tuple)]
+    ) = ("/tmp",)
+    gpus: Annotated[str, Field(pattern=r"[^, ]")] | Annotated[int, Field(gt=0)] | None = None
+    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_nothing)
+    read_only: bool = True
+    cap_drop: Words = ("ALL",)
+    cap_add: Words = ()
+    no_new_privileges: bool = True
+    user: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] | None = None
+    init: bool = True
+    command: Annotated[Words, Field(min_length=1)] | None = None
+    start_timeout_s: Annotated[float, Field(ge=0.001, le=MAX_DURATION_S)] = 60.0
+    stop_timeout_s: Annotated[float, Field(ge=0.0, le=MAX_DURATION_S)] = 5.0
+
+    if not TYPE_CHECKING:  # to a type checker the fields are the parameters
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                faults = [
+                    f"{'.'.join(map(str, fault['loc'])) or 'options'}: {fault['msg']}"
+                    for fault in error.errors(include_url=False, include_input=False, include_context=False)
+                ]
+                raise ConfigurationError(
+                    f"expected options that a container can have, got {'; '.join(faults)}"
+                ) from None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if any(label.startswith(RESERVED_LABELS) for label in self.labels):
+            raise ValueError(f"labels that begin with {RESERVED_LABELS} are taken")
+        if self.memory is not None and size_of("memory", self.memory) < LEAST_MEMORY:
+            raise ValueError("memory has to be at least 6m")
+        if self.swap and self.memory is None:
+            raise ValueError("swap goes beyond memory, which has no limit")
+        if self.network == "host" or self.network.startswith("container:"):
+            raise ValueError(
+                "network has to be one that is shared with nobody's host: bridge, none, or a name"
+            )
+        if self.network == "none" and self.reach == "port":
+            raise ValueError('reach has to be "auto" without a network')
+        return self
 
     @property
     def memory_bytes(self) -> int | None:
@@ -153,43 +202,6 @@ class ContainerOptions:
             return {path: options or TMPFS for path, options in self.tmpfs.items()}
         return dict.fromkeys(self.tmpfs, TMPFS)
 
-    def _check_times(self) -> None:
-        for name, least in (("start_timeout_s", 0.001), ("stop_timeout_s", 0.0)):
-            seconds = getattr(self, name)
-            fine = _is_number(seconds) and least <= seconds <= MAX_DURATION_S
-            _require(fine, name, f"{least:g} to {MAX_DURATION_S:g} seconds", seconds)
-
-    def _check_network(self) -> None:
-        _require(isinstance(self.network, str) and self.network != "", "network", "a name", self.network)
-        _require(
-            self.network != "host" and not self.network.startswith("container:"),
-            "network",
-            '"bridge", "none" or the name of a network, which a container shares with nobody\'s host',
-            self.network,
-        )
-        _require(self.reach in ("auto", "port", "exec"), "reach", '"auto", "port" or "exec"', self.reach)
-        _require(
-            self.network != "none" or self.reach != "port", "reach", '"auto" without a network', self.reach
-        )
-
-    def _check_tmpfs(self) -> None:
-        if isinstance(self.tmpfs, Mapping):
-            _require_texts("tmpfs", self.tmpfs)
-        else:
-            _require_list("tmpfs", self.tmpfs)
-        for path in self.tmpfs:
-            _require(path.startswith("/") and path.strip("/") != "", "tmpfs", "absolute paths below /", path)
-
-    def _check_gpus(self) -> None:
-        if self.gpus is None:
-            return
-        if isinstance(self.gpus, str):
-            _require(self.gpus.strip(", ") != "", "gpus", '"all", a number, or device ids', self.gpus)
-        else:
-            _require(
-                _is_int(self.gpus) and self.gpus > 0, "gpus", '"all", a number > 0, or device ids', self.gpus
-            )
-
 
 def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) -> ContainerOptions:
     """Return the options with some fields changed.
@@ -197,7 +209,7 @@ def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) ->
     Raises:
         ConfigurationError: There is no such field, or its value cannot be.
     """
-    known = [each.name for each in dataclasses.fields(ContainerOptions)]
+    known = ContainerOptions.model_fields
     for name in fields:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -205,57 +217,8 @@ def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) ->
             raise ConfigurationError(f"expected an option of a container, got {name!r}; {hint}")
     if not isinstance(options, ContainerOptions | None):
         raise ConfigurationError(f"expected options to be ContainerOptions, got {type(options).__name__}")
-    return dataclasses.replace(options or ContainerOptions(), **fields)
-
-
-def size_of(name: str, value: object) -> int:
-    """Return a size in bytes: a number, or text as "512m".
-
-    Raises:
-        ConfigurationError: It is neither, or more than an engine can count.
-    """
-    size = float(value) if _is_int(value) and abs(value) <= MOST_BYTES else -1.0
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is not None:
-        size = float(match[1]) * _FACTOR[match[2].lower()]
-    if not 0 <= size < MOST_BYTES:
-        raise ConfigurationError(f'expected {name} in bytes or as "512m" or "2g", got {value!r}')
-    return value if _is_int(value) else int(size)
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return MappingProxyType(dict(value))
-    return None if value is None else tuple(value)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _require(fine: bool, name: str, expected: str, got: object) -> None:
-    if not fine:
-        raise ConfigurationError(f"expected {name} to be {expected}, got {got!r}")
-
-
-def _require_texts(name: str, value: object) -> None:
-    fine = isinstance(value, Mapping) and all(_is_text(x) for pair in value.items() for x in pair)
-    # What values there are is nobody's business.
-    got = list(value) if isinstance(value, Mapping) else type(value).__name__
-    _require(fine, name, "a mapping of texts to texts, without NUL", got)
-
-
-def _require_list(name: str, value: object) -> None:
-    fine = isinstance(value, Sequence) and not isinstance(value, str) and all(_is_text(x) for x in value)
-    _require(fine, name, "a list of texts, without NUL", value)
+    given = {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
+    return ContainerOptions(**{**given, **fields})
 
 
 LOG_BYTES: Final = "5m"
