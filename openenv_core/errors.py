@@ -35,7 +35,10 @@ ProviderError are a RuntimeError, ConfigurationError is a ValueError.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class OpenEnvError(Exception):
@@ -275,3 +278,21 @@ FORMER_NAMES: Final = {
 }
 
 __getattr__ = former_names(globals(), FORMER_NAMES)
+
+
+MAX_FAULTS: Final = 8
+"""How many faults of a model one message tells."""
+
+
+def faults_of(error: "ValidationError", whole: str) -> str:
+    """Return what pydantic found wrong, as `place: what; ...`, without the values, which may be secrets.
+
+    Args:
+        error: What a model raised.
+        whole: What to call the model where a fault is nobody's field.
+    """
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    faults = [f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}" for fault in found[:MAX_FAULTS]]
+    if len(found) > MAX_FAULTS:
+        faults.append(f"and {len(found) - MAX_FAULTS} more")
+    return "; ".join(faults)

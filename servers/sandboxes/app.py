@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, faults_of
 from openenv_core.providers.remote.api import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
@@ -25,9 +25,6 @@ from servers.security.guard import Guard, owner_of
 from servers.settings import MAKE_TOKEN, ServerSettings
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-FAULTS = 8
-"""How many faults of one request are told."""
 
 
 class SandboxApp(FastAPI):
@@ -147,12 +144,9 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
-        told = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:FAULTS]]
-        if len(faults) > FAULTS:
-            told.append(f"and {len(faults) - FAULTS} more")
+        faults = faults_of(error, "body")
         raise SandboxRefusalError(
-            422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {'; '.join(told)}"[:4000]
+            422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {faults}"[:4000]
         ) from None
 
 

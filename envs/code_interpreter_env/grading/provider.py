@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, faults_of
 
 from .task import Task, parse_task, public_view
 
@@ -114,7 +114,7 @@ class JsonlTasks:
         try:
             return parse_task(line)
         except ValidationError as error:
-            raise InvalidTaskError(f"{lines.path}:{number}: {_said(error)}") from None
+            raise InvalidTaskError(f"{lines.path}:{number}: {faults_of(error, 'task')}") from None
 
     def find(self, split: str, task_id: str) -> int:
         """Return the index of the task of that name, by reading the lines of the split one after the other.
@@ -180,10 +180,3 @@ class _Lines:
                 self._stamp = (found.st_size, found.st_mtime_ns)
                 self._starts, self._numbers = starts, numbers
             return self._starts
-
-
-def _said(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)
-    place = ".".join(str(part) for part in first[0]["loc"])
-    more = f" (and {len(first) - 1} more)" if len(first) > 1 else ""
-    return f"{place + ': ' if place else ''}{first[0]['msg']}{more}"

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, faults_of
 from openenv_core.providers.base import LOOPBACK, TOKENS, first_token
 
 RESERVED_LABELS: Final = "ropewalk."
@@ -155,12 +155,9 @@ class ContainerOptions(BaseModel):
             try:
                 super().__init__(**fields)
             except ValidationError as error:
-                faults = [
-                    f"{'.'.join(map(str, fault['loc'])) or 'options'}: {fault['msg']}"
-                    for fault in error.errors(include_url=False, include_input=False, include_context=False)
-                ]
+                faults = faults_of(error, "options")
                 raise ConfigurationError(
-                    f"expected options that a container can have, got {'; '.join(faults)}"
+                    f"expected options that a container can have, got {faults}"
                 ) from None
 
     @model_validator(mode="after")
