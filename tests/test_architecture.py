@@ -1,6 +1,7 @@
 """The arrows between packages: who may import whom. Imports are read from the source, so laziness hides none."""
 
 import ast
+import re
 from collections.abc import Container, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -55,6 +56,38 @@ def offenders(package: str, forbidden: set[str], beneath: str = "") -> list[str]
 def test_arrows_never_point_upwards(package: str) -> None:
     assert list((ROOT / package).rglob("*.py"))
     assert offenders(package, OURS - ALLOWED[package]) == []
+
+
+def test_the_sandbox_could_be_a_distribution_of_its_own() -> None:
+    apart = {"openenv_core.errors", "openenv_core.loop_thread", "openenv_core.signals"}
+    files = [*(ROOT / "openenv_core/sandbox").rglob("*.py"), ROOT / "openenv_core/loop_thread.py"]
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in imports(path)
+        if name.startswith("openenv_core")
+        and not name.startswith("openenv_core.sandbox")
+        and name not in apart
+    }
+    assert wrong == set()
+
+
+def test_files_that_prose_names_exist() -> None:
+    every = [path for package in (*OURS, "docs") for path in (ROOT / package).rglob("*")]
+    names = {path.name for path in every}
+    places = "\n".join(f"/{path.relative_to(ROOT).as_posix()}" for path in every if path.suffix == ".py")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for path in [
+        *pages,
+        *(one for one in every if one.suffix == ".py" and ROOT / TEMPLATES not in one.parents),
+    ]:
+        for named in re.findall(r"`((?:\w+/)*\w+\.py)`", path.read_text(encoding="utf-8")):
+            if named.startswith(("dice_", "NAME_")):
+                continue  # what a reader makes
+            assert Path(named).name in names, f"{path.relative_to(ROOT)} names {named}"
+            assert "/" not in named or f"/{named}\n" in f"{places}\n", (
+                f"{path.relative_to(ROOT)} names {named}"
+            )
 
 
 def test_who_knows_a_web_framework_or_the_heavy_stack() -> None:

@@ -1,6 +1,6 @@
 """Interpreters whose every execution is a fork of the state before it: state that outlives a kill, and can branch.
 
-`inside/branching.py` is the other side. All branches of a session are one domain of trust, with one set of limits:
+`inside/runner.py` is the other side. All branches of a session are one domain of trust, with one set of limits:
 they share processes, memory control group and file system with the first.
 """
 
