@@ -284,7 +284,7 @@ MAX_FAULTS: Final = 8
 """How many faults of a model one message tells."""
 
 
-def faults_of(error: "ValidationError", whole: str) -> str:
+def describe_faults(error: "ValidationError", whole: str) -> str:
     """Return what pydantic found wrong, as `place: what; ...`, without the values, which may be secrets.
 
     Args:

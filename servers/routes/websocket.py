@@ -130,20 +130,11 @@ class SocketRoute:
         await send({"type": "websocket.accept"})
         connection = SocketSender(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
         try:
-            if self._sessions.inline:
-                connection.task = asyncio.current_task()
-                await self._converse(scope, _reading(receive), connection)
-            else:
-                await self._converse_watched(scope, receive, connection)
+            await self._converse_in_task(scope, receive, connection)
         except (DisconnectedError, OSError):
             pass  # OSError is how a server tells that a reply found nobody
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or connection.task is not task or not connection.over:
-                raise
-            task.uncancel()  # the connection itself has cancelled it, whose end this was
         finally:
-            if connection.task is None or connection.task.done() or connection.task is asyncio.current_task():
+            if connection.task is None or connection.task.done():
                 connection.release()
             else:
                 # It does not heed its cancellation; its deadline holds all the same.
@@ -195,32 +186,43 @@ class SocketRoute:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
 
-    async def _converse_watched(self, scope: Message, receive: Receive, connection: SocketSender) -> None:
-        """Do the same while reading ahead, so that a client that leaves in mid-step is noticed.
+    async def _converse_in_task(self, scope: Message, receive: Receive, connection: SocketSender) -> None:
+        """Hold the conversation in a task of its own, which is cancelled when it is to end.
 
-        The conversation runs in a task of its own, which is cancelled when the client leaves.
+        Where an environment may take its time, requests are read ahead, so that a client that leaves in mid-step is
+        noticed.
         """
-        inbox = _Inbox()
-        worker = connection.task = asyncio.create_task(self._converse(scope, inbox.get, connection))
+        inbox = None if self._sessions.inline else _Inbox()
+        next_frame = _reading(receive) if inbox is None else inbox.get
+        worker = connection.task = asyncio.create_task(self._converse(scope, next_frame, connection))
         try:
-            while not worker.done():
-                message = await receive()
-                if message["type"] != "websocket.receive":
-                    break
-                if not inbox.put(message.get("text")):
-                    await end(worker)
-                    text = (
-                        f"expected one request at a time, got more than {MAX_PIPELINED}, or than {MAX_AHEAD} "
-                        "characters, ahead of their replies"
-                    )
-                    refusal = self._dialect.refusal(RefusalError(SESSION_ERROR, text))
-                    await connection.close(NORMAL_CLOSURE, refusal)
-                    break
+            if inbox is None:
+                await asyncio.wait([worker])
+            else:
+                await self._read_ahead(receive, inbox, worker, connection)
         finally:
             await end(worker)
             error = worker.exception() if worker.done() and not worker.cancelled() else None
         if error is not None:
             raise error
+
+    async def _read_ahead(
+        self, receive: Receive, inbox: "_Inbox", worker: asyncio.Task[None], connection: SocketSender
+    ) -> None:
+        while not worker.done():
+            message = await receive()
+            if message["type"] != "websocket.receive":
+                return
+            if not inbox.put(message.get("text")):
+                await end(worker)
+                text = (
+                    f"expected one request at a time, got more than {MAX_PIPELINED}, or than {MAX_AHEAD} "
+                    "characters, ahead of their replies"
+                )
+                await connection.close(
+                    NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, text))
+                )
+                return
 
 
 class _Inbox:
@@ -317,7 +319,27 @@ class _Frames:
             RefusalError: The session is over.
         """
         try:
-            return await self._answer(seat, text)
+            if text is None:
+                raise RefusalError(
+                    INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
+                )
+            request: Any = self._decoder.frame(text)
+            kind = type(request)
+            if kind is Reset:
+                return replies.encode_observation(
+                    await seat.run(lambda runner: runner.reset(request.options))
+                )
+            if kind is ReadState:
+                return replies.encode_state(await seat.run(lambda runner: runner.state()))
+            if kind is Close:
+                return None
+            if kind is Mcp:
+                caller = Caller(seat.session.owner, seat.session)
+                return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
+            step = seat.runner.step_inline
+            if step is not None and not seat.session.shared:  # what others ask too may be busy, or over
+                return replies.encode_observation(step(request))
+            return replies.encode_observation(await seat.run(lambda runner: runner.step(request)))
         except RefusalError as refusal:
             if over(refusal):
                 raise
@@ -335,27 +357,6 @@ class _Frames:
     def refusal(self, refusal: RefusalError) -> str:
         """Return the error frame of a refusal."""
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
-
-    async def _answer(self, seat: SocketSession, text: str | None) -> str | None:
-        if text is None:
-            raise RefusalError(
-                INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
-            )
-        request: Any = self._decoder.frame(text)
-        kind = type(request)
-        if kind is Reset:
-            return replies.encode_observation(await seat.run(lambda runner: runner.reset(request.options)))
-        if kind is ReadState:
-            return replies.encode_state(await seat.run(lambda runner: runner.state()))
-        if kind is Close:
-            return None
-        if kind is Mcp:
-            caller = Caller(seat.session.owner, seat.session)
-            return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
-        step = seat.runner.step_inline
-        if step is not None and not seat.session.shared:  # what others ask too may be busy, or over
-            return replies.encode_observation(step(request))
-        return replies.encode_observation(await seat.run(lambda runner: runner.step(request)))
 
 
 def _failed(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from openenv_core.errors import ConfigurationError, OpenEnvError, faults_of
+from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from openenv_core.providers.remote.api import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
@@ -144,7 +144,7 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate_json(await request.body())
     except ValidationError as error:
-        faults = faults_of(error, "body")
+        faults = describe_faults(error, "body")
         raise SandboxRefusalError(
             422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {faults}"[:4000]
         ) from None

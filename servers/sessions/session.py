@@ -34,6 +34,7 @@ class EnvironmentSession:
         attached: A socket speaks for it.
         closing: It ends when its socket leaves.
         ending: Its environment is being closed.
+        shared: Others than the socket that opened it may ask it.
         over: It has ended, or is about to; nobody finds it any more.
         holds_slot: Its slot has not been given back yet.
         used: It has been asked for something.
@@ -58,6 +59,7 @@ class EnvironmentSession:
         "over",
         "owner",
         "runner",
+        "shared",
         "standing",
         "used",
     )
@@ -69,6 +71,7 @@ class EnvironmentSession:
         self.owner = owner
         self.id = session_id
         self.standing = standing
+        self.shared = standing or bool(session_id)
         self.attached = not standing
         self.closing = self.ending = self.over = self.used = False
         self.holds_slot = True
@@ -78,11 +81,6 @@ class EnvironmentSession:
         self.call: PendingCall | None = None
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
-
-    @property
-    def shared(self) -> bool:
-        """Whether others than the socket that opened it may ask it."""
-        return self.standing or bool(self.id)
 
     @property
     def busy(self) -> bool:

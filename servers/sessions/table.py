@@ -220,6 +220,7 @@ class SessionTable:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
             session.id = self._new_id()
+            session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from openenv_core.errors import ConfigurationError, faults_of
+from openenv_core.errors import ConfigurationError, describe_faults
 
 from .task import Task, parse_task, public_view
 
@@ -114,7 +114,7 @@ class JsonlTasks:
         try:
             return parse_task(line)
         except ValidationError as error:
-            raise InvalidTaskError(f"{lines.path}:{number}: {faults_of(error, 'task')}") from None
+            raise InvalidTaskError(f"{lines.path}:{number}: {describe_faults(error, 'task')}") from None
 
     def find(self, split: str, task_id: str) -> int:
         """Return the index of the task of that name, by reading the lines of the split one after the other.

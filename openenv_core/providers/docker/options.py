@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from openenv_core.errors import ConfigurationError, faults_of
+from openenv_core.errors import ConfigurationError, describe_faults
 from openenv_core.providers.base import LOOPBACK, TOKENS, first_token
 
 RESERVED_LABELS: Final = "ropewalk."
@@ -155,7 +155,7 @@ class ContainerOptions(BaseModel):
             try:
                 super().__init__(**fields)
             except ValidationError as error:
-                faults = faults_of(error, "options")
+                faults = describe_faults(error, "options")
                 raise ConfigurationError(
                     f"expected options that a container can have, got {faults}"
                 ) from None

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError, faults_of
+from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError, describe_faults
 from openenv_core.providers.base import OwnedServerProvider, wait_healthy
 from openenv_core.providers.docker.options import size_of
 from openenv_core.providers.remote.api import (
@@ -345,5 +345,5 @@ def _checked_spec(**fields: Any) -> SandboxSpec:
     try:
         return SandboxSpec(**fields)
     except ValidationError as error:
-        faults = faults_of(error, "sandbox")
+        faults = describe_faults(error, "sandbox")
         raise ConfigurationError(f"expected settings that a sandbox can have, got: {faults}") from None
