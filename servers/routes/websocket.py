@@ -129,17 +129,34 @@ class SocketRoute:
         await receive()
         await send({"type": "websocket.accept"})
         connection = SocketSender(scope, send, self._send_timeout_s, self._sessions.step_timeout_s)
+        # Where an environment may take its time, requests are read ahead: a client that leaves in mid-step is noticed.
+        inbox = None if self._sessions.inline else _Inbox()
+        next_frame = _reading(receive) if inbox is None else inbox.get
+        worker = connection.task = asyncio.create_task(self._converse(scope, next_frame, connection))
         try:
-            await self._converse_in_task(scope, receive, connection)
+            if inbox is None:
+                await worker
+            else:
+                await self._read_ahead(receive, inbox, worker, connection)
         except (DisconnectedError, OSError):
             pass  # OSError is how a server tells that a reply found nobody
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The conversation was cancelled, whose end this is.
         finally:
-            if connection.task is None or connection.task.done():
+            await end(worker)
+            if worker.done():
                 connection.release()
             else:
                 # It does not heed its cancellation; its deadline holds all the same.
                 connection.over = True
-                connection.task.add_done_callback(lambda _: connection.release())
+                worker.add_done_callback(lambda _: connection.release())
+        if worker.done() and not worker.cancelled():
+            error = worker.exception()
+            if error is not None and not isinstance(error, DisconnectedError | OSError):
+                raise error
 
     def session_of(self, scope: Message) -> AbstractAsyncContextManager[EnvironmentSession]:
         """Return what gives the socket a session of its own, which ends with it.
@@ -185,26 +202,6 @@ class SocketRoute:
             if session.over and not connection.leaving:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
-
-    async def _converse_in_task(self, scope: Message, receive: Receive, connection: SocketSender) -> None:
-        """Hold the conversation in a task of its own, which is cancelled when it is to end.
-
-        Where an environment may take its time, requests are read ahead, so that a client that leaves in mid-step is
-        noticed.
-        """
-        inbox = None if self._sessions.inline else _Inbox()
-        next_frame = _reading(receive) if inbox is None else inbox.get
-        worker = connection.task = asyncio.create_task(self._converse(scope, next_frame, connection))
-        try:
-            if inbox is None:
-                await asyncio.wait([worker])
-            else:
-                await self._read_ahead(receive, inbox, worker, connection)
-        finally:
-            await end(worker)
-            error = worker.exception() if worker.done() and not worker.cancelled() else None
-        if error is not None:
-            raise error
 
     async def _read_ahead(
         self, receive: Receive, inbox: "_Inbox", worker: asyncio.Task[None], connection: SocketSender
