@@ -151,7 +151,8 @@ def _build(
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
-    from openenv_core.images.engine import inspect
+    from openenv_core.images.engine import find_image
+    from openenv_core.images.errors import BuildError
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
@@ -168,7 +169,9 @@ def _build(
             )
         built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
-        found = inspect(api, image)
+        found = find_image(api, image)
+        if found is None:
+            raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
         size = f"{found['Size'] / 1e6:.0f} MB"
         print(f"{' '.join(tags)}  {found['Id'].removeprefix('sha256:')[:12]}  {size}")
     print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import openenv_core
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import OUR_BASE
-from openenv_core.images.engine import BuildRequest, build_image, inspect, replacing
+from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replacing
 
 if TYPE_CHECKING:
     import docker
@@ -145,7 +145,6 @@ def _dependencies(installed: Distribution) -> Iterator[str]:
             yield match["requirement"]
 
 
-REPOSITORY = OUR_BASE
 FINGERPRINT: Final = "ropewalk.base"
 """The label that says from what a base was made."""
 
@@ -168,8 +167,8 @@ def tags(variant: Variant) -> tuple[str, ...]:
     """Return what the installed Ropewalk's base is called: by its version first."""
     own = version().replace("+", "-")
     if variant is Variant.BUILD:
-        return f"{REPOSITORY}:{own}-build", f"{REPOSITORY}:build"
-    return f"{REPOSITORY}:{own}", f"{REPOSITORY}:latest"
+        return f"{OUR_BASE}:{own}-build", f"{OUR_BASE}:build"
+    return f"{OUR_BASE}:{own}", f"{OUR_BASE}:latest"
 
 
 def ensure(
@@ -206,13 +205,8 @@ def ensure(
 
 
 def _made_from(api: "docker.APIClient", tag: str) -> str | None:
-    from docker.errors import ImageNotFound
-
-    try:
-        found = inspect(api, tag)
-    except ImageNotFound:
-        return None
-    return ((found.get("Config") or {}).get("Labels") or {}).get(FINGERPRINT)
+    found = find_image(api, tag)
+    return None if found is None else labels_of(found).get(FINGERPRINT)
 
 
 @contextmanager
@@ -235,7 +229,7 @@ def context() -> Iterator[BuildRequest]:
         yield BuildRequest(
             context=folder,
             dockerfile="Dockerfile",
-            tags=(REPOSITORY,),
+            tags=(OUR_BASE,),
             build_args={"ROPEWALK": placed.requirement},
             labels={FINGERPRINT: _fingerprint(folder), VERSION: version()},
         )

@@ -43,7 +43,6 @@ _TAG = re.compile(
     r"(?::(?P<tag>\w[\w.-]{0,127}))?"
 )
 _RELEASED = re.compile(rf"(^|/){RELEASED_BASE}(:|@|$)")
-_OURS = re.compile(rf"{OUR_BASE}(?::(?P<tag>.*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +174,8 @@ def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
         return None
     if _RELEASED.search(default):
         return base.Variant.BUILD
-    if (match := _OURS.fullmatch(default)) is not None:
-        tag = match["tag"] or ""
-        return base.Variant.BUILD if re.fullmatch(rf"(.*-)?{OUR_BASE_BUILDS}", tag) else base.Variant.RUNTIME
+    if default.partition(":")[0] == OUR_BASE:
+        return base.Variant.BUILD if default.endswith(OUR_BASE_BUILDS) else base.Variant.RUNTIME
     return None
 
 

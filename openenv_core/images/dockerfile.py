@@ -17,8 +17,8 @@ BASE_ARG: Final = "BASE_IMAGE"
 OUR_BASE: Final = "ropewalk-base"
 """What our base image is called; the one that serves has a user, a health check and a port."""
 
-OUR_BASE_BUILDS: Final = "build"
-"""How the tag of our other base ends: root, with tools to build."""
+OUR_BASE_BUILDS: Final = (":build", "-build")
+"""How the name of our other base ends, by its tag: root, with tools to build."""
 
 RELEASED_BASE: Final = "openenv-base"
 """What the base image of folders made by the released `openenv init` is called."""
@@ -162,7 +162,7 @@ class Dockerfile:
     def on_our_base(self) -> bool:
         """Whether the base is ours, of the sort that serves: user, health check and port come with it."""
         name = self.base_image.rpartition("/")[2]
-        return name.partition(":")[0] == OUR_BASE and not name.endswith(f"-{OUR_BASE_BUILDS}")
+        return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
 
     @property
     def on_released_base(self) -> bool:

@@ -110,7 +110,7 @@ def build_image(request: BuildRequest) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
         identity = Path(folder) / "image"
-        words = [
+        arguments = [
             "--force-rm",
             "--iidfile",
             str(identity),
@@ -123,9 +123,9 @@ def build_image(request: BuildRequest) -> str:
             ("--label", [f"{name}={value}" for name, value in request.labels.items()]),
             ("--target", [request.target] if request.target else []),
         ):
-            words += [word for value in values for word in (option, value)]
-        words += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
-        status, output = run_docker("build", *words, str(request.context))
+            arguments += [argument for value in values for argument in (option, value)]
+        arguments += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
+        status, output = run_docker("build", *arguments, str(request.context))
         if status != 0:
             said = next(
                 (
@@ -141,7 +141,7 @@ def build_image(request: BuildRequest) -> str:
         return identity.read_text().strip()
 
 
-def run_docker(*words: str) -> tuple[int, list[str]]:
+def run_docker(*arguments: str) -> tuple[int, list[str]]:
     """Run the command `docker`, pass its output on to standard error, and return its status and its last lines.
 
     Nothing bounds it but its user's patience: Ctrl-C cancels it in order.
@@ -157,13 +157,13 @@ def run_docker(*words: str) -> tuple[int, list[str]]:
             "there is no command `docker` on the path; install docker-cli (docker.com/get-docker), it builds images"
         )
     address = find_engine()
-    surroundings = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
+    environ = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
     if address.certificates is not None:
-        surroundings["DOCKER_CERT_PATH"] = address.certificates
-        surroundings["DOCKER_TLS_VERIFY"] = "1" if address.verify else ""
+        environ["DOCKER_CERT_PATH"] = address.certificates
+        environ["DOCKER_TLS_VERIFY"] = "1" if address.verify else ""
     process = subprocess.Popen(
-        [command, *words],
-        env=surroundings,
+        [command, *arguments],
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -190,10 +190,20 @@ def run_docker(*words: str) -> tuple[int, list[str]]:
         process.stdout.close()
 
 
-def inspect(api: "docker.APIClient", image: str) -> dict[str, Any]:
-    """Return what the engine knows of an image; raises the SDK's ImageNotFound."""
-    found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
+def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
+    """Return what the engine knows of an image; None where it has none of that name."""
+    from docker.errors import ImageNotFound
+
+    try:
+        found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
+    except ImageNotFound:
+        return None
     return found
+
+
+def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of what `find_image` found."""
+    return (image.get("Config") or {}).get("Labels") or {}
 
 
 PARTS: Final = "ropewalk.parts"
@@ -220,14 +230,10 @@ def replacing(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
 
 
 def _ours(api: "docker.APIClient", tag: str) -> str | None:
-    from docker.errors import ImageNotFound
-
-    try:
-        found = inspect(api, tag)
-    except ImageNotFound:
+    found = find_image(api, tag)
+    if found is None or not any(name.startswith(_OURS) for name in labels_of(found)):
         return None
-    labels = (found.get("Config") or {}).get("Labels") or {}
-    return str(found["Id"]) if any(name.startswith(_OURS) for name in labels) else None
+    return str(found["Id"])
 
 
 def _remove(api: "docker.APIClient", image: str) -> None:
@@ -236,8 +242,8 @@ def _remove(api: "docker.APIClient", image: str) -> None:
 
     # What cannot be removed is left: the build itself has gone well.
     with contextlib.suppress(APIError, OSError):
-        found = inspect(api, image)
-        if not found.get("RepoTags") and not found.get("RepoDigests"):
+        found = find_image(api, image)
+        if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
             api.remove_image(image)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import named
-from openenv_core.images.engine import inspect, run_docker
+from openenv_core.images.engine import find_image, run_docker
 from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
     from docker.errors import APIError, ImageNotFound
 
     repository, _, tag = remote.rpartition(":")
-    added = image != remote and not _has(api, remote)
+    added = image != remote and find_image(api, remote) is None
     try:
         if image != remote:
             api.tag(image, repository, tag)
@@ -88,16 +88,6 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
             with contextlib.suppress(APIError, OSError):
                 api.remove_image(remote, noprune=True)
         raise
-
-
-def _has(api: "docker.APIClient", image: str) -> bool:
-    from docker.errors import ImageNotFound
-
-    try:
-        inspect(api, image)
-    except ImageNotFound:
-        return False
-    return True
 
 
 def _absent(image: str) -> NoSuchImageError:

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -121,7 +122,11 @@ MAX_POLL_INTERVAL_S: Final = 0.05
 
 
 def wait_healthy(
-    look: Callable[[float], str | None], timeout_s: float, pause: Callable[[float], object] = time.sleep
+    look: Callable[[float], str | None],
+    timeout_s: float,
+    pause: Callable[[float], object] = time.sleep,
+    *,
+    factor: float = 1.0,
 ) -> str | None:
     """Look at a server until it is healthy.
 
@@ -129,6 +134,7 @@ def wait_healthy(
         look: Looks once, within so many seconds; returns None where the server is healthy, else what was seen.
         timeout_s: Seconds until it gives up.
         pause: Waits for so many seconds between two looks. It raises where the server has ended meanwhile.
+        factor: How many times as long the pauses are as for a server on this machine.
 
     Returns:
         None where the server is healthy, else what was seen last.
@@ -139,15 +145,18 @@ def wait_healthy(
     while (left_s := deadline - time.monotonic()) > 0:
         if (seen := look(left_s)) is None:
             return None
-        pause(min(interval_s, left_s))
+        pause(min(factor * interval_s, left_s))
         interval_s = min(1.2 * interval_s, MAX_POLL_INTERVAL_S)
     return seen
 
 
+ELSEWHERE_FACTOR: Final = 20.0
+"""How much longer the pauses are where the server is on another machine: 60 ms to 1 s."""
+
 RETRY_INTERVAL_S: Final = 0.05
 
 
-class OwnedServerProvider:
+class OwnedServerProvider(ABC):
     """What the providers share: a server that is started once and ended once, by whatever threads.
 
     A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to end.
@@ -194,9 +203,9 @@ class OwnedServerProvider:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @abstractmethod
     def _launch(self) -> str:
         """Start the server, wait until it is healthy, and return its URL."""
-        raise NotImplementedError
 
     def _interrupt(self) -> None:
         """Make a start that is under way fail."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError, describe_faults
-from openenv_core.providers.base import OwnedServerProvider, wait_healthy
+from openenv_core.providers.base import ELSEWHERE_FACTOR, OwnedServerProvider, wait_healthy
 from openenv_core.providers.docker.options import size_of
 from openenv_core.providers.remote.api import (
     RemoteSandbox,
@@ -163,9 +163,6 @@ FAILURE_REASON_WAIT_S: Final = 2.0
 
 MIN_POLL_INTERVAL_S: Final = 0.02
 MAX_POLL_INTERVAL_S: Final = 1.0
-POLL_FACTOR: Final = 20
-"""How much rarer than a server on this machine one elsewhere is looked at, until it is healthy."""
-
 LONG_POLL_S: Final = 10.0
 """How long the service is asked to hold its answer back while the sandbox starts. One that does not is polled."""
 
@@ -322,7 +319,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
         asked_s = self._service[2]
 
         def pause(seconds: float) -> None:
-            if leased.wait(POLL_FACTOR * seconds):
+            if leased.wait(seconds):
                 raise SandboxLostError(
                     f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
                 )
@@ -332,7 +329,9 @@ class RemoteSandboxProvider(OwnedServerProvider):
                 )
 
         left_s = deadline - time.monotonic()
-        seen = wait_healthy(lambda left_s: healthy(url, min(left_s, asked_s)), left_s, pause)
+        seen = wait_healthy(
+            lambda left_s: healthy(url, min(left_s, asked_s)), left_s, pause, factor=ELSEWHERE_FACTOR
+        )
         if seen is not None:
             raise ServerStartError(
                 f"expected {url} to be healthy within {self._spec.start_timeout_s:g} s, got {seen}; can this machine "
