@@ -133,7 +133,7 @@ class Run:
 
 @pytest.mark.parametrize(
     ("max_staleness", "troubles"),
-    [(0, True), (1, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)],
+    [(0, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)],
 )
 def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int, troubles: bool) -> None:
     steps = 10_000 // GROUPS_PER_BATCH if max_staleness == 4 and troubles else 80
@@ -156,27 +156,6 @@ def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int,
         assert ledger.dropped[STRAGGLER]
     elif not max_staleness:
         assert seen.trained == list(range(len(seen.trained)))
-
-
-def test_a_bound_of_zero_starts_a_steps_groups_and_no_more() -> None:
-    admission = Admission(groups_per_batch=4, max_staleness=0, iterations=10)
-    assert [admission.room(live) for live in (0, 3, 4, 5)] == [4, 1, 0, -1]
-    admission.served = 1
-    assert admission.room(4) == 4
-    assert admission.oldest(7) == 7
-
-
-def test_what_the_last_step_cannot_train_is_not_started() -> None:
-    admission = Admission(groups_per_batch=4, max_staleness=4, iterations=2)
-    assert admission.room(0) == 8
-    admission.served = 2
-    assert admission.room(8) == 0
-
-
-@pytest.mark.parametrize(("groups", "staleness", "iterations"), [(0, 0, 1), (1, -1, 1), (1, 0, -1)])
-def test_bounds_that_make_no_sense_are_refused(groups: int, staleness: int, iterations: int) -> None:
-    with pytest.raises(ValueError, match="groups_per_batch >= 1, max_staleness >= 0"):
-        Admission(groups_per_batch=groups, max_staleness=staleness, iterations=iterations)
 
 
 def plain_buffer(*, max_staleness: int = 0, groups: int = 2, timeout_s: float = 1000.0) -> ReplayBuffer:
@@ -241,21 +220,6 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
     simulate(scenario())
 
 
-def test_a_straggler_that_starts_while_it_is_waited_for_is_cut_too() -> None:
-    async def scenario() -> None:
-        buffer = plain_buffer()
-        cut: list[float] = []
-        buffer.cut = lambda leases: cut.append(asyncio.get_running_loop().time())
-        taking = asyncio.create_task(buffer.sample(0, 2))
-        await asyncio.sleep(10.0)
-        await buffer.lease()
-        await asyncio.sleep(65.0)
-        assert cut == [70.0]
-        taking.cancel()
-
-    simulate(scenario())
-
-
 def test_groups_that_do_not_come_are_an_error_that_says_what_to_do() -> None:
     async def scenario() -> None:
         buffer = plain_buffer(max_staleness=1, timeout_s=30.0)
@@ -266,14 +230,6 @@ def test_groups_that_do_not_come_are_an_error_that_says_what_to_do() -> None:
         ):
             await buffer.sample(0, 2)
         assert asyncio.get_running_loop().time() == 30.0
-
-    simulate(scenario())
-
-
-def test_a_batch_of_another_size_than_is_admitted_is_refused() -> None:
-    async def scenario() -> None:
-        with pytest.raises(ValueError, match="expected a batch of 2 groups"):
-            await plain_buffer().sample(0, 3)
 
     simulate(scenario())
 
@@ -312,16 +268,6 @@ def test_a_failure_reaches_whoever_waits_now_or_later() -> None:
     simulate(scenario())
 
 
-def test_a_group_under_anothers_lease_is_refused() -> None:
-    async def scenario() -> None:
-        buffer = plain_buffer()
-        lease = await buffer.lease()
-        with pytest.raises(ValueError, match="expected group 0, which was leased, got group 7"):
-            await buffer.add(aged_group(0, number=7), lease)
-
-    simulate(scenario())
-
-
 def test_what_was_finished_survives_a_rewind_and_what_was_leased_is_played_again() -> None:
     async def scenario() -> None:
         buffer = plain_buffer(max_staleness=1)
@@ -344,30 +290,7 @@ def test_what_was_finished_survives_a_rewind_and_what_was_leased_is_played_again
     simulate(scenario())
 
 
-def test_the_tokens_of_a_group_are_looked_at_once_however_often_the_sampler_wakes() -> None:
-    looks: Counter[int] = Counter()
-
-    class Looked(Group):
-        @property
-        def version(self) -> int:
-            looks[self.id] += 1
-            return super().version
-
-    async def scenario() -> None:
-        buffer = plain_buffer(groups=8)
-        sampling = asyncio.create_task(buffer.sample(0, 8))
-        for number in range(8):
-            lease = await buffer.lease()
-            await asyncio.sleep(1.0)  # it wakes with each
-            one = aged_group(0, number=number)
-            await buffer.add(Looked(id=number, seed=one.seed, trajectories=one.trajectories), lease)
-        assert [group.id for group in await sampling] == list(range(8))
-
-    simulate(scenario())
-    assert looks == dict.fromkeys(range(8), 1)
-
-
-@pytest.mark.parametrize(("groups_per_batch", "max_staleness"), [(3, 1), (3, 4), (20, 0), (20, 4)])
+@pytest.mark.parametrize(("groups_per_batch", "max_staleness"), [(3, 4), (20, 0)])
 def test_resumption_with_another_batch_size_plays_what_its_steps_take(
     groups_per_batch: int, max_staleness: int
 ) -> None:

@@ -3,29 +3,17 @@
 import json
 from collections import Counter
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rl_bridge.buffer.ledger import HISTORY, Fate, GroupLease, Ledger, UnfinishedGroup
+from rl_bridge.buffer.ledger import Fate, GroupLease, Ledger, UnfinishedGroup
 
 
 def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> GroupLease:
     lease = ledger.lease(served=served, now=now, admit=True)
     assert lease is not None
     return lease
-
-
-def test_groups_count_up_and_nothing_starts_that_may_not() -> None:
-    ledger = Ledger(max_losses=2)
-    first, second = leased(ledger, served=3, now=7.0), leased(ledger)
-    assert (first.group, first.attempt, first.floor, first.since) == (0, 1, 3, 7.0)
-    assert second.group == 1
-    assert first.id != second.id
-    assert ledger.lease(served=0, now=0.0, admit=False) is None
-    assert (ledger.admitted, ledger.live) == (2, 2)
-    assert [lease.group for lease in ledger.leases] == [0, 1]
 
 
 def test_lost_work_goes_out_again_ahead_of_new_work_and_its_first_result_is_late() -> None:
@@ -52,13 +40,6 @@ def test_what_is_lost_too_often_is_dropped_with_the_reason() -> None:
     assert leased(ledger).group == 1
 
 
-def test_without_a_limit_work_is_never_dropped_for_being_lost() -> None:
-    ledger = Ledger(max_losses=None)
-    for _ in range(50):
-        assert ledger.lose(leased(ledger).id)
-    assert (ledger.waiting, ledger.live) == (1, 1)
-
-
 def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() -> None:
     ledger = Ledger(max_losses=0)
     assert ledger.give_back(leased(ledger, served=2).id, floor=2)
@@ -78,17 +59,6 @@ def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() 
     assert leased(kept, served=4).floor == 3
 
 
-def test_what_may_be_oldest_is_told_first() -> None:
-    ledger = Ledger(max_losses=1)
-    young, old, lost = leased(ledger, served=4), leased(ledger, served=2), leased(ledger, served=1)
-    assert ledger.lose(lost.id)
-    assert ledger.under_way(served=3) == [
-        UnfinishedGroup(floor=2, lease=old),
-        UnfinishedGroup(floor=3),
-        UnfinishedGroup(floor=4, lease=young),
-    ]
-
-
 def test_a_lease_knows_the_first_group_of_its_weights() -> None:
     ledger = Ledger(max_losses=3)
     assert [leased(ledger, served=0).first for _ in range(2)] == [0, 0]
@@ -104,21 +74,6 @@ def test_a_lease_knows_the_first_group_of_its_weights() -> None:
     # A checkpoint from before there was such a number.
     ledger.restore({key: value for key, value in state.items() if key not in {"served", "first"}})
     assert leased(ledger, served=1).first == 4
-
-
-def test_only_what_is_finished_is_trained() -> None:
-    ledger = Ledger(max_losses=0)
-    lease = leased(ledger)
-    with pytest.raises(KeyError):
-        ledger.train(lease.group, 0)
-    assert ledger.complete(lease.id)
-    ledger.train(lease.group, 4)
-    with pytest.raises(KeyError):
-        ledger.train(lease.group, 5)
-    with pytest.raises(KeyError):
-        ledger.discard(lease.group, "too late")
-    assert list(ledger.history) == [Fate(group=0, version=4)]
-    assert (ledger.trained, ledger.live) == (1, 1)
 
 
 def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:
@@ -154,15 +109,6 @@ def ledger_state_of(state: dict[str, object]) -> dict[str, object]:
         "waiting": [tuple(entry) for entry in state["waiting"]],  # type: ignore[attr-defined]
         "history": [tuple(entry) for entry in state["history"]],  # type: ignore[attr-defined]
     }
-
-
-def test_history_is_bounded_and_counts_are_not() -> None:
-    ledger = Ledger(max_losses=0)
-    for _ in range(HISTORY + 5):
-        assert ledger.drop(leased(ledger).id, "no reward")
-    assert len(ledger.history) == HISTORY
-    assert ledger.history[0].group == 5
-    assert ledger.dropped.total() == HISTORY + 5
 
 
 class Books(RuleBasedStateMachine):

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -73,25 +72,3 @@ def test_what_is_damaged_is_not_guessed() -> None:
     kept["trajectories"][0]["turns"][1]["known"] = 2
     with pytest.raises(ValueError, match="that continues one of 1 tokens, got 2"):
         restored(json.dumps([kept]).encode())
-
-
-def test_no_more_than_a_trajectory_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_bridge.buffer import stored as writing
-
-    class Adapter:
-        """Counts what is written in one call, in which no other thread runs."""
-
-        def __init__(self, real: Any) -> None:
-            self._real = real
-
-        def dump_json(self, values: list[Any]) -> bytes:
-            whole: bytes = self._real.dump_json(values)
-            longest.append(len(whole))
-            return whole
-
-    groups, longest = [group_of(*[chat(3)] * 4)] * 4, list[int]()
-    expected = stored(groups)
-    for name in ("_GROUPS", "_TRAJECTORIES"):
-        monkeypatch.setattr(writing, name, Adapter(getattr(writing, name)))
-    assert stored(groups) == expected
-    assert max(longest) * 15 < len(expected)

@@ -4,17 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, LossSettings, policy_loss, token_weights
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.types import NO_VERSION, TrainSample
-
-VOCABULARY = 5
-SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.1, kl_coef=0.05)
-AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "sequence_mean", "fixed_length")
 
 
 def sample(
@@ -66,11 +60,6 @@ def test_siblings_that_saw_the_same_share_a_context() -> None:
     assert batch.target.tolist() == [3, 4, 3, 3]
 
 
-def test_tokens_after_the_last_loss_token_are_not_needed() -> None:
-    batch = TrainBatch.from_samples([sample([1, 2, 3, 4, 4], [0, 1, 0, 0, 0])])
-    assert batch.contexts.tolist() == [[1]]
-
-
 def test_a_row_that_begins_with_a_loss_token_is_refused() -> None:
     with pytest.raises(ValueError, match="follow a prompt"):
         TrainBatch.from_samples([sample([1, 2], [1, 0])])
@@ -102,79 +91,8 @@ def batches(draw: st.DrawFn) -> list[TrainSample]:
     return samples
 
 
-class ToyModel(torch.nn.Module):
-    """Causal, cheap, and different at every place of every context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.table = torch.nn.Parameter(
-            torch.randn(VOCABULARY, VOCABULARY, generator=generator, dtype=torch.float64)
-        )
-
-    def forward(self, contexts: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.table[contexts].cumsum(dim=1)) + 0.1 * self.table[contexts]
-
-
-def loss_and_gradient(
-    batch: TrainBatch, weights: np.ndarray[tuple[int], np.dtype[np.float32]], *, rows: int
-) -> tuple[float, torch.Tensor]:
-    model = ToyModel()
-    total = 0.0
-    for micro, chosen in batch.micro_batches(rows):
-        logits = model(torch.from_numpy(micro.contexts).long())
-        chosen_logits = logits[torch.from_numpy(micro.context), torch.from_numpy(micro.position)]
-        assert micro.reference_logprobs is not None
-        loss, _ = policy_loss(
-            LossInputs(
-                log_distribution=torch.log_softmax(chosen_logits, -1),
-                targets=torch.from_numpy(micro.target),
-                old_logprobs=torch.from_numpy(micro.old_logprobs),
-                advantages=torch.from_numpy(micro.advantages),
-                weights=torch.from_numpy(weights[chosen]),
-                reference_logprobs=torch.from_numpy(micro.reference_logprobs),
-            ),
-            SETTINGS,
-        )
-        loss.backward()
-        total += loss.item()
-    assert model.table.grad is not None
-    return total, model.table.grad
-
-
 def with_reference(batch: TrainBatch) -> TrainBatch:
     return batch.with_reference((-1.0 - 0.3 * (np.arange(len(batch)) % 4)).astype(np.float32))
-
-
-@pytest.mark.soak
-@given(batches(), st.integers(1, 6), st.sampled_from(AGGREGATIONS))
-def test_micro_batches_add_up_to_the_batch(
-    samples: list[TrainSample], rows: int, aggregation: Aggregation
-) -> None:
-    batch = with_reference(TrainBatch.from_samples(samples))
-    weights = token_weights(batch.trajectory, aggregation=aggregation, max_length=8)
-    whole, whole_gradient = loss_and_gradient(batch, weights, rows=10_000)
-    parts, parts_gradient = loss_and_gradient(batch, weights, rows=rows)
-    assert parts == pytest.approx(whole, abs=1e-9)
-    torch.testing.assert_close(parts_gradient, whole_gradient, atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.soak
-@given(batches(), st.sampled_from(AGGREGATIONS))
-def test_sharing_contexts_changes_nothing(samples: list[TrainSample], aggregation: Aggregation) -> None:
-    batch = with_reference(TrainBatch.from_samples(samples))
-    assert batch.reference_logprobs is not None
-    weights = token_weights(batch.trajectory, aggregation=aggregation, max_length=8)
-    shared, shared_gradient = loss_and_gradient(batch, weights, rows=10_000)
-    alone, alone_gradient, first = 0.0, torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64), 0
-    for one in samples:  # a batch of its own each: nothing to share
-        single = TrainBatch.from_samples([one])
-        tokens = slice(first, first := first + len(single))
-        single = single.with_reference(batch.reference_logprobs[tokens])
-        loss, gradient = loss_and_gradient(single, weights[tokens], rows=1)
-        alone, alone_gradient = alone + loss, alone_gradient + gradient
-    assert shared == pytest.approx(alone, abs=1e-9)
-    torch.testing.assert_close(shared_gradient, alone_gradient, atol=1e-9, rtol=1e-9)
 
 
 def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
@@ -206,17 +124,6 @@ def test_updates_cover_every_trajectory_exactly_once(
     assert all(len(piece) for piece in pieces)
     sizes = [len(np.unique(piece.trajectory)) for piece in pieces]
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_the_split_is_shuffled_and_repeatable() -> None:
-    batch = TrainBatch.from_samples([sample([1, 2], [0, 1], trajectory=number) for number in range(64)])
-
-    def first_part(seed: int) -> list[int]:
-        return batch.split_by_trajectory(2, np.random.default_rng(seed))[0].trajectory.tolist()
-
-    assert first_part(0) == first_part(0)
-    assert first_part(0) != first_part(1)
-    assert first_part(0) != list(range(32))
 
 
 @settings(max_examples=30)

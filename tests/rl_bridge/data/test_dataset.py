@@ -63,14 +63,6 @@ def test_a_line_that_is_no_example_is_told_before_the_run_begins(
         JsonLines(written(tmp_path / "wrong.jsonl", {"prompt": "fine"}, line))
 
 
-@pytest.mark.parametrize(
-    "item", [{"prompt": "\ud83d"}, Example(id="0", prompt=({"role": "user", "content": "\ud83d"},))]
-)
-def test_half_a_character_is_refused_in_a_list_too(item: Any) -> None:
-    with pytest.raises(ConfigError, match=r"text that UTF-8 can encode, .*\(halves, item 1\)"):
-        ExampleList([{"prompt": "\U0001f600"}, item], name="halves")
-
-
 def test_an_iterable_is_found_by_its_dotted_path() -> None:
     assert [open_source("example_lists.LISTED")[place].target for place in range(5)] == [0, 2, 4, 6, 8]
     assert [open_source("example_lists.generated")[place].id for place in (0, 2)] == ["made-0", "made-2"]
@@ -123,10 +115,3 @@ def test_a_dataset_of_another_order_does_not_go_on(other: Dataset, words: str) -
     require_same(known, Dataset(numbers(10), seed=1).identity())
     with pytest.raises(ConfigError, match=words):
         require_same(known, other.identity())
-
-
-def test_targets_that_json_does_not_know_do_not_make_the_same_examples_others() -> None:
-    def listed() -> ExampleList:
-        return ExampleList([{"prompt": "Say so", "target": {"any of": object()}}], name="objects")
-
-    assert listed().digest == listed().digest

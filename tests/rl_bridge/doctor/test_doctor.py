@@ -2,11 +2,9 @@
 
 import importlib.metadata
 import json
-import os
 import resource
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +13,9 @@ import pytest
 
 from rl_bridge.config import Config, load_config
 from rl_bridge.doctor import machine as machine_module
-from rl_bridge.doctor import meeting
 from rl_bridge.doctor.cluster import cluster
 from rl_bridge.doctor.findings import Finding, Severity
 from rl_bridge.doctor.machine import CgroupLimits, limits, machine, packages, requirements
-from rl_bridge.interface import interface_towards, is_own
 
 FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
 
@@ -62,14 +58,6 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
     assert found["numpy"].level is Severity.GOOD
     assert (found["vllm"].level, found["torchtitan"].level) == (Severity.ODD, Severity.BAD)
     assert "expected ==0.32.0, got 0.31.0; pip install 'ropewalk[rl]'" in found["vllm"].told
-
-
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)  # torch takes seconds to import
-    found = named(machine())
-    assert {"cores", "memory", "/dev/shm", "descriptors"} <= set(found)
-    assert found["cores"].figures["cores"] == len(os.sched_getaffinity(0))
-    assert 0 < found["memory"].figures["free_gb"] < 1e5
 
 
 def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +127,6 @@ def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
 
 
-def test_interface_that_leads_to_this_host() -> None:
-    assert interface_towards("127.0.0.1") == "lo"
-    assert interface_towards("no-such-host.invalid") is None
-
-
-def test_own_addresses() -> None:
-    assert is_own("127.0.0.1")
-    assert not is_own("192.0.2.1")
-    assert not is_own("no-such-host.invalid")
-
-
 @pytest.fixture
 def listener() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -176,16 +153,6 @@ def test_gpus_of_the_roles(tmp_path: Path) -> None:
     assert named(cluster(config, gpus=3))["GPUs of the roles"].level is Severity.GOOD
     elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b")
     assert "GPUs of the roles" not in named(cluster(elsewhere, gpus=0))
-
-
-@pytest.mark.parametrize(("gpus", "level"), [(7, Severity.BAD), (8, Severity.GOOD)])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_gpus_of_one_host_of_several(tmp_path: Path, gpus: int, level: Severity, rank: int) -> None:
-    config = loaded(tmp_path, "monarch.num_nodes=2", "monarch.gpus_per_node=8", "trainer.num_gpus=2")
-    found = named(cluster(config, gpus=gpus, node_rank=rank))
-    assert found["GPUs of this host"].level is level
-    assert f"says 8, {gpus} are here" in found["GPUs of this host"].told
-    assert "GPUs of the roles" not in found
 
 
 def test_ports_are_the_first_hosts_alone(tmp_path: Path) -> None:
@@ -229,47 +196,3 @@ def test_servers_and_workers_that_somebody_else_started(
     assert "refused" in found[missing].told
     assert [found[url].level for url in odd] == [Severity.BAD] * 3
     assert "expected an address such as http://HOST:PORT or tcp://HOST:PORT" in found["tcp://x"].told
-
-
-def test_checkpoint(tmp_path: Path) -> None:
-    config = loaded(tmp_path, f"model.path={tmp_path}")
-    assert named(cluster(config, gpus=0))["model.path"].level is Severity.BAD
-    (tmp_path / "config.json").write_text("{}")
-    assert named(cluster(config, gpus=0))["model.path"].level is Severity.GOOD
-
-
-def test_a_process_that_outlasts_its_end_does_not_hold_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-
-    class Stuck:
-        """In a driver, where not even SIGKILL reaches it."""
-
-        pid = 7
-
-        def poll(self) -> None:
-            return None
-
-        def wait(self, timeout: float | None = None) -> None:
-            assert timeout == meeting.KILL_TIMEOUT_S
-            raise subprocess.TimeoutExpired("rank", timeout)
-
-    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
-    meeting._end(Stuck())  # type: ignore[arg-type]
-    assert killed == [7]
-
-
-def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def requires(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert named(packages())["packages"].level is Severity.ODD
-
-
-def test_no_cgroups_are_no_limits(tmp_path: Path) -> None:
-    assert limits(cgroups=tmp_path, own=tmp_path / "none") == CgroupLimits()
-
-
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
-def test_interface_of_an_ipv6_address() -> None:
-    assert interface_towards("::1") == "lo"

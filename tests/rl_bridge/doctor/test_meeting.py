@@ -60,21 +60,6 @@ def test_two_processes_of_one_host() -> None:
     assert found.figures["reduce_gbps"] > 0
 
 
-@pytest.mark.soak
-def test_two_hosts_of_two_processes() -> None:
-    """As two hosts do: each is asked for by itself, and meets the other at an address alone."""
-    address = free_address()
-    with ThreadPoolExecutor(2) as hosts:
-        first, second = hosts.map(
-            lambda rank: meet(meeting(address, num_nodes=2, node_rank=rank, per_host=2)), (0, 1)
-        )
-    assert [found.level for found in (*first, *second)] == [Severity.GOOD] * 5
-    assert first[-1].what == second[-1].what == "versions on all hosts"
-    assert "4 processes on 2 hosts" in second[0].told
-    assert first[1].what == f"to {socket.gethostname()}"
-    assert first[1].figures["pair_gbps"] > 0
-
-
 @contextlib.contextmanager
 def two_namespaces() -> Iterator[list[str]]:
     """Two network namespaces with a link between them, at 10.79.0.1 and 10.79.0.2."""
@@ -208,10 +193,3 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
     assert found.level is Severity.BAD
     assert time.monotonic() - began < 60
     assert ranks_alive(address) == []
-
-
-@pytest.mark.soak
-def test_process_that_is_alone_says_so() -> None:
-    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=1))
-    assert found.level is Severity.GOOD
-    assert "had nobody to send to" in found.told

@@ -7,7 +7,7 @@ import pytest
 
 from rl_bridge.config import Config, load_config
 from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
-from rl_bridge.planning.plan import RentedFleet, RunPlan, fan_out_seconds, gpus_of
+from rl_bridge.planning.plan import RentedFleet, RunPlan, gpus_of
 
 SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
 FILE = """
@@ -21,15 +21,6 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.yaml"
     file.write_text(FILE)
     return load_config(file, overrides)
-
-
-def test_all_generators_share_the_links_of_the_trainers_hosts() -> None:
-    assert fan_out_seconds(2.56, receivers=14, senders=1, most_on_one_host=2) == pytest.approx(35.84)
-    assert fan_out_seconds(2.56, receivers=14, senders=7, most_on_one_host=1) == pytest.approx(5.12)
-    # Eight generators of a host have one link, whoever sends.
-    assert fan_out_seconds(2.56, receivers=16, senders=16, most_on_one_host=8) == pytest.approx(20.48)
-    # Each generator's own link is what is left where there are more hosts than generators.
-    assert fan_out_seconds(2.56, receivers=2, senders=4, most_on_one_host=1) == 2.56
 
 
 @pytest.mark.parametrize(
@@ -197,25 +188,7 @@ def test_reference_has_logits_too(tmp_path: Path, overrides: list[str], rows: in
     assert reference.process_bytes == 4000 + rows * 6400
 
 
-def test_what_is_known_of_a_model_by_its_size_alone(tmp_path: Path) -> None:
-    config = loaded(tmp_path, "monarch.roles.policy={gpus: 1}")
-    trainer, policy = memory_of_roles(config, ModelSize(parameters=1000))
-    assert (trainer.process_bytes, policy.process_bytes, policy.at_best) == (16_000, 4000, {})
-
-
 def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
     assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
     assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
-
-
-def test_gpus_that_cost_nothing_save_nothing() -> None:
-    nothing = RentedFleet(
-        spot_gpus=0,
-        on_demand_gpus=0,
-        spot_price=1.0,
-        on_demand_price=1.0,
-        spot_kind_on_demand_price=1.0,
-        hours=1,
-    )
-    assert (nothing.cost, nothing.saved_share) == (0.0, 0.0)

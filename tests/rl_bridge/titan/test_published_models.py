@@ -122,25 +122,6 @@ def test_published_configurations_are_understood(
     )
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_newer_files_say_the_same_in_other_words(name: str) -> None:
-    config = PUBLISHED[name]
-    newer = {key: value for key, value in config.items() if key not in {"rope_theta", "rope_scaling"}}
-    scaling = config.get("rope_scaling") or {"rope_type": "default"}
-    newer["rope_parameters"] = {**scaling, "rope_theta": config["rope_theta"]}
-    assert architecture_of(newer, where="there") == architecture_of(config, where="there")
-
-
-def test_what_older_files_leave_out() -> None:
-    older = {
-        key: value
-        for key, value in PUBLISHED["llama3-8b"].items()
-        if key not in {"num_key_value_heads", "rope_theta", "rope_scaling", "tie_word_embeddings"}
-    }
-    read = architecture_of(older, where="there")
-    assert (read.kv_heads, read.rope_theta, read.rope_scaling, read.tied) == (32, 10_000.0, None, False)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -148,24 +129,19 @@ def test_what_older_files_leave_out() -> None:
             {"model_type": "mamba"},
             "expected an architecture among llama, qwen2, qwen3, got 'mamba' at 'there'",
         ),
-        ({"model_type": None}, "got None at 'there'"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "plain or stretched as Llama 3's are, got 'yarn'",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "got 'linear'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "expected low_freq_factor .* got None"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "of whole heads"),
         ({"use_sliding_window": True}, "expected use_sliding_window to be False, got True"),
         ({"attention_bias": True}, "expected attention_bias to be False, got True"),
-        ({"mlp_bias": True}, "expected mlp_bias to be False, got True"),
-        ({"hidden_act": "gelu"}, "expected hidden_act to be 'silu', got 'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "expected quantization_config to be None"),
         (
             {"num_hidden_layers": "36"},
             "expected num_hidden_layers in config.json to be of type int, got '36'",
         ),
-        ({"vocab_size": True}, "expected vocab_size .* got True"),
     ],
 )
 def test_what_is_not_supported_is_refused(change: dict[str, Any], expected: str) -> None:
@@ -173,7 +149,7 @@ def test_what_is_not_supported_is_refused(change: dict[str, Any], expected: str)
         architecture_of({**PUBLISHED["qwen3-8b"], **change}, where="there")
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"", b"[]", b'{"model_type": "\xff"}'])
+@pytest.mark.parametrize("content", [None, b"{", b"[]"])
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
@@ -195,18 +171,6 @@ def preset(name: str, *overrides: str) -> Config:
     return load_config(FOLDER / f"{name}.yaml", overrides)
 
 
-def test_every_preset_is_looked_at() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(PUBLISHED)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_it_loads_and_uses_every_gpu_that_it_asks_for(name: str) -> None:
-    config = preset(name, "env.app=some.module:app", "rollout.task=some.module:Task")
-    monarch = config.monarch
-    assert monarch.roles.gpus() == monarch.num_nodes * monarch.gpus_per_node
-    assert (monarch.roles.policy.gpus, config.model.dtype, config.name) == (1, "bfloat16", name)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_process_fits_into_80_gb(name: str, tmp_path: Path) -> None:
     """With room for what the calculator leaves out: activations, and more than one copy of the logits."""
@@ -219,13 +183,7 @@ def test_every_process_fits_into_80_gb(name: str, tmp_path: Path) -> None:
     (logits,) = trainer.per_process.values()
     # Logits as they come, at the loss tokens, divided by the temperature, normalised, and the gradients of these.
     assert trainer.process_bytes + 6 * logits < GPU_BYTES
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_architecture_can_be_trained(name: str) -> None:
-    config, architecture = preset(name), architecture_of(PUBLISHED[name], where=name)
-    assert architecture.positions >= config.rollout.max_length
-    assert architecture.kv_heads % config.trainer.tensor_parallel == 0
+    assert config.monarch.roles.gpus() == config.monarch.num_nodes * config.monarch.gpus_per_node
 
 
 @pytest.mark.heavy

@@ -103,22 +103,6 @@ def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
         assert torch.equal(ours[name], tensor), name
 
 
-def test_the_weights_share_the_models_storage(checkpoint: Path) -> None:
-    """What is pushed to generators is no second copy of the model."""
-    model = titan(checkpoint, trainable=True)
-    with torch.no_grad():
-        for parameter in model.module.parameters():
-            parameter.to_local().fill_(3.0)
-    assert all((tensor == 3.0).all() for tensor in model.hf_state_dict().values())
-
-
-def test_a_checkpoint_in_several_files_is_the_same(tmp_path: Path, tokens: torch.Tensor) -> None:
-    one = make_checkpoint(tmp_path / "one", "qwen2-tied")
-    several = make_checkpoint(tmp_path / "several", "qwen2-tied", most_a_file="40KB")
-    assert len(list(several.glob("*.safetensors"))) > 3
-    assert torch.equal(logits(titan(several), tokens), logits(titan(one), tokens))
-
-
 def test_an_output_layer_in_the_file_may_be_a_copy_where_it_is_tied(
     tmp_path: Path, tokens: torch.Tensor
 ) -> None:
@@ -160,15 +144,6 @@ def store_output_layer(file: Path, *, change: float) -> None:
     head = weights["model.embed_tokens.weight"].clone()
     head[-1] += change
     save_file({**weights, "lm_head.weight": head}, file, metadata={"format": "pt"})
-
-
-def test_weights_of_half_precision_are_kept_in_full(tmp_path: Path, tokens: torch.Tensor) -> None:
-    half = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
-    model = titan(half, trainable=True)
-    assert {one.dtype for one in model.module.parameters()} == {torch.float32}
-    with torch.no_grad():
-        expected = logprobs(load_reference(half)(tokens).logits, tokens)
-    torch.testing.assert_close(logprobs(logits(model, tokens), tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: torch.Tensor) -> None:

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -72,38 +71,6 @@ def test_prefix_that_breaks_begins_a_row() -> None:
     assert {row.trajectory for row in rows} == {0}
 
 
-class Counting(list[int]):
-    """Knows how many of its items have been looked at by slices."""
-
-    looked_at = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.looked_at += len(found)
-        return found
-
-
-def test_work_grows_linearly_with_the_episode() -> None:
-    chat = Counting()
-    turns = []
-    for number in range(32):
-        chat += range(number, number + 50)
-        turns.append(turn(Prefix(chat), [number] * 50))
-        chat += [number] * 50
-    (row,) = training_rows(trajectory(*turns), advantage=1.0, index=0)
-    assert list(row.tokens) == list(chat)
-    assert chat.looked_at <= len(chat)
-
-
-def test_shared_prompts_are_compared_where_the_list_has_grown() -> None:
-    chat = [1, 2]
-    first = turn(Prefix(chat), [3])
-    chat += [9, 4]  # which is not what was sampled
-    second = turn(Prefix(chat), [5])
-    rows = training_rows(trajectory(first, second), advantage=1.0, index=0)
-    assert [list(row.tokens) for row in rows] == [[1, 2, 3], [1, 2, 9, 4, 5]]
-
-
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     token = st.integers(0, 3)
@@ -116,29 +83,6 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         turns.append(turn(prompt, answer, version=draw(st.integers(0, 5)), first=-float(number)))
         context = prompt + answer
     return trajectory(*turns)
-
-
-@settings(max_examples=30)
-@given(trajectories())
-def test_loss_tokens_are_the_completions_in_order(played: Trajectory) -> None:
-    rows = training_rows(played, advantage=1.0, index=0)
-    selected = [
-        token_logprob_version
-        for row in rows
-        for *token_logprob_version, is_loss in zip(
-            row.tokens, row.logprobs, row.versions, row.loss_mask, strict=True
-        )
-        if is_loss
-    ]
-    completions = [
-        [*sampled]
-        for one in played.turns
-        for sampled in zip(
-            one.completion.tokens, one.completion.logprobs, one.completion.versions, strict=True
-        )
-    ]
-    assert selected == completions
-    assert min(row.version for row in rows) == played.version
 
 
 @settings(max_examples=30)

@@ -113,21 +113,6 @@ def test_conversation_grows_as_the_template_writes_it(name: str, request: pytest
         assert list(conversation.prompt) == whole(tokenizer, chat)
 
 
-def test_chat_with_tools_goes_on_by_the_template_that_it_began_with(qwen: ChatTokenizer) -> None:
-    """Where a tokenizer has one for chats with tools and one for all others."""
-    made: Any = qwen._tokenizer
-    made.chat_template = {
-        "default": QWEN.replace("<|im_start|>assistant", "<|im_start|>model"),
-        "tool_use": QWEN,
-    }
-    qwen._thinking = True
-    told: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
-    conversation = Conversation(qwen, ASKED, LOOK)
-    conversation.go_on(qwen.answer("call the tool"), told)
-    chat: list[ChatMessage] = [*ASKED, {"role": "assistant", "content": "call the tool"}, *told]
-    assert list(conversation.prompt) == whole(qwen, chat)
-
-
 def test_sampled_tokens_stay_as_they_were_spelled(qwen: ChatTokenizer) -> None:
     conversation = Conversation(qwen, ASKED, LOOK)
     before = conversation.prompt
@@ -161,15 +146,6 @@ def test_llama_ends_a_call_by_another_token(llama: ChatTokenizer) -> None:
     assert added[:2] == [7, more]
     assert end not in added[: added.index(llama._tokenizer.convert_tokens_to_ids("<|start_header_id|>"))]
     assert llama.written([7, more]) == llama.written([7])
-
-
-def test_an_engine_may_stop_at_more_tokens_than_it_was_told_to(tokenizer_of: Make) -> None:
-    """Those of a checkpoint's generation_config.json; a call that ends by one is a call."""
-    tokenizer = tokenizer_of(LLAMA, (*LLAMA_MARKS, "<|end_of_text|>"))
-    end_of_text = tokenizer._tokenizer.convert_tokens_to_ids("<|end_of_text|>")
-    assert end_of_text not in tokenizer.stop_token_ids
-    sampled = [*tokenizer.answer('{"name": "look", "parameters": {}}')[:-1], end_of_text]
-    assert parse_tool_calls(tokenizer.written(sampled), style=CallStyle.LLAMA) == [ToolCall("look", {})]
 
 
 def test_control_tokens_in_messages_are_broken_up(llama: ChatTokenizer, qwen: ChatTokenizer) -> None:

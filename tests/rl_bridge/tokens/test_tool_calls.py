@@ -42,14 +42,10 @@ def hermes(*blocks: str) -> str:
             hermes(r'{"name": "f", "arguments": {"a": [1, 2.5, null, true, {"b": "\u00e9\n"}], "": "]}"}}'),
             [ToolCall("f", {"a": [1, 2.5, None, True, {"b": "é\n"}], "": "]}"})],
         ),
-        # Only what comes first is a thought.
-        (hermes('{"name": "look", "arguments": {"at": "<think>"}}'), [ToolCall("look", {"at": "<think>"})]),
         (
             "<think>so</think>" + hermes('{"name": "look", "arguments": {"at": "</think>"}}'),
             [ToolCall("look", {"at": "</think>"})],
         ),
-        # Other keys have no meaning.
-        (hermes('{"id": 3, "name": "look", "arguments": {"at": "x"}}'), [LOOK]),
         # Llama's style is another.
         ('{"name": "look", "parameters": {"at": "x"}}', []),
     ],
@@ -64,12 +60,8 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
         ("<tool_call>", "expected </tool_call>"),
         ('{"name": "look", "arguments": {}}</tool_call>', "expected <tool_call> before"),
         (hermes('{"name": "look", "arguments": {}}') + "</tool_call>", "expected <tool_call> before"),
-        (hermes(""), "expected JSON, got ''"),
-        (hermes("{'name': 'look', 'arguments': {}}"), "expected JSON"),
         (hermes('{"name": "look", "arguments": {}} or so'), "expected JSON"),
         (hermes('["look"]'), 'expected an object with a "name"'),
-        (hermes('{"name": 3, "arguments": {}}'), 'expected an object with a "name"'),
-        (hermes('{"name": "", "arguments": {}}'), 'expected an object with a "name"'),
         (hermes('{"name": "look", "arguments": "{}"}'), 'expected an object as "arguments"'),
         (hermes('{"name": "look", "parameters": {}}'), 'expected an object as "arguments"'),
         (hermes('{"name": "look", "arguments": {"at": NaN}}'), "expected a number that JSON has, got NaN"),
@@ -77,7 +69,6 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
         (hermes("[" * 100_000), ""),
         # What no environment could be sent.
         (hermes(r'{"name": "look", "arguments": {"at": "\ud800"}}'), "surrogates not allowed"),
-        (hermes(r'{"name": "\ud800", "arguments": {}}'), "surrogates not allowed"),
         (hermes('{"name": "look", "arguments": {"at": -1e999}}'), "expected a finite number, got -inf"),
         (
             hermes('{"name": "look", "arguments": {"at": ' + "[" * 80 + "]" * 80 + "}}"),
@@ -123,7 +114,6 @@ def test_calls_as_llama_writes_them(text: str, calls: list[ToolCall]) -> None:
         ("<|python_tag|>", "expected JSON, got ''"),
         ('{"name": "look", "arguments": {"at": "x"}}', 'expected an object as "parameters"'),
         ('{"name": "look", "parameters": {}} and', "expected nothing behind a call but ';'"),
-        ('{"name": "look", "parameters": {}};', "expected JSON, got ''"),
         ('{"name": "look", "parameters": {"at": 1, "at": 2}}', "got 'at' twice"),
     ],
 )
@@ -161,14 +151,6 @@ def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallS
     assert parse_tool_calls(f"{call}</think>{call}", style=style, in_thought=True) == [LOOK]
 
 
-def test_repair_leaves_doubtful_calls_alone() -> None:
-    for text in ("look(x)", '{"name": look}', '{"name": "look"}', "]"):
-        assert isinstance(parse_tool_calls(hermes(text), style=HERMES, repair=True), UnparsableCall)
-    text = "{'name': 'look', 'parameters': {'at': 'x'"
-    assert isinstance(parse_tool_calls(text, style=LLAMA), UnparsableCall)
-    assert parse_tool_calls(text, style=LLAMA, repair=True) == [LOOK]
-
-
 @pytest.mark.parametrize(
     ("text", "mended"),
     [
@@ -177,8 +159,6 @@ def test_repair_leaves_doubtful_calls_alone() -> None:
         ('{"code": "a = 1\n\tb"}', {"code": "a = 1\n\tb"}),
         ('{"a": [1, 2, ], "b": {"c": 1 , }', {"a": [1, 2], "b": {"c": 1}}),
         ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
-        ('{"a": 1, ', {"a": 1}),
-        ('```{"a": 1}```', {"a": 1}),
         (' ```json {"a": "```"', {"a": "```"}),
         # A policy that repeats itself is no reason to wait: in one pass, whatever it is that it repeats.
         ('```{"a": 1' + " " * 100_000 + "}", {"a": 1}),
@@ -200,13 +180,6 @@ JSON = st.recursive(
     max_leaves=4,
 )
 few = settings(max_examples=30)
-
-
-@few
-@given(JSON, st.sampled_from([None, 2]), st.booleans())
-def test_repair_keeps_valid_json(value: Any, indent: int | None, ascii_alone: bool) -> None:
-    text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
-    assert json.loads(repaired(text)) == value
 
 
 @few

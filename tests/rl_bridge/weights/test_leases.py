@@ -14,25 +14,6 @@ FIRST, SECOND = Publication(group="trainer", number=1), Publication(group="train
 ORIGIN = Origin(machine="one", pid=1, started=1, rank=0)
 
 
-def test_a_lease_ends_with_its_reader_or_with_its_time() -> None:
-    now = 100.0
-    leases = Leases(clock=lambda: now)
-    leases.grant(1, FIRST, "quick", 10)
-    leases.grant(1, FIRST, "dead", 10)
-    leases.grant(1, SECOND, "other", 1)
-    assert leases.holders(1, FIRST) == ["quick", "dead"]
-    leases.end(1, FIRST, "quick")
-    now = 105.0
-    assert leases.holders(1, FIRST) == ["dead"]
-    leases.grant(1, FIRST, "dead", 10)
-    now = 114.0
-    assert leases.holders(1, FIRST) == ["dead"]
-    now = 115.0
-    assert leases.holders(1, FIRST) == leases.holders(1, SECOND) == []
-    leases.end(1, FIRST, "dead")  # late, and no harm
-    assert not leases._until, "what is over is forgotten"
-
-
 async def test_a_snapshot_that_is_read_is_not_given_up_and_one_given_up_is_not_read() -> None:
     directory = LocalDirectory()
     await directory.announce(1, FIRST, ORIGIN, 1, None)
@@ -168,20 +149,6 @@ async def test_a_transfer_that_fails_says_of_what_and_leaves_no_lease(directory:
     assert await directory.holders() == []
     with pytest.raises(SnapshotOverwrittenError):
         await under_lease(directory, SNAPSHOT, "late reader", Transfer())
-
-
-async def test_a_directory_that_does_not_answer_for_a_while_ends_no_transfer(directory: Directory) -> None:
-    transfer = Transfer()
-    reading = asyncio.create_task(under_lease(directory, SNAPSHOT, "reader", transfer))
-    await transfer.began.wait()
-    directory.silent = True
-    async with asyncio.timeout(HANG_S):
-        while directory.refused < 3:  # noqa: ASYNC110 - refusals have no event
-            await asyncio.sleep(0)
-        directory.silent = False
-        transfer.ends.set()
-        await reading
-    assert not transfer.cancelled
 
 
 async def test_a_directory_that_does_not_answer_at_the_end_leaves_the_bytes_in_doubt(

@@ -14,9 +14,7 @@ from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.directory import LocalDirectory
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
-from rl_bridge.weights.snapshot import Key
 
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -320,29 +318,3 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
     ):
         raise AssertionError
     attachments.close()
-
-
-async def test_who_finds_a_key_just_before_it_is_replaced_gets_what_replaced_it(
-    store: WeightStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await store.put(5, state_of(5.0))
-    outdated = await snapshot_of(directory, 5)
-    for _ in range(2):
-        await store.put(5, state_of(50.0))
-    find, answers = directory.find, [outdated]
-
-    async def late(key: Key, wait_s: float) -> object:
-        return answers.pop() if answers else await find(key, wait_s)
-
-    monkeypatch.setattr(directory, "find", late)
-    assert_same(await store.get(5), state_of(50.0))
-    answers += [outdated] * 3
-    with pytest.raises(SnapshotOverwrittenError, match="version 5"):
-        await store.get(5)
-
-
-async def test_nothing_to_publish_and_a_shallow_store_are_refused(store: WeightStore) -> None:
-    with pytest.raises(WeightsError, match="at least one tensor"):
-        await store.put(1, {})
-    with pytest.raises(ValueError, match="at least 2"):
-        WeightStore(LocalDirectory(), transport="shared_memory", depth=1)

@@ -278,37 +278,3 @@ async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_fail
     assert isinstance(caught.value, SnapshotOverwrittenError) is overwritten
     assert ("remote access error" in str(caught.value)) is not overwritten
     assert await directory.retire(1, first) == []
-
-
-async def test_transfers_may_take_longer_than_it_is_waited_for_a_publisher() -> None:
-    from store_stage import Directory, sibling
-
-    from rl_bridge.weights import WeightStore, rdma
-    from rl_bridge.weights.snapshot import Origin, Publication
-
-    directory = Directory()
-    store = WeightStore(directory, transport="rdma", timeout_s=0.3, transfer_timeout_s=9.0)
-    for one in (store, sibling(store, directory)):
-        assert isinstance(one._publisher, rdma.BufferPublisher)
-        assert isinstance(one._reader, rdma.BufferReader)
-        assert one._publisher._timeout_s == one._reader._timeout_s == 9.0
-    elsewhere = Origin(machine="another", pid=1, started=1, rank=0)  # of which nobody can tell that it died
-    await directory.announce(1, Publication(group="first trainer", number=1), elsewhere, 1, None)
-    with pytest.raises(WeightsError, match=r"within 0\.3 s, still missing are ranks \[0\]"):
-        await store.get(1)
-    await store.close()
-
-
-def test_a_transfer_that_hangs_is_given_up_before_the_synchronisation_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from rl_bridge.config import Config
-    from rl_bridge.loops import assembly
-
-    asked: list[dict[str, object]] = []
-    monkeypatch.setattr(assembly.WeightStore, "create", lambda **options: asked.append(options))
-    for monarch in ({}, {"workers": ["tcp://10.0.0.2:26600"]}, {"transport": "torchstore"}):
-        config = {"env": {"app": "a:b"}, "rollout": {}, "trainer": {"timeout_s": 8.0}, "monarch": monarch}
-        assembly._store(Config.model_validate(config))
-    assert [options["transport"] for options in asked] == ["shared_memory", "rdma", "torchstore"]
-    assert [options["transfer_timeout_s"] for options in asked] == [2.0] * 3
