@@ -11,7 +11,6 @@ from torch import Tensor
 from rl_bridge.algorithms.regularizers import (
     Correction,
     KlEstimator,
-    categorical_entropy,
     correction_weights,
     kl_to_reference,
 )
@@ -45,9 +44,9 @@ class LossInputs:
     """The loss tokens of a batch, flattened.
 
     Attributes:
-        log_distribution: Of the policy being trained at each token, with gradient, shape [T, V].
-        targets: The tokens that were sampled, shape [T].
-        old_logprobs: Their behaviour log-probabilities, shape [T].
+        logprobs: Under the policy being trained, with gradient, shape [T].
+        entropy: Of its distribution at each token, with gradient where `entropy_coef` is set, shape [T].
+        old_logprobs: Behaviour log-probabilities, shape [T].
         advantages: Shape [T].
         weights: From `token_weights`, shape [T].
         reference_logprobs: Under the reference policy, shape [T]; None where there is none.
@@ -56,8 +55,8 @@ class LossInputs:
         sequence_log_ratios: From `sequence_means`, shape [T], where ratios are those of sequences; None otherwise.
     """
 
-    log_distribution: Tensor
-    targets: Tensor
+    logprobs: Tensor
+    entropy: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
@@ -86,18 +85,15 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
         raise ValueError(
             f"correction is {settings.correction!r}, so proximal log-probabilities are needed; got none"
         )
-    logprobs = inputs.log_distribution.gather(-1, inputs.targets.unsqueeze(-1)).squeeze(-1)
+    logprobs = inputs.logprobs
     ratio = _ratio(logprobs, inputs)
     surrogate = _objective(logprobs, ratio, inputs.advantages, settings)
-    # What is only told keeps nothing for the backward pass: it would be as large as all logits once more.
-    with torch.set_grad_enabled(settings.entropy_coef > 0 and torch.is_grad_enabled()):
-        entropy = categorical_entropy(inputs.log_distribution)
     figures = {
         "ratio": ratio,
         "clipped_low": surrogate.clipped_low.float(),
         "clipped_high": surrogate.clipped_high.float(),
         "dual_clipped": surrogate.dual_clipped.float(),
-        "entropy": entropy,
+        "entropy": inputs.entropy,
         "logprob_difference": logprobs - inputs.old_logprobs,
     }
     per_token = surrogate.loss
@@ -112,7 +108,7 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
         figures |= {"correction": weights, "corrected": bounded.float()}
         per_token = weights * per_token
     if settings.entropy_coef:
-        per_token = per_token - settings.entropy_coef * entropy
+        per_token = per_token - settings.entropy_coef * inputs.entropy
     if inputs.reference_logprobs is not None:
         figures["kl"] = kl_to_reference(logprobs, inputs.reference_logprobs, settings.kl_estimator)
         if settings.kl_coef:  # 0 times what is infinite is no number

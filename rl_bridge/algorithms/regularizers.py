@@ -12,18 +12,6 @@ LOWEST_LOG_RATIO = -20.0
 """So that what is bounded is finite, and so its gradient a 0 and no NaN."""
 
 
-def categorical_entropy(log_distribution: Tensor) -> Tensor:
-    """H = -sum_v p_v log p_v, in nats.
-
-    Args:
-        log_distribution: Normalised log-probabilities, shape [T, V].
-
-    Returns:
-        Shape [T].
-    """
-    return -(log_distribution.exp() * log_distribution).sum(-1)
-
-
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
     """An estimate of KL(pi || pi_ref) from tokens sampled under pi, with x = log(pi / pi_ref).
 

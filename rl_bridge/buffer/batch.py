@@ -248,6 +248,7 @@ class TrainBatch:
             document=document,
             row=packing.row[self.context],
             column=packing.offset[self.context] + self.position,
+            target=self.target,
             one_a_row=packing.rows == len(self.lengths),
         )
 
@@ -280,8 +281,9 @@ class PackedRows:
         tokens: Shape [B, L].
         positions: Of each token in its document, shape [B, L].
         document: Which context each token belongs to, shape [B, L]; `NO_DOCUMENT` for padding.
-        row: Where the logits of each loss token are, shape [T].
+        row: Where the hidden state is from which each loss token is predicted, shape [T].
         column: Likewise, shape [T].
+        target: The loss tokens, shape [T].
         one_a_row: True where no row holds two documents, so that causal attention keeps them apart already.
     """
 
@@ -290,4 +292,5 @@ class PackedRows:
     document: NDArray[np.int64]
     row: NDArray[np.int64]
     column: NDArray[np.int64]
+    target: NDArray[np.int64]
     one_a_row: bool

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.planning.memory import KEPT_VERSIONS, LOGITS_AT_ONCE, SENT_BYTES, WHY_NOT_14, RoleMemory
+from rl_bridge.planning.memory import KEPT_VERSIONS, SENT_BYTES, WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
@@ -29,10 +29,7 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         if found.roles:
             yield _memory(found.roles, gpu_gb)
             yield Text(
-                "beside these: activations, which grow with trainer.micro_batch_size x rollout.max_length; where most "
-                f"tokens are trained up to {LOGITS_AT_ONCE['trainer']} tensors as large as the trainer's logits at "
-                f"once, {LOGITS_AT_ONCE['trainer with an entropy bonus']} with an entropy bonus, and "
-                f"{LOGITS_AT_ONCE['reference']} of the reference's, of which one is counted; and in the "
+                "beside these: activations, which grow with trainer.micro_batch_size x rollout.max_length; and in the "
                 f"memory of the trainer's hosts, {KEPT_VERSIONS} versions of the weights on their way, "
                 f"{_gb(KEPT_VERSIONS * SENT_BYTES * found.parameters)}"
             )

@@ -20,6 +20,9 @@ class TrainerConfig(Section):
     micro_batch_size: Count = 16
     """Distinct rows a forward pass; smaller takes less memory and gives the same gradient. Logits alone take
     rows x length x vocabulary x 4 bytes: 16 rows of 128 tokens and Qwen3's vocabulary are 1.2 GB."""
+    tokens_per_chunk: Count = 1024
+    """Loss tokens that have logits at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
+    Qwen3's vocabulary. The result is the same."""
     gradient_accumulation_steps: Count = 1
     """Passes forward and backward behind one optimizer step, on every rank, at least; a small `micro_batch_size` makes
     more. The gradient is the same."""

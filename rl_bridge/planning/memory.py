@@ -165,14 +165,6 @@ SENT_BYTES: Final = 4
 """Bytes a parameter of the weights that generators are sent: the master weights as they are."""
 KEPT_VERSIONS: Final = 2
 """Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
-LOGITS_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType(
-    {"trainer": 3, "trainer with an entropy bonus": 5, "reference": 2}
-)
-"""Tensors as large as the logits that a pass has at once where every token is one of the loss. They are counted once,
-which is what a pass has at least: its rows may be prompt for the most part.
-
-The trainer: log-probabilities, probabilities, and their product, the entropy; with a bonus for it the backward pass
-keeps those and has two gradients beside them. The reference: logits of all tokens, and a copy of those of the loss."""
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
@@ -233,7 +225,7 @@ def memory_of_roles(
             replicas=1,
             processes=roles.trainer.procs * roles.trainer.hosts,
             parts=trainer,
-            per_process=_logits(config, size, _rows_a_pass(config)),
+            per_process=_logits(config, size, config.trainer.tensor_parallel),
         ),
         RoleMemory(
             role="policy",
@@ -245,10 +237,7 @@ def memory_of_roles(
         ),
     ]
     if config.algorithm.kl_coef:
-        # Each replica is asked about its share of all that an iteration has played.
-        share = math.ceil(config.rollout.batch_size / roles.reference.replicas)
-        rows = min(config.trainer.micro_batch_size, share)
-        logits = _logits(config, size, rows)
+        logits = _logits(config, size, 1)
         found.append(_frozen("reference", roles.reference.replicas, size, per_process=logits))
     if reward_model is not None:
         found.append(_frozen("reward", roles.reward.replicas, reward_model))
@@ -262,19 +251,11 @@ def _frozen(
     return RoleMemory(role=role, replicas=replicas, processes=1, parts=weights, per_process=per_process)
 
 
-def _rows_a_pass(config: Config) -> int:
-    """Of the trainer, at most; see rl_bridge.trainer.passes."""
-    trainer, role = config.trainer, config.monarch.roles.trainer
-    ranks = role.procs * role.hosts // trainer.tensor_parallel
-    an_update = math.ceil(config.rollout.batch_size / trainer.updates_per_iteration)
-    return min(trainer.micro_batch_size, math.ceil(an_update / (trainer.gradient_accumulation_steps * ranks)))
-
-
-def _logits(config: Config, size: ModelSize, rows: int) -> dict[str, int]:
-    """Of a pass of the longest rows: rows x length x vocabulary numbers in float32. See `LOGITS_AT_ONCE`."""
+def _logits(config: Config, size: ModelSize, ranks: int) -> dict[str, int]:
+    """Of a chunk of loss tokens, twice, in float32: see rl_bridge.algorithms.logprobs. The vocabulary is shared."""
     if size.vocabulary is None:
         return {}
-    return {"logits of a full micro-batch": rows * config.rollout.max_length * size.vocabulary * 4}
+    return {"logits of a chunk": 2 * config.trainer.tokens_per_chunk * -(-size.vocabulary // ranks) * 4}
 
 
 def _cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
-from rl_bridge.titan.logprobs import log_distributions
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
 
@@ -31,6 +30,7 @@ class Reference:
             max_length=settings.max_length,
             trainable=False,
             device=own_device(),
+            chunk=settings.trainer.tokens_per_chunk,
         )
 
     @torch.no_grad()
@@ -39,9 +39,8 @@ class Reference:
         result = np.zeros(len(batch), dtype=np.float32)
         for micro, chosen in batch.micro_batches(self._settings.trainer.micro_batch_size):
             with self._model.spmd():
-                distribution = log_distributions(self._model, micro, temperature=self._settings.temperature)
-            target = torch.from_numpy(micro.target).to(distribution.device)
-            result[chosen] = distribution.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu().numpy()
+                outputs = self._model.outputs(self._model.pack(micro), temperature=self._settings.temperature)
+            result[chosen] = outputs.logprobs.cpu().numpy()
         return result
 
 

@@ -12,9 +12,9 @@ from rl_bridge.titan.architecture import Architecture
 
 # isort: split
 import spmd_types as spmd
-from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common import Embedding, RMSNorm
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
-from torchtitan.models.common.decoder_sharding import dense_activation_placement, dense_param_placement
+from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3 import Llama3Model, parallelize_llama
 from torchtitan.models.llama3.model import Llama3TransformerBlock
@@ -24,6 +24,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
 from rl_bridge.titan.attention import DocumentAttention
+from rl_bridge.titan.output import OutputLayer, ValueHead
 from rl_bridge.titan.rotary import HalvesRoPE
 
 # Every parameter is read from the checkpoint, so none needs to be drawn first.
@@ -76,26 +77,25 @@ class CheckpointNames(Qwen3StateDictAdapter):
             )
 
 
-def model_config(architecture: Architecture, *, max_length: int, outputs: int | None) -> Any:
+def model_config(architecture: Architecture, *, max_length: int, value_head: bool) -> Any:
     """TorchTitan's configuration of a model.
 
     Args:
         architecture: Of the checkpoint.
         max_length: The longest row, in tokens.
-        outputs: What the last layer gives a token in place of logits: so many numbers, all zero until it is trained
-            or loaded. None for logits.
+        value_head: Whether the last layer gives a number a token, zero until it is trained or loaded, and no logits.
     """
     one, dim = architecture, architecture.dim
     last = (
-        Linear.Config(in_features=dim, out_features=one.vocabulary, param_init=_FROM_CHECKPOINT)
-        if outputs is None
-        else Linear.Config(in_features=dim, out_features=outputs, param_init={"weight": torch.nn.init.zeros_})
+        ValueHead.Config(in_features=dim, out_features=1, param_init={"weight": torch.nn.init.zeros_})
+        if value_head
+        else OutputLayer.Config(in_features=dim, out_features=one.vocabulary, param_init=_FROM_CHECKPOINT)
     )
     return DEFINITIONS[one.family].model.Config(
         vocab_size=one.vocabulary,
         dim=dim,
         norm=_norm(one, dim),
-        enable_weight_tying=one.tied and outputs is None,
+        enable_weight_tying=one.tied and not value_head,
         tok_embeddings=Embedding.Config(
             num_embeddings=one.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
         ),
@@ -104,20 +104,15 @@ def model_config(architecture: Architecture, *, max_length: int, outputs: int | 
     )
 
 
-def keep_whole(last: Any) -> None:
-    """Let every tensor-parallel rank have all of the last layer, which is too narrow to be shared out.
+def share_out_last_layer(config: Any, *, value_head: bool) -> None:
+    """Divide the vocabulary over tensor-parallel ranks, or give each of them the whole of a value head.
 
     Args:
-        last: Its configuration, after `update_from_config`.
+        config: After `update_from_config`, which has the logits of a rank gathered.
+        value_head: As for `model_config`.
     """
-    everywhere = dense_activation_placement(tp=spmd.R)
-    last.sharding_config = ShardingConfig(
-        state_shardings={"weight": dense_param_placement(tp=spmd.R)},
-        in_src_shardings={"input": everywhere},
-        in_dst_shardings={"input": everywhere},
-        out_src_shardings=everywhere,
-        out_dst_shardings=everywhere,
-    )
+    placement = dense_param_placement(tp=spmd.R if value_head else spmd.S(0))
+    config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 
 
 def _layer(one: Architecture, max_length: int) -> Any:

@@ -7,19 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
 
-from rl_bridge.buffer.batch import PackedRows
+from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.titan.attention import document_mask
-from rl_bridge.titan.definitions import DEFINITIONS, VALUE_HEAD, CheckpointNames, keep_whole, model_config
+from rl_bridge.titan.definitions import (
+    DEFINITIONS,
+    VALUE_HEAD,
+    CheckpointNames,
+    model_config,
+    share_out_last_layer,
+)
+from rl_bridge.titan.output import LossTokens, TokenOutputs
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
 from rl_bridge.titan.tying import EMBEDDING, OUTPUT, has_another_output_layer
 
@@ -30,7 +39,7 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
-__all__ = ["ONE_RANK", "Parallelism", "TitanDecoder", "TitanModel"]
+__all__ = ["ONE_RANK", "Parallelism", "TitanModel"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -47,10 +56,16 @@ class Parallelism:
 
 
 ONE_RANK = Parallelism()
+DEFAULT_CHUNK = 1024
+"""Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
 
 
-class TitanDecoder:
-    """What a policy and a critic have in common: a model whose weights came from a folder in the Hugging Face layout.
+class TitanModel:
+    """A policy, a reference or a critic, whose weights came from a folder in the Hugging Face layout.
+
+    A critic is the body of a policy with one number a token in place of logits, the return that is to be expected. Its
+    last layer begins with that of a reward model (`score.weight`, as transformers writes models for classification with
+    one label), where the checkpoint is one, and else with zeros: every value is then 0 until it has been trained.
 
     Args:
         path: The folder: config.json and safetensors, in one file or several.
@@ -59,15 +74,15 @@ class TitanDecoder:
         trainable: False keeps no gradients.
         device: Where it computes.
         spread: Over the process group, which has one rank where nobody made one before.
-        outputs: As for `model_config`.
+        value_head: Whether it is a critic.
         recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
             more of computation for memory that hardly grows with the layers. None does so on a GPU.
+        chunk: How many loss tokens have logits at once.
 
     Attributes:
         module: The TorchTitan module.
         adapter: Translates state dicts to the Hugging Face names and back.
         parallel_dims: TorchTitan's description of the ranks.
-        row_multiple: Rows have a length that is a multiple of this.
 
     Raises:
         ConfigError: The ranks cannot be divided as asked, or the rows are longer than the model was made for.
@@ -83,34 +98,36 @@ class TitanDecoder:
         trainable: bool,
         device: torch.device,
         spread: Parallelism = ONE_RANK,
-        outputs: int | None = None,
+        value_head: bool = False,
         recompute: bool | None = None,
+        chunk: int = DEFAULT_CHUNK,
     ) -> None:
         self.device = device
+        self._chunk = chunk
         join_process_group(device)
         _check(spread, dist.get_world_size())
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor", tensor_parallel_degree=spread.tensor)
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
-        self.row_multiple = spread.tensor  # what lies between the matrices is split along the row
+        self._row_multiple = spread.tensor  # what lies between the matrices is split along the row
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         architecture = read_architecture(Path(path))
+        self._vocabulary = architecture.vocabulary
         if max_length > architecture.positions:
             raise ConfigError(
                 f"expected rows of at most {architecture.positions} tokens, which the model at {str(path)!r} was made "
                 f"for, got {max_length}; lower rollout.max_length"
             )
-        padded = -(-max_length // self.row_multiple) * self.row_multiple
-        config = model_config(architecture, max_length=padded, outputs=outputs)
+        padded = -(-max_length // self._row_multiple) * self._row_multiple
+        config = model_config(architecture, max_length=padded, value_head=value_head)
         try:
             config.update_from_config(
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
             )
         except ValueError as error:  # attention heads that cannot be divided
             raise ConfigError(f"this model cannot be spread as asked: {error}") from error
-        if outputs is not None:
-            keep_whole(config.lm_head)
+        share_out_last_layer(config, value_head=value_head)
         with torch.device("meta"), set_default_dtype(torch.float32):
             module = config.build()
         recompute = trainable and device.type == "cuda" if recompute is None else recompute
@@ -125,7 +142,7 @@ class TitanDecoder:
                 dump_folder=scratch,
             )
         self.module = _filled(module, device).train(trainable).requires_grad_(trainable)
-        self.adapter = CheckpointNames(config, Path(path), value_head=outputs is not None)
+        self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
         self._load(Path(path), tied=config.enable_weight_tying)
 
     def _load(self, path: Path, *, tied: bool) -> None:
@@ -154,32 +171,50 @@ class TitanDecoder:
         context: AbstractContextManager[Any] = self._context()
         return context
 
-    def outputs(
-        self, tokens: Tensor, *, positions: Tensor | None = None, document: Tensor | None = None
-    ) -> Tensor:
-        """What the last layer gives every token.
+    def pack(self, batch: TrainBatch) -> PackedRows:
+        """A batch's contexts, laid out for one pass through this model."""
+        return batch.packed(multiple_of=self._row_multiple)
+
+    def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
+        """What the last layer says of each loss token. The context of `spmd` has to be entered.
 
         Args:
-            tokens: Rows, padded on the right, shape [B, L].
-            positions: Of each token in its document, shape [B, L]; None counts from the row's beginning.
-            document: Which document each token belongs to, shape [B, L]; None where a row is one document.
+            rows: From `pack`; what is to go through the model in one pass.
+            temperature: Of the sampling: logits are divided by it, so that the distribution is the engine's.
 
-        Returns:
-            Shape [B, L, V] of a policy, the logits of the next token; [B, L, 1] of a critic.
+        Raises:
+            ValueError: A loss token is not in the vocabulary.
         """
-        mask = None if document is None else document_mask(document)
-        outputs: Tensor = self.module(tokens, positions=positions, attention_masks=mask)
-        return outputs.full_tensor() if hasattr(outputs, "full_tensor") else outputs
-
-    def outputs_before(self, rows: PackedRows) -> Tensor:
-        """What the last layer gives where each loss token is yet to come, float32, shape [T, V] or [T, 1]."""
-        outputs = self.outputs(
-            torch.from_numpy(rows.tokens).to(self.device),
-            positions=torch.from_numpy(rows.positions).to(self.device),
-            document=None if rows.one_a_row else torch.from_numpy(rows.document).to(self.device),
+        if rows.target.min() < 0 or rows.target.max() >= self._vocabulary:
+            raise ValueError(
+                f"a loss token is not in the vocabulary of {self._vocabulary}: they are from {rows.target.min()} to "
+                f"{rows.target.max()}"
+            )
+        self.module.lm_head.wanted = LossTokens(
+            row=self._tensor(rows.row),
+            column=self._tensor(rows.column),
+            target=self._tensor(rows.target),
+            temperature=temperature,
+            chunk=self._chunk,
         )
-        row, column = torch.from_numpy(rows.row), torch.from_numpy(rows.column)
-        return outputs[row.to(self.device), column.to(self.device)].float()
+        outputs: TokenOutputs = self.module(
+            self._tensor(rows.tokens),
+            positions=self._tensor(rows.positions),
+            attention_masks=None if rows.one_a_row else document_mask(self._tensor(rows.document)),
+        )
+        return outputs
+
+    def idle(self) -> Tensor:
+        """A loss of 0, to take part in the others' collectives without a share of the batch."""
+        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.module.lm_head.wanted = LossTokens(
+            row=nothing, column=nothing, target=nothing, temperature=1.0, chunk=1
+        )
+        outputs: TokenOutputs = self.module(nothing.repeat(1, self._row_multiple))
+        return outputs.logprobs.sum() * 0.0
+
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
 
     @property
     def data_rank(self) -> int:
@@ -208,16 +243,6 @@ class TitanDecoder:
     @property
     def _data_mesh(self) -> Any:
         return self.parallel_dims.get_mesh("fsdp")
-
-
-class TitanModel(TitanDecoder):
-    """A policy or a reference, which gives logits. See `TitanDecoder` for how it is made."""
-
-    def logits(
-        self, tokens: Tensor, *, positions: Tensor | None = None, document: Tensor | None = None
-    ) -> Tensor:
-        """Next-token logits, shape [B, L, V]. See `outputs`."""
-        return self.outputs(tokens, positions=positions, document=document)
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
         """This rank's part of the weights, as DTensors under their Hugging Face names.

@@ -11,8 +11,7 @@ from torch import Tensor
 from rl_bridge.algorithms.returns import value_loss
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.titan.critic import CriticModel, token_values
-from rl_bridge.titan.model import Parallelism
+from rl_bridge.titan.model import Parallelism, TitanModel
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings
@@ -33,10 +32,12 @@ class Critic:
 
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
-        self._model = CriticModel(
+        self._model = TitanModel(
             settings.model_path,
             dtype=settings.dtype,
             max_length=settings.max_length,
+            trainable=True,
+            value_head=True,
             device=own_device(),
             spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
         )
@@ -48,7 +49,10 @@ class Critic:
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The value of the state before each loss token, shape [T]; the same on every rank."""
-        return self._passes.evaluate(batch, lambda micro: token_values(self._model, micro))
+        return self._passes.evaluate(batch, self._values)
+
+    def _values(self, micro: TrainBatch) -> Tensor:
+        return self._model.outputs(self._model.pack(micro)).logprobs
 
     def accumulate(self, batch: TrainBatch, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over the batch's tokens.
@@ -70,7 +74,7 @@ class Critic:
             assert micro.values is not None
             assert micro.returns is not None
             per_token = value_loss(
-                token_values(self._model, micro),
+                self._values(micro),
                 tensor(micro.returns),
                 tensor(micro.values),
                 clip=self._settings.algorithm.value_clip,

@@ -10,8 +10,8 @@ from torch import Tensor
 from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss, token_weights
 from rl_bridge.algorithms.surrogate import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.titan.logprobs import log_distributions, rows_log_distributions
 from rl_bridge.titan.model import TitanModel
+from rl_bridge.titan.output import TokenOutputs
 from rl_bridge.trainer.figures import FigureAccumulator
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings
@@ -34,8 +34,8 @@ class Gradients:
         """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
 
         def chosen(micro: TrainBatch) -> Tensor:
-            distribution = log_distributions(self._model, micro, temperature=self._settings.temperature)
-            return distribution.gather(-1, self._tensor(micro.target).unsqueeze(-1)).squeeze(-1)
+            rows = self._model.pack(micro)
+            return self._model.outputs(rows, temperature=self._settings.temperature).logprobs
 
         return self._passes.evaluate(batch, chosen)
 
@@ -71,12 +71,9 @@ class Gradients:
         )
 
         def loss(micro: TrainBatch, chosen: NDArray[np.int64]) -> Tensor:
-            rows = micro.packed(multiple_of=self._model.row_multiple)
-            inputs = self._inputs(
-                micro,
-                rows_log_distributions(self._model, rows, temperature=self._settings.temperature),
-                whole.take(chosen),
-            )
+            rows = self._model.pack(micro)
+            outputs = self._model.outputs(rows, temperature=self._settings.temperature)
+            inputs = self._inputs(micro, outputs, whole.take(chosen))
             value, figures = policy_loss(inputs, loss_settings)
             accumulator.add(figures, fresh=None if fresh is None else self._tensor(fresh[chosen]))
             accumulator.add_rows(valid=int(micro.lengths.sum()), padded=rows.tokens.size)
@@ -90,13 +87,14 @@ class Gradients:
         old = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
         return sequence_means(self.logprobs(batch) - old, batch.trajectory)
 
-    def _inputs(self, micro: TrainBatch, log_distribution: Tensor, whole: "_Whole") -> LossInputs:
+    def _inputs(self, micro: TrainBatch, outputs: TokenOutputs, whole: "_Whole") -> LossInputs:
         def tensor(values: NDArray[np.float32] | None) -> Tensor | None:
             return None if values is None else self._tensor(values)
 
+        assert outputs.entropy is not None
         return LossInputs(
-            log_distribution=log_distribution,
-            targets=self._tensor(micro.target),
+            logprobs=outputs.logprobs,
+            entropy=outputs.entropy,
             old_logprobs=self._tensor(micro.old_logprobs),
             advantages=self._tensor(micro.advantages),
             weights=self._tensor(whole.weights),

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from rl_bridge.errors import NonFiniteLossError
-from rl_bridge.titan.model import TitanDecoder
+from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
@@ -22,7 +22,7 @@ class Optimization:
         learning_rate: The highest.
     """
 
-    def __init__(self, model: TitanDecoder, settings: TrainerSettings, *, learning_rate: float) -> None:
+    def __init__(self, model: TitanModel, settings: TrainerSettings, *, learning_rate: float) -> None:
         config = settings.trainer
         self._model = model
         self._max_norm = config.max_grad_norm

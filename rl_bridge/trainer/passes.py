@@ -13,7 +13,7 @@ from rl_bridge.buffer.batch import TrainBatch, pack
 from rl_bridge.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from rl_bridge.titan.model import TitanDecoder
+    from rl_bridge.titan.model import TitanModel
 
 Part = tuple[TrainBatch, NDArray[np.int64]]
 """The loss tokens of one pass, and their indices in the whole batch."""
@@ -27,7 +27,7 @@ class Passes:
         settings: Their sizes.
     """
 
-    def __init__(self, model: "TitanDecoder", settings: TrainerSettings) -> None:
+    def __init__(self, model: "TitanModel", settings: TrainerSettings) -> None:
         self._model = model
         self._settings = settings
 
@@ -44,7 +44,7 @@ class Passes:
         total = 0.0
         for part in self._own(batch):
             with self._model.spmd():
-                one = self._idle() if part is None else loss(*part)
+                one = self._model.idle() if part is None else loss(*part)
                 one.backward()  # type: ignore[no-untyped-call]
                 total += float(one.detach())
         return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
@@ -64,7 +64,7 @@ class Passes:
         for part in self._own(batch):
             with self._model.spmd():
                 if part is None:
-                    self._idle()
+                    self._model.idle()
                 else:
                     micro, chosen = part
                     result[torch.from_numpy(chosen)] = value(micro).float().cpu()
@@ -84,8 +84,3 @@ class Passes:
         # The most with which there are as many passes as that: n rows make ceil(rows / n) of them.
         most = rows if passes == 1 else max(1, math.ceil(rows / (passes - 1)) - 1)
         return min(self._settings.trainer.micro_batch_size, most)
-
-    def _idle(self) -> Tensor:
-        """A loss of 0, to take part in the others' collectives without a share of the batch."""
-        tokens = torch.zeros((1, self._model.row_multiple), dtype=torch.int64, device=self._model.device)
-        return self._model.outputs(tokens).sum() * 0.0

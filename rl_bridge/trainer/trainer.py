@@ -66,6 +66,7 @@ class Trainer:
                 trainable=True,
                 device=device,
                 spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
+                chunk=config.tokens_per_chunk,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
         self._optimizer = Optimization(self._model, settings, learning_rate=config.learning_rate)

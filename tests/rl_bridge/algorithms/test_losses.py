@@ -12,7 +12,6 @@ from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, LossSettin
 from rl_bridge.algorithms.regularizers import (
     Correction,
     KlEstimator,
-    categorical_entropy,
     correction_weights,
     held_then_annealed,
     kl_to_reference,
@@ -159,23 +158,6 @@ def test_correction_weights_by_hand(
     assert not found.requires_grad
 
 
-def test_entropy() -> None:
-    distributions = torch.tensor([[0.5, 0.25, 0.25, 1e-30], [0.25, 0.25, 0.25, 0.25]])
-    # 0.5 ln 2 + 2 * 0.25 ln 4 = 1.5 ln 2 = 1.0397208; ln 4 = 1.3862944.
-    assert categorical_entropy(distributions.log()).tolist() == pytest.approx(
-        [1.0397208, 1.3862944], abs=1e-6
-    )
-
-
-def test_the_gradient_of_entropy_pulls_towards_uniform() -> None:
-    logits = torch.tensor([[2.0, 0.0]], requires_grad=True)
-    categorical_entropy(torch.log_softmax(logits, -1)).sum().backward()
-    assert logits.grad is not None
-    # dH/dz_i = -p_i (ln p_i + H), with p = (0.8807971, 0.1192029) and H = 0.3653338:
-    # -0.8807971 * (-0.1269280 + 0.3653338) = -0.2099872.
-    assert logits.grad.tolist()[0] == pytest.approx([-0.2099872, 0.2099872], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("x", "value", "gradient"),
     [
@@ -261,8 +243,8 @@ def test_weights_of_tokens_by_hand(aggregation: Aggregation, expected: list[floa
 #           H = 0.8 * 0.2231436 + 0.2 * 1.6094379 = 0.5004024; reference p 0.2, k3 = 0
 # Weights 0.25 and 0.75.
 INPUTS = LossInputs(
-    log_distribution=torch.tensor([[0.5, 0.5], [0.8, 0.2]]).log(),
-    targets=torch.tensor([0, 1]),
+    logprobs=torch.tensor([0.5, 0.2]).log(),
+    entropy=torch.tensor([0.6931472, 0.5004024]),
     old_logprobs=torch.tensor([0.25, 0.2]).log(),
     advantages=torch.tensor([1.0, -0.5]),
     weights=torch.tensor([0.25, 0.75]),
@@ -380,37 +362,6 @@ def test_ratios_of_sequences_by_hand() -> None:
 def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kl_coef is 0\.5"):
         policy_loss(replace_reference(None), replace(PLAIN, kl_coef=0.5))
-
-
-def test_the_gradient_reaches_the_logits() -> None:
-    logits = torch.zeros(2, 2, requires_grad=True)
-    inputs = replace_reference(None)
-    inputs.log_distribution = torch.log_softmax(logits, -1)
-    inputs.old_logprobs = torch.tensor([0.5, 0.5]).log()
-    loss, _ = policy_loss(inputs, PLAIN)
-    loss.backward()
-    # On policy d loss / d logit = -w A (onehot - p): -0.25 (1 - 0.5) = -0.125; 0.375 (1 - 0.5) = 0.1875.
-    assert logits.grad is not None
-    assert logits.grad.flatten().tolist() == pytest.approx([-0.125, 0.125, -0.1875, 0.1875], abs=1e-6)
-
-
-@pytest.mark.parametrize(("entropy_coef", "kept"), [(0.0, 0), (0.1, 1)])
-def test_an_entropy_that_is_only_told_keeps_no_distribution_for_the_backward_pass(
-    entropy_coef: float, kept: int
-) -> None:
-    inputs = replace_reference(None)
-    inputs.log_distribution = torch.log_softmax(torch.zeros(2, 7, requires_grad=True), -1)
-    saved: set[int] = set()
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape == (2, 7) and tensor.data_ptr() != inputs.log_distribution.data_ptr():
-            saved.add(tensor.data_ptr())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _, figures = policy_loss(inputs, replace(PLAIN, entropy_coef=entropy_coef))
-    assert len(saved) == kept
-    assert figures["entropy"].tolist() == pytest.approx([math.log(7)] * 2)
 
 
 def test_a_divergence_that_is_only_told_may_be_infinite() -> None:

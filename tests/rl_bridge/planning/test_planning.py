@@ -13,7 +13,7 @@ SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_lay
 FILE = """
 env: {app: 'a:b'}
 rollout: {task: 'c:D', max_length: 32, max_new_tokens: 8, max_num_seqs: 4}
-trainer: {micro_batch_size: 2}
+trainer: {tokens_per_chunk: 16}
 """
 
 
@@ -93,9 +93,9 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     found = roles(loaded(tmp_path))
     assert set(found) == {"trainer", "policy"}
     assert found["trainer"].parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
-    # 2 rows x 32 tokens x 50 words x 4 bytes.
-    assert found["trainer"].per_process == {"logits of a full micro-batch": 12_800}
-    assert found["trainer"].process_bytes == 16_000 + 12_800
+    # Twice 16 tokens x 50 words x 4 bytes.
+    assert found["trainer"].per_process == {"logits of a chunk": 6400}
+    assert found["trainer"].process_bytes == 16_000 + 6400
     assert found["policy"].parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
     assert found["policy"].process_bytes == 4000 + 256 * 1024 * 1024
     # 4 prompts x 32 tokens x 12 numbers x 4 bytes.
@@ -108,33 +108,9 @@ def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: st
     assert roles(loaded(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rows"),
-    [
-        ([], 2),
-        (["trainer.micro_batch_size=64"], 64),
-        # A pass has no more than its share of the 64 trajectories: of 2 updates, 4 steps, 2 ranks.
-        (["trainer.micro_batch_size=512", "rollout.batch_size=64"], 64),
-        (["trainer.micro_batch_size=64", "rollout.batch_size=64", "trainer.updates_per_iteration=2"], 32),
-        (
-            ["trainer.micro_batch_size=64", "rollout.batch_size=64", "trainer.gradient_accumulation_steps=4"],
-            16,
-        ),
-        (["trainer.micro_batch_size=64", "rollout.batch_size=64", "monarch.roles.trainer={procs: 2}"], 32),
-        (
-            [
-                "trainer.micro_batch_size=64",
-                "rollout.batch_size=64",
-                "monarch.roles.trainer={procs: 4}",
-                "trainer.tensor_parallel=2",
-            ],
-            32,
-        ),
-    ],
-)
-def test_logits_are_of_the_rows_of_one_pass(tmp_path: Path, overrides: list[str], rows: int) -> None:
-    found = roles(loaded(tmp_path, *overrides))["trainer"].per_process
-    assert found == {"logits of a full micro-batch": rows * 32 * 50 * 4}
+def test_vocabulary_is_shared_by_tensor_parallel_ranks(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
+    assert roles(config)["trainer"].per_process == {"logits of a chunk": 2 * 16 * 13 * 4}
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
@@ -161,31 +137,12 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
     assert set(found) == {"trainer", "policy", "reference", "reward"}
     assert found["trainer"].parts["critic"] == 16 * 755
     # 28,080 over two hosts of three ranks, and logits of each.
-    assert found["trainer"].process_bytes == 4_680 + 12_800
+    assert found["trainer"].process_bytes == 4_680 + 6400
     assert found["policy"].replicas == 5
     assert found["policy"].parts == {"weights": 2000, "key-value cache of the longest row": 768}
     assert found["policy"].at_best == {"a full key-value cache": 3072}
     assert (found["reference"].parts, found["reward"].process_bytes) == ({"weights": 4000}, 40)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "rows"),
-    [
-        ([], 2),
-        (["trainer.micro_batch_size=64"], 64),
-        # Nobody has more than its share of the 64 trajectories, however the trainer divides them.
-        (["trainer.micro_batch_size=512", "rollout.batch_size=64", "trainer.updates_per_iteration=2"], 64),
-        (
-            ["trainer.micro_batch_size=64", "rollout.batch_size=64", "monarch.roles.reference={replicas: 3}"],
-            22,
-        ),
-    ],
-)
-def test_reference_has_logits_too(tmp_path: Path, overrides: list[str], rows: int) -> None:
-    reference = roles(loaded(tmp_path, "algorithm.kl_coef=0.1", *overrides))["reference"]
-    # rows x 32 tokens x 50 words x 4 bytes, beside 1000 weights x 4.
-    assert reference.per_process == {"logits of a full micro-batch": rows * 6400}
-    assert reference.process_bytes == 4000 + rows * 6400
+    assert found["reference"].process_bytes == 4000 + 6400
 
 
 def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, rows
+from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, rows, said
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.types import NO_VERSION, TrainSample
@@ -14,9 +14,11 @@ pytestmark = pytest.mark.heavy
 
 
 def critic(path: Path, *, dtype: str = "float32", trainable: bool = True) -> Any:
-    from rl_bridge.titan.critic import CriticModel
+    from rl_bridge.titan.model import TitanModel
 
-    return CriticModel(path, dtype=dtype, max_length=32, device=torch.device("cpu"), trainable=trainable)
+    return TitanModel(
+        path, dtype=dtype, max_length=32, device=torch.device("cpu"), trainable=trainable, value_head=True
+    )
 
 
 def give_head(model: Any) -> torch.Tensor:
@@ -26,24 +28,18 @@ def give_head(model: Any) -> torch.Tensor:
     return head
 
 
-def values(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), model.spmd():
-        result: torch.Tensor = model.values(tokens)
-        return result
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_values_come_from_the_policys_hidden_state(name: str, tmp_path: Path) -> None:
     """By hand: the product of the head with what transformers has before its last layer."""
     path, tokens = make_checkpoint(tmp_path, name), rows()
     model = critic(path)
-    assert torch.equal(values(model, tokens), torch.zeros(5, 17)), "an untrained critic expects nothing"
+    assert torch.equal(said(model, tokens), torch.zeros(5, 16)), "an untrained critic expects nothing"
     head = give_head(model)
     with torch.no_grad():
-        hidden = load_reference(path).model(tokens).last_hidden_state
+        hidden = load_reference(path).model(tokens).last_hidden_state[:, :-1]
     expected = (hidden @ head.T).squeeze(-1)
     assert expected.std() > 0.3
-    torch.testing.assert_close(values(model, tokens), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(said(model, tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,13 +53,13 @@ def test_a_reward_model_has_its_head_already(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = reference(tokens).logits.squeeze(-1)
     assert expected.std() > 0.1
-    torch.testing.assert_close(values(critic(path), tokens)[:, -1], expected, atol=1e-5, rtol=1e-5)
+    # A token behind the row, of which nothing is asked but what is before it.
+    longer = torch.cat([tokens, tokens[:, :1]], dim=1)
+    torch.testing.assert_close(said(critic(path), longer)[:, -1], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_each_loss_token_has_the_float32_value_of_what_came_before_it(tmp_path: Path, dtype: str) -> None:
-    from rl_bridge.titan.critic import token_values
-
     model = critic(make_checkpoint(tmp_path, "qwen2-tied"), dtype=dtype)
     give_head(model)
     texts = [rows(1, length, seed=length)[0].tolist() for length in (9, 4, 12, 3)]
@@ -81,8 +77,8 @@ def test_each_loss_token_has_the_float32_value_of_what_came_before_it(tmp_path: 
     batch = TrainBatch.from_samples(samples)
     assert not batch.packed().one_a_row
     with torch.no_grad(), model.spmd():
-        ours = token_values(model, batch)
-    expected = torch.cat([values(model, torch.tensor([text]))[0, 1:-1] for text in texts])
+        ours = model.outputs(model.pack(batch)).logprobs
+    expected = torch.cat([said(model, torch.tensor([text]))[0, 1:] for text in texts])
     assert ours.dtype == torch.float32
     near = 1e-5 if dtype == "float32" else 0.1
     torch.testing.assert_close(ours, expected.float(), atol=near, rtol=near)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import NAMES, make_checkpoint, rows
+from tiny_checkpoints import NAMES, every_token, make_checkpoint, rows
 
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -81,8 +81,7 @@ def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
 
 def by_trainer(model: Any, prompt: list[int], answer: Completion, temperature: float) -> list[float]:
     """The log-probabilities of an answer's tokens."""
+    batch = every_token(torch.tensor([[*prompt, *answer.tokens]]))
     with torch.no_grad(), model.spmd():
-        logits = model.logits(torch.tensor([[*prompt, *answer.tokens]]))[0]
-    distribution = torch.log_softmax(logits / temperature, dim=-1)
-    first = len(prompt) - 1
-    return [distribution[first + place, token].item() for place, token in enumerate(answer.tokens)]
+        logprobs: list[float] = model.outputs(model.pack(batch), temperature=temperature).logprobs.tolist()
+    return logprobs[len(prompt) - 1 :]

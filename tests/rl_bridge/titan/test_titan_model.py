@@ -16,6 +16,7 @@ from tiny_checkpoints import (
     logprobs,
     make_checkpoint,
     rows,
+    said,
 )
 
 from rl_bridge.buffer.batch import TrainBatch
@@ -47,12 +48,6 @@ def titan(path: Path, *, trainable: bool = False, max_length: int = 32, **option
     )
 
 
-def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), model.spmd():
-        result: torch.Tensor = model.logits(tokens)
-        return result
-
-
 @pytest.fixture
 def tokens() -> torch.Tensor:
     return rows()
@@ -61,10 +56,9 @@ def tokens() -> torch.Tensor:
 def test_log_probabilities_are_those_of_transformers(checkpoint: Path, tokens: torch.Tensor) -> None:
     with torch.no_grad():
         expected = logprobs(load_reference(checkpoint)(tokens).logits, tokens)
-    ours = logits(titan(checkpoint), tokens)
-    assert ours.shape == (5, 17, VOCABULARY)
     assert expected.std() > 0.3, "the checkpoint says nothing, so agreeing with it shows nothing"
-    torch.testing.assert_close(logprobs(ours, tokens), expected, atol=1e-5, rtol=1e-5)
+    ours = said(titan(checkpoint, chunk=7), tokens)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Tensor) -> None:
@@ -72,25 +66,27 @@ def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Ten
     logprobs(reference(tokens).logits, tokens).sum().backward()
     expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
     model = titan(checkpoint, trainable=True)
-    with model.spmd():
-        logprobs(model.logits(tokens), tokens).sum().backward()
+    said(model, tokens).sum().backward()
     ours = model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
     assert set(ours) == set(expected)
     for name, gradient in expected.items():
         torch.testing.assert_close(ours[name].full_tensor(), gradient, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_padding_and_later_tokens_change_nothing(checkpoint: Path, tokens: torch.Tensor) -> None:
-    model = titan(checkpoint)
-    whole = logits(model, tokens)
-    padded = torch.full((5, 25), 0)
-    padded[:, :9] = tokens[:, :9]
-    torch.testing.assert_close(logits(model, padded)[:, :9], whole[:, :9], atol=1e-5, rtol=1e-5)
-    changed = tokens.clone()
+def test_later_tokens_change_nothing(any_checkpoint: Path, tokens: torch.Tensor) -> None:
+    model = titan(any_checkpoint)
+    whole, changed = said(model, tokens), tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 7) % VOCABULARY
-    after = logits(model, changed)
-    torch.testing.assert_close(after[:, :10], whole[:, :10], atol=1e-5, rtol=1e-5)
+    after = said(model, changed)
+    torch.testing.assert_close(after[:, :9], whole[:, :9], atol=1e-5, rtol=1e-5)
     assert (after[:, 10:] - whole[:, 10:]).abs().max() > 1e-3
+
+
+def test_a_loss_token_that_is_no_word_is_refused(any_checkpoint: Path, tokens: torch.Tensor) -> None:
+    """It would not be noticed: no rank has its row of the output layer."""
+    tokens[1, -1] = VOCABULARY
+    with pytest.raises(ValueError, match=f"not in the vocabulary of {VOCABULARY}"):
+        said(titan(any_checkpoint), tokens)
 
 
 def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
@@ -108,11 +104,11 @@ def test_an_output_layer_in_the_file_may_be_a_copy_where_it_is_tied(
 ) -> None:
     """Qwen3's smaller checkpoints have it beside the embedding."""
     file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
-    expected = logits(titan(tmp_path), tokens)
+    expected = said(titan(tmp_path), tokens)
     names = set(titan(tmp_path).hf_state_dict())
     store_output_layer(file, change=0.0)
     model = titan(tmp_path)
-    assert torch.equal(logits(model, tokens), expected)
+    assert torch.equal(said(model, tokens), expected)
     assert set(model.hf_state_dict()) == names
 
 
@@ -132,8 +128,7 @@ def test_an_output_layer_that_is_not_tied_as_the_file_says_is_refused(
         titan(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    ours = logits(titan(tmp_path), tokens)
-    torch.testing.assert_close(logprobs(ours, tokens), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(said(titan(tmp_path), tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 def store_output_layer(file: Path, *, change: float) -> None:
@@ -150,8 +145,7 @@ def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: 
     gradients, states = [], []
     for recompute in (False, True):
         model = titan(checkpoint, trainable=True, recompute=recompute)
-        with model.spmd():
-            logprobs(model.logits(tokens), tokens).sum().backward()
+        said(model, tokens).sum().backward()
         states.append(model.hf_state_dict())
         gradients.append([one.grad.full_tensor() for one in model.module.parameters()])
     assert list(states[0]) == list(states[1])
@@ -161,7 +155,7 @@ def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: 
 
 def test_rows_as_long_as_was_asked_for_and_no_longer(any_checkpoint: Path) -> None:
     model = titan(any_checkpoint, max_length=POSITIONS)
-    assert logits(model, rows(1, POSITIONS)).isfinite().all()
+    assert said(model, rows(1, POSITIONS + 1)).isfinite().all()
     # Of many layers, positions that no row has take gigabytes.
     assert titan(any_checkpoint, max_length=20).module.layers["0"].attention.rope.cache.shape[0] == 20
     with pytest.raises(
@@ -212,15 +206,12 @@ def test_packing_changes_neither_log_probabilities_nor_gradients(name: str, tmp_
 
 def passes(model: Any, parts: list[TrainBatch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss tokens' log-probabilities, and the gradient of their mean weighted by the advantages."""
-    from rl_bridge.titan.logprobs import log_distributions
-
     model.module.zero_grad()
     tokens = sum(map(len, parts))
     found = []
     for part in parts:
         with model.spmd():
-            distribution = log_distributions(model, part, temperature=TEMPERATURE)
-            chosen = distribution.gather(-1, torch.from_numpy(part.target).unsqueeze(-1)).squeeze(-1)
+            chosen = model.outputs(model.pack(part), temperature=TEMPERATURE).logprobs
             (chosen * torch.from_numpy(part.advantages)).sum().div(tokens).backward()
         found.append(chosen.detach())
     gradients = {name: one.grad.full_tensor().clone() for name, one in model.module.named_parameters()}

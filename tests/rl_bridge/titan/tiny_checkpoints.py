@@ -113,6 +113,32 @@ def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.log_softmax(logits[:, :-1], dim=-1).gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
 
 
+def every_token(tokens: Tensor) -> TrainBatch:
+    """Rows as a batch in which each token but the first is one of the loss."""
+    length = tokens.shape[1]
+    return TrainBatch.from_samples(
+        [
+            TrainSample(
+                tokens=row.tolist(),
+                loss_mask=[False] + [True] * (length - 1),
+                logprobs=[0.0] * length,
+                versions=[NO_VERSION] + [0] * (length - 1),
+                advantage=1.0,
+                trajectory=number,
+            )
+            for number, row in enumerate(tokens)
+        ]
+    )
+
+
+def said(model: Any, tokens: Tensor) -> Tensor:
+    """What a model of ours says of each token but the first: shape [B, L - 1]."""
+    with model.spmd():
+        outputs = model.outputs(model.pack(every_token(tokens)))
+    found: Tensor = outputs.logprobs.view(len(tokens), -1)
+    return found
+
+
 def documents(*, logprob: float = -4.0) -> TrainBatch:
     """Documents of 1 to 24 tokens, with loss tokens here and there among what others said."""
     random = np.random.default_rng(5)

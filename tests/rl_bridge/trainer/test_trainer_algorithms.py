@@ -61,8 +61,6 @@ def test_ratios_move_and_some_are_clipped_under_every_preset(
 
 def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_path: Path) -> None:
     """The gradient is that of exp(mean log rho) as autograd finds it with everything in one pass."""
-    from rl_bridge.titan.logprobs import log_distributions
-
     algorithm = {"name": "gspo", "clip_low": 0.05, "clip_high": 0.05}
     one = batch(2, rows=12, rows_a_trajectory=3)
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
@@ -74,8 +72,7 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
     parts = trained(tiny_policy, tmp_path, algorithm, micro_batch_size=2, max_grad_norm=1e9)
     model = trained(tiny_policy, tmp_path, algorithm)._model
     with model.spmd():
-        distribution = log_distributions(model, one, temperature=1.0)
-        logprobs = distribution.gather(-1, torch.from_numpy(one.target).unsqueeze(-1)).squeeze(-1)
+        logprobs = model.outputs(model.pack(one)).logprobs
         loss, clipped = torch.zeros(()), 0
         for trajectory, advantage in zip(trajectories, advantages.tolist(), strict=True):
             of = torch.from_numpy(np.flatnonzero(one.trajectory == trajectory))

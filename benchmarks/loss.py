@@ -1,0 +1,77 @@
+"""`python -m benchmarks.loss`: the memory of the last layer and its gradient, which grows with the chunk alone."""
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rl_bridge.algorithms.logprobs import token_logprobs
+
+VOCABULARY, WIDTH, CHUNK = 151_936, 64, 1024
+TOKENS = (1024, 4096, 16_384)
+MOST = 1.15
+"""What a pass may have at once, over what the arithmetic says."""
+
+
+def arithmetic(*, vocabulary: int, chunk: int) -> int:
+    """Bytes: two float32 tensors as large as a chunk's logits, and the gradient of the output layer."""
+    return 2 * chunk * vocabulary * 4 + vocabulary * WIDTH * 4
+
+
+def peak(tokens: int, *, vocabulary: int, chunk: int) -> int:
+    """Bytes that a pass forward and backward has at most, beyond what it begins with; in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_measure, args=(tokens, vocabulary, chunk, theirs))
+    process.start()
+    theirs.close()
+    found: int = ours.recv()
+    process.join()
+    return found
+
+
+def _measure(
+    tokens: int, vocabulary: int, chunk: int, end: "multiprocessing.connection.Connection[int, object]"
+) -> None:
+    torch.set_num_threads(1)
+    hidden = torch.randn(tokens, WIDTH).requires_grad_()
+    weight = torch.randn(vocabulary, WIDTH).requires_grad_()
+    target = torch.randint(0, vocabulary, (tokens,))
+    _pass(hidden[:2].detach().requires_grad_(), weight[:64].detach().requires_grad_(), target[:2] % 64, chunk)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    before = _status("VmRSS")
+    _pass(hidden, weight, target, chunk)
+    end.send(_status("VmHWM") - before)
+
+
+def _pass(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, chunk: int) -> None:
+    logprobs, entropy = token_logprobs(hidden, weight, target, temperature=0.7, chunk=chunk)
+    (logprobs.mean() - 0.1 * entropy.mean()).backward()  # type: ignore[no-untyped-call]
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"no {name} in /proc/self/status")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a table; returns 1 where a pass has more than it may."""
+    quick = "--quick" in (sys.argv[1:] if argv is None else argv)
+    vocabulary, chunk = VOCABULARY, CHUNK // 4 if quick else CHUNK
+    expected, met = arithmetic(vocabulary=vocabulary, chunk=chunk), True
+    print(f"vocabulary {vocabulary:,}, {chunk} tokens a chunk: by arithmetic {expected / 1e9:.2f} GB\n")
+    print("| loss tokens | peak GB | / arithmetic |\n|---|---|---|")
+    for tokens in TOKENS[: 2 if quick else None]:
+        found = peak(tokens, vocabulary=vocabulary, chunk=chunk)
+        met = met and found <= MOST * expected
+        print(f"| {tokens:,} | {found / 1e9:.2f} | {found / expected:.2f} |", flush=True)
+    print(f"\nat most {MOST}: {'met' if met else 'NOT MET'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

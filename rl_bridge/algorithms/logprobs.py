@@ -1,0 +1,133 @@
+"""Log-probabilities of tokens from hidden states: the logits of all tokens are never there at once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    first: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log p(target) and H = -sum_v p_v log p_v, in nats, under softmax(hidden weight^T / temperature).
+
+    The backward pass computes logits anew, a chunk after the other too. Of a chunk there are two float32 tensors of its
+    tokens x vocabulary at most, and a third of the weight's type where that is narrower.
+
+    Args:
+        hidden: What each token is predicted from, shape [T, D].
+        weight: Of the output layer, shape [V, D]; of several ranks each one's part of the vocabulary.
+        target: The tokens, shape [T].
+        temperature: Divides the logits, so that the distribution is the one that was sampled from.
+        chunk: How many tokens have logits at once.
+        first: The token that the first row of the weight stands for.
+        group: The ranks that share the vocabulary. Each one's gradient of `hidden` is that of its part: they add up.
+
+    Returns:
+        Each float32 and of shape [T].
+    """
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, target, temperature, chunk, first, group
+    )
+    return found
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """d log p(t) / dz_v = [v = t] - p_v and dH / dz_v = -p_v (log p_v + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        temperature: float,
+        chunk: int,
+        first: int,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        for part in _parts(len(hidden), chunk):
+            logits = _logits(hidden[part], weight, temperature)
+            top = _over_ranks(logits.amax(-1), group, dist.ReduceOp.MAX)
+            place, own = _local(target[part], first, len(weight))
+            chosen, total, weighted = _over_ranks(
+                _sums(logits.sub_(top.unsqueeze(-1)), place, own), group, dist.ReduceOp.SUM
+            )
+            del logits  # sooner than the next chunk has some
+            log_total = total.log()
+            logprobs[part], normaliser[part] = chosen - log_total, top + log_total
+            entropy[part] = log_total - weighted / total
+        ctx.save_for_backward(hidden, weight, target, normaliser, entropy)
+        ctx.temperature, ctx.chunk, ctx.first = temperature, chunk, first
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, target, normaliser, entropy = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for part in _parts(len(hidden), ctx.chunk):
+            of_logits = _logits(hidden[part], weight, ctx.temperature).sub_(normaliser[part].unsqueeze(-1))
+            chosen = torch.zeros_like(normaliser[part]) if of_logprobs is None else of_logprobs[part]
+            if of_entropy is None:
+                of_logits.exp_().mul_(-chosen.unsqueeze(-1))
+            else:
+                powers = of_logits.exp()
+                of_logits.add_(entropy[part].unsqueeze(-1)).mul_(-of_entropy[part].unsqueeze(-1))
+                of_logits.sub_(chosen.unsqueeze(-1)).mul_(powers)
+                del powers
+            place, own = _local(target[part], ctx.first, len(weight))
+            of_logits.scatter_add_(-1, place, (chosen * own).unsqueeze(-1))
+            narrow = of_logits.div_(ctx.temperature).to(weight.dtype)
+            del of_logits
+            of_hidden[part] = narrow @ weight
+            if weight.dtype == torch.float32:
+                of_weight.addmm_(narrow.T, hidden[part])
+            else:
+                of_weight += narrow.T @ hidden[part]
+            del narrow
+        return of_hidden, of_weight.to(weight.dtype), None, None, None, None, None
+
+
+def _parts(count: int, chunk: int) -> Iterator[slice]:
+    return (slice(first, first + chunk) for first in range(0, count, chunk))
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """Shape [chunk, the rank's part of the vocabulary], float32."""
+    return (hidden @ weight.T).float().div_(temperature)
+
+
+def _sums(logits: Tensor, place: Tensor, own: Tensor) -> Tensor:
+    """z_t, sum_v e^z_v and sum_v e^z_v z_v of a rank's part, shape [3, chunk]."""
+    chosen = torch.where(own, logits.gather(-1, place).squeeze(-1), 0.0)
+    powers = logits.exp()
+    total = powers.sum(-1)
+    return torch.stack([chosen, total, powers.mul_(logits).sum(-1)])
+
+
+def _local(target: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Where targets are in a rank's part of the vocabulary, shape [chunk, 1]; and whether they are, shape [chunk]."""
+    place = target - first
+    own = (place >= 0) & (place < count)
+    return torch.where(own, place, 0).unsqueeze(-1), own
+
+
+def _over_ranks(values: Tensor, group: dist.ProcessGroup | None, operation: Any) -> Tensor:
+    if group is not None:
+        dist.all_reduce(values, op=operation, group=group)
+    return values
