@@ -1,6 +1,6 @@
 """The policy-gradient objectives, token by token, from how much likelier a token has become."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
     return Surrogate(loss=-advantages * logprobs, clipped_low=never, clipped_high=never, dual_clipped=never)
 
 
-def sequence_means(values: NDArray[np.float32], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
+def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
     """The mean over its own sequence, at each token.
 
     Of log-ratios it is the logarithm of GSPO's sequence ratio s = (pi(y) / pi_old(y))^(1 / |y|), arXiv 2507.18071,

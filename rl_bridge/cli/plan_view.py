@@ -29,7 +29,7 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         if found.roles:
             yield _memory(found.roles, gpu_gb)
             yield Text(
-                "beside these: activations, which grow with trainer.micro_batch_size x rollout.max_length; and in the "
+                "beside these: activations, which grow with trainer.tokens_per_pass; and in the "
                 f"memory of the trainer's hosts, {KEPT_VERSIONS} versions of the weights on their way, "
                 f"{_gb(KEPT_VERSIONS * SENT_BYTES * found.parameters)}"
             )

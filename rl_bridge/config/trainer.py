@@ -17,14 +17,14 @@ class TrainerConfig(Section):
     """How often the loop collects, trains and synchronises."""
     updates_per_iteration: Count = 1
     """Optimizer steps an iteration; the batch is split evenly between them, by trajectory."""
-    micro_batch_size: Count = 16
-    """Distinct rows a forward pass; smaller takes less memory and gives the same gradient. Logits alone take
-    rows x length x vocabulary x 4 bytes: 16 rows of 128 tokens and Qwen3's vocabulary are 1.2 GB."""
+    tokens_per_pass: Count = 16_384
+    """Tokens of distinct rows that go through the model at once on each rank; `rollout.max_length`, if that is more.
+    Fewer take less memory and give the same gradient."""
     tokens_per_chunk: Count = 1024
     """Loss tokens that have logits at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
     Qwen3's vocabulary. The result is the same."""
     gradient_accumulation_steps: Count = 1
-    """Passes forward and backward behind one optimizer step, on every rank, at least; a small `micro_batch_size` makes
+    """Passes forward and backward behind one optimizer step, on every rank, at least; a small `tokens_per_pass` makes
     more. The gradient is the same."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""

@@ -4,6 +4,8 @@
 Above 0 the dispatcher goes on playing episodes while the trainer works, as far ahead as the bound allows.
 """
 
+import asyncio
+
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import overlong
@@ -40,13 +42,14 @@ async def train(run: Run) -> None:
         # 2. How much better than its siblings was each; and one step of the optimizer or a few.
         with iteration.part("batch"):
             samples = training_samples(groups, normalize_std=normalize_std, overlong=too_long)
-            batch = TrainBatch.from_samples(samples)
+            batch = await asyncio.to_thread(TrainBatch.from_samples, samples)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
+                shares = await asyncio.to_thread(run.shares, batch)
                 run.require_the_trainer()  # one that has been started again since may be at this version too
-                figures = await trainer.train_step.route(batch, run.version)
+                figures = await trainer.train_step.route(shares, run.version)
             run.version += 1
 
         # 3. The new weights: from the trainer to the generators; above a staleness of 0 while the loop goes on.

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
 from rl_bridge.loops.history import GroupHistory, Iteration
 from rl_bridge.loops.observation import RunObserver
-from rl_bridge.loops.settings import overlong
+from rl_bridge.loops.settings import overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, span
 from rl_bridge.metrics.console import iteration_line
@@ -26,6 +27,8 @@ from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import LocalService
+from rl_bridge.services.options import ByRank
+from rl_bridge.trainer.shares import rank_batches
 from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
 
 _TRAINER_GONE = "the trainer is gone"
@@ -206,6 +209,12 @@ class Run:
             "rollout/leases_lost": float(ledger.lost),
             "rollout/results_late": float(ledger.late),
         }
+
+    def shares(self, batch: TrainBatch) -> ByRank:
+        """What each rank of the trainer works on in the next step."""
+        role = self.config.monarch.roles.trainer
+        settings = trainer_settings(self.config, self.folder, self.model_path)
+        return ByRank(rank_batches(batch, settings, version=self.version, ranks=role.procs * role.hosts))
 
     async def probe(self) -> dict[str, float]:
         """Have the task look at the greedy policy."""

@@ -40,7 +40,6 @@ def engine_settings(config: Config, model_path: Path) -> EngineSettings:
 
 def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
     """What every rank of the trainer is started with; the reference model too."""
-    trainer = config.trainer
     return TrainerSettings(
         model_path=str(model_path),
         dtype=config.model.dtype,
@@ -49,12 +48,8 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         max_loss_tokens=greatest_length(config),
         temperature=config.rollout.temperature,
         seed=config.seed,
-        trainer=trainer,
+        trainer=config.trainer,
         algorithm=config.algorithm,
-        gradient_accumulation_steps=trainer.gradient_accumulation_steps,
-        tensor_parallel=trainer.tensor_parallel,
-        pipeline_parallel=trainer.pipeline_parallel,
-        collective_timeout_s=trainer.collective_timeout_s,
         deterministic=config.deterministic,
     )
 

@@ -29,8 +29,8 @@ class SftConfig(Section):
 
     batch_size: Count = 16
     """Traces an update."""
-    micro_batch_size: Count = 16
-    """Distinct rows a forward pass; smaller takes less memory and gives the same gradient."""
+    tokens_per_pass: Count = 16_384
+    """Tokens a forward pass, at most; fewer take less memory and give the same gradient."""
     max_length: Count = 4096
     """The longest trace, in tokens."""
     learning_rate: Positive = 1e-5
@@ -111,7 +111,7 @@ def trainer_settings(config: SftConfig, folder: Path, model_path: Path, *, dtype
             learning_rate=config.learning_rate,
             warmup_updates=config.warmup_updates,
             weight_decay=config.weight_decay,
-            micro_batch_size=config.micro_batch_size,
+            tokens_per_pass=config.tokens_per_pass,
             num_threads=config.num_threads,
         ),
         algorithm=AlgorithmConfig(objective="reinforce", aggregation="token_mean"),

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.packing import share_out
 from rl_bridge.services.handle import Routed
 
 
@@ -18,20 +19,11 @@ async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np
         BridgeError: A replica raised it, or none is to be had any more.
     """
     roster = getattr(reference, "roster", None)  # an object of this process is its own only replica
-    parts = _shares(batch, 1 if roster is None else max(1, len(roster.targets)))
+    replicas = 1 if roster is None else max(1, len(roster.targets))
+    shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
+    parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
     answers = await asyncio.gather(*(reference.logprobs.route(batch.take(part)) for part in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)
     for part, answer in zip(parts, answers, strict=True):
         logprobs[part] = answer
     return logprobs
-
-
-def _shares(batch: TrainBatch, count: int) -> list[NDArray[np.int64]]:
-    """The indices of the loss tokens of each share; as many shares as there are contexts at most."""
-    longest_first = np.argsort(-batch.lengths, kind="stable")
-    # Dealt like cards to and fro, so that nobody always gets the longer one.
-    order = [*range(count), *reversed(range(count))]
-    share = np.empty(len(longest_first), dtype=np.int64)
-    share[longest_first] = np.resize(order, len(longest_first))
-    shares = (np.flatnonzero(share[batch.context] == number) for number in range(count))
-    return [tokens for tokens in shares if len(tokens)]

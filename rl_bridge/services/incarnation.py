@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.options import ServiceOptions, own_argument
 from rl_bridge.services.supervision import ENDED, new_mark, unwatch, watch
 
 try:
@@ -53,7 +53,10 @@ class MeshTarget:
     async def call_all(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Call an endpoint on all ranks; every rank's value. Raises as `call` does."""
         # All are sent before any is waited for, so every rank gets concurrent calls in the same order.
-        sent = [getattr(rank, name).call_one(*args, **kwargs) for rank in self.ranks]
+        sent = [
+            getattr(rank, name).call_one(*(own_argument(one, place) for one in args), **kwargs)
+            for place, rank in enumerate(self.ranks)
+        ]
         if len(sent) == 1:
             return [await _answer(sent[0])]
         answers = [asyncio.ensure_future(_answer(future)) for future in sent]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -92,3 +93,12 @@ class ServiceOptions:
                 raise ValueError(f"expected {key} to be at least 1, got {getattr(self, key)}")
         if self.start_timeout_s <= 0:
             raise ValueError(f"expected start_timeout_s to be more than 0 s, got {self.start_timeout_s:g}")
+
+
+class ByRank(list[Any]):
+    """An argument of which each rank of a replica gets its own, in the order of their ranks."""
+
+
+def own_argument(argument: object, rank: int) -> object:
+    """What a rank gets of an argument."""
+    return argument[rank] if isinstance(argument, ByRank) else argument

@@ -13,6 +13,7 @@ from rl_bridge.titan.architecture import Architecture
 # isort: split
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
+from torchtitan.models.common.attention import VarlenAttention
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.param_init import skip_param_init
@@ -77,13 +78,16 @@ class CheckpointNames(Qwen3StateDictAdapter):
             )
 
 
-def model_config(architecture: Architecture, *, max_length: int, value_head: bool) -> Any:
+def model_config(
+    architecture: Architecture, *, max_length: int, value_head: bool, in_one_row: bool = False
+) -> Any:
     """TorchTitan's configuration of a model.
 
     Args:
         architecture: Of the checkpoint.
         max_length: The longest row, in tokens.
         value_head: Whether the last layer gives a number a token, zero until it is trained or loaded, and no logits.
+        in_one_row: Whether attention is told where the documents of one row begin, by a kernel that GPUs have.
     """
     one, dim = architecture, architecture.dim
     last = (
@@ -100,7 +104,7 @@ def model_config(architecture: Architecture, *, max_length: int, value_head: boo
             num_embeddings=one.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
         ),
         lm_head=last,
-        layers=[_layer(one, max_length) for _ in range(one.layers)],
+        layers=[_layer(one, max_length, in_one_row) for _ in range(one.layers)],
     )
 
 
@@ -115,7 +119,7 @@ def share_out_last_layer(config: Any, *, value_head: bool) -> None:
     config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 
 
-def _layer(one: Architecture, max_length: int) -> Any:
+def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
     scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_scaling(one)}
     attention = make_gqa_config(
         dim=one.dim,
@@ -124,7 +128,7 @@ def _layer(one: Architecture, max_length: int) -> Any:
         head_dim=one.head_dim,
         wqkv_param_init=_FROM_CHECKPOINT,
         wo_param_init=_FROM_CHECKPOINT,
-        inner_attention=DocumentAttention.Config(),
+        inner_attention=VarlenAttention.Config() if in_one_row else DocumentAttention.Config(),
         fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
         rope=HalvesRoPE.Config(dim=one.head_dim, max_seq_len=max_length, theta=one.rope_theta, **scaling),
         qk_norm=_norm(one, one.head_dim) if one.qk_norm else None,

@@ -2,7 +2,6 @@
 
 import tempfile
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,23 +38,6 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
-__all__ = ["ONE_RANK", "Parallelism", "TitanModel"]
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Parallelism:
-    """How one model is spread over the ranks of the process group.
-
-    Attributes:
-        tensor: Ranks that share every matrix; the rest of the group is data parallel, with sharded weights (FSDP2).
-        pipeline: Ranks that share the layers; only 1 is supported.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-
-
-ONE_RANK = Parallelism()
 DEFAULT_CHUNK = 1024
 """Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
 
@@ -73,7 +55,8 @@ class TitanModel:
         max_length: The longest row, in tokens.
         trainable: False keeps no gradients.
         device: Where it computes.
-        spread: Over the process group, which has one rank where nobody made one before.
+        tensor_parallel: Ranks that share every matrix; the rest of the process group, which has one rank where nobody
+            made one before, is data parallel, with sharded weights (FSDP2).
         value_head: Whether it is a critic.
         recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
             more of computation for memory that hardly grows with the layers. None does so on a GPU.
@@ -97,7 +80,7 @@ class TitanModel:
         max_length: int,
         trainable: bool,
         device: torch.device,
-        spread: Parallelism = ONE_RANK,
+        tensor_parallel: int = 1,
         value_head: bool = False,
         recompute: bool | None = None,
         chunk: int = DEFAULT_CHUNK,
@@ -105,10 +88,16 @@ class TitanModel:
         self.device = device
         self._chunk = chunk
         join_process_group(device)
-        _check(spread, dist.get_world_size())
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor", tensor_parallel_degree=spread.tensor)
+        if dist.get_world_size() % tensor_parallel:
+            raise ConfigError(
+                f"expected a tensor-parallel degree that divides the trainer's ranks, got {tensor_parallel} and "
+                f"{dist.get_world_size()} ranks"
+            )
+        parallelism = ParallelismConfig(
+            spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel
+        )
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
-        self._row_multiple = spread.tensor  # what lies between the matrices is split along the row
+        self._row_multiple = tensor_parallel  # what lies between the matrices is split along the row
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
@@ -120,7 +109,11 @@ class TitanModel:
                 f"for, got {max_length}; lower rollout.max_length"
             )
         padded = -(-max_length // self._row_multiple) * self._row_multiple
-        config = model_config(architecture, max_length=padded, value_head=value_head)
+        # TorchTitan's attention by document takes no float32.
+        self._in_one_row = device.type == "cuda" and dtype == "bfloat16"
+        config = model_config(
+            architecture, max_length=padded, value_head=value_head, in_one_row=self._in_one_row
+        )
         try:
             config.update_from_config(
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
@@ -173,7 +166,7 @@ class TitanModel:
 
     def pack(self, batch: TrainBatch) -> PackedRows:
         """A batch's contexts, laid out for one pass through this model."""
-        return batch.packed(multiple_of=self._row_multiple)
+        return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
 
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
         """What the last layer says of each loss token. The context of `spmd` has to be entered.
@@ -197,11 +190,15 @@ class TitanModel:
             temperature=temperature,
             chunk=self._chunk,
         )
-        outputs: TokenOutputs = self.module(
-            self._tensor(rows.tokens),
-            positions=self._tensor(rows.positions),
-            attention_masks=None if rows.one_a_row else document_mask(self._tensor(rows.document)),
-        )
+        return self._forward(self._tensor(rows.tokens), self._tensor(rows.positions), rows)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, rows: PackedRows | None) -> TokenOutputs:
+        masks = None
+        if self._in_one_row:
+            masks = self.module.get_attention_masks(positions)
+        elif rows is not None and not rows.one_a_row:
+            masks = document_mask(self._tensor(rows.document))
+        outputs: TokenOutputs = self.module(tokens, positions=positions, attention_masks=masks)
         return outputs
 
     def idle(self) -> Tensor:
@@ -210,8 +207,8 @@ class TitanModel:
         self.module.lm_head.wanted = LossTokens(
             row=nothing, column=nothing, target=nothing, temperature=1.0, chunk=1
         )
-        outputs: TokenOutputs = self.module(nothing.repeat(1, self._row_multiple))
-        return outputs.logprobs.sum() * 0.0
+        row = torch.arange(self._row_multiple, device=self.device).unsqueeze(0)
+        return self._forward(torch.zeros_like(row), row, None).logprobs.sum() * 0.0
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -278,15 +275,3 @@ def _filled(module: Any, device: torch.device) -> Any:
     with torch.no_grad():
         module.init_states(buffer_device=None)
     return module
-
-
-def _check(spread: Parallelism, ranks: int) -> None:
-    if spread.pipeline != 1:
-        raise ConfigError(
-            f"expected no pipeline parallelism, got {spread.pipeline} stages; the model's layers stay together: "
-            "spread it by data parallelism (more ranks) and tensor parallelism"
-        )
-    if spread.tensor < 1 or ranks % spread.tensor:
-        raise ConfigError(
-            f"expected a tensor-parallel degree that divides the trainer's ranks, got {spread.tensor} and {ranks} ranks"
-        )

@@ -19,6 +19,7 @@ from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
+from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
@@ -59,7 +60,7 @@ class TrainerActor(ServiceActor):
             count=own.rank.extent.nelements,
             # Every start of the service has a name of its own, which its ranks share.
             meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
-            timeout_s=self._settings.collective_timeout_s,
+            timeout_s=self._settings.trainer.collective_timeout_s,
         )
         await self._work("start", self._start)
         PROCESS_SPANS.rest("batches")
@@ -70,8 +71,10 @@ class TrainerActor(ServiceActor):
         return self._resumed
 
     @concurrent_endpoint
-    async def train_step(self, batch: TrainBatch, version: PolicyVersion | None = None) -> dict[str, float]:
-        """Train one iteration from a version; returns its figures. See `Trainer.step`."""
+    async def train_step(
+        self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
+    ) -> dict[str, float]:
+        """Train one iteration from a version; returns its metrics. See `Trainer.step`."""
         return await self._work("train", self._trainer.step, batch, version)
 
     @concurrent_endpoint
@@ -79,7 +82,7 @@ class TrainerActor(ServiceActor):
         """Put this rank's part of the weights into the store.
 
         Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
-        wait for it is the figure `time/push_blocked_s` of the step.
+        wait for it is the metric `time/push_blocked_s` of the step.
 
         Args:
             version: Which the trainer has to be at.

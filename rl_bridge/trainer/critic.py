@@ -11,10 +11,11 @@ from torch import Tensor
 from rl_bridge.algorithms.returns import value_loss
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.titan.model import Parallelism, TitanModel
+from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.types import PolicyVersion
 
 _PREFIX = "critic_"
@@ -39,49 +40,43 @@ class Critic:
             trainable=True,
             value_head=True,
             device=own_device(),
-            spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
+            tensor_parallel=settings.trainer.tensor_parallel,
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
-        self._optimization = Optimization(self._model, settings, learning_rate=rate)
-        self._passes = Passes(self._model, settings)
+        self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
+        self._passes = Passes(self._model)
         self._losses: list[float] = []
         self._norms: list[float] = []
 
-    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The value of the state before each loss token, shape [T]; the same on every rank."""
-        return self._passes.evaluate(batch, self._values)
+    def values(self, mine: RankBatch) -> NDArray[np.float32]:
+        """The value of the state before each of this rank's loss tokens, shape [T]."""
+        return self._passes.evaluate(mine, self._values)
 
-    def _values(self, micro: TrainBatch) -> Tensor:
-        return self._model.outputs(self._model.pack(micro)).logprobs
+    def _values(self, part: TrainBatch) -> Tensor:
+        return self._model.outputs(self._model.pack(part)).logprobs
 
-    def accumulate(self, batch: TrainBatch, *, iteration: int) -> None:
-        """Make the gradient of one update: the mean of the value loss over the batch's tokens.
+    def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
+        """Make the gradient of one update: the mean of the value loss over its tokens.
 
         Args:
-            batch: With values and returns.
+            mine: With values and returns.
+            update: Which.
             iteration: Names it, should something be wrong with it.
 
         Raises:
             NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """
-        assert batch.values is not None
-        assert batch.returns is not None
 
-        def tensor(values: NDArray[np.float32]) -> Tensor:
-            return torch.from_numpy(values).to(self._model.device)
-
-        def loss(micro: TrainBatch, chosen: NDArray[np.int64]) -> Tensor:
-            assert micro.values is not None
-            assert micro.returns is not None
-            per_token = value_loss(
-                self._values(micro),
-                tensor(micro.returns),
-                tensor(micro.values),
-                clip=self._settings.algorithm.value_clip,
+        def loss(part: TrainBatch) -> Tensor:
+            assert part.values is not None
+            assert part.returns is not None
+            returns, values = (
+                torch.from_numpy(one).to(self._model.device) for one in (part.returns, part.values)
             )
-            return per_token.sum() / len(batch)
+            clip = self._settings.algorithm.value_clip
+            return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
 
-        found = self._passes.backward(batch, loss)
+        found = self._passes.backward(mine, update, loss)
         self._norms.append(self._optimization.clip(found, iteration=iteration))
         self._losses.append(found)
 
@@ -93,26 +88,26 @@ class Critic:
         """Let the schedule go on as if there had been an update."""
         self._optimization.skip()
 
-    def figures(self, batch: TrainBatch) -> dict[str, float]:
+    def metrics(self, batch: TrainBatch) -> dict[str, float]:
         """Of the updates since the last call, by the names that the log uses.
 
         `critic/explained_variance` is 1 - Var(R - V) / Var(R), of the values before the first of them: 1 of a critic
         that knew the returns, 0 of one that knew their mean at best.
 
         Args:
-            batch: With values and returns.
+            batch: This rank's tokens, with values and returns.
         """
         assert batch.values is not None
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        spread = float(batch.returns.var())
-        missed = float((batch.returns - batch.values).var())
+        values, returns = (self._passes.whole(batch, one) for one in (batch.values, batch.returns))
+        spread = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),
             "critic/grad_norm": sum(norms) / len(norms),
-            "critic/value_mean": float(batch.values.mean()),
-            "critic/explained_variance": 1.0 - missed / spread if spread else 0.0,
+            "critic/value_mean": float(values.mean()),
+            "critic/explained_variance": 1.0 - float((returns - values).var()) / spread if spread else 0.0,
         }
 
     def state(self) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
+from rl_bridge.config import TrainerConfig
 from rl_bridge.errors import NonFiniteLossError
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
 # After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
@@ -18,28 +18,27 @@ class Optimization:
 
     Args:
         model: Whose weights it changes.
-        settings: The trainer's.
+        trainer: `trainer.*`.
         learning_rate: The highest.
     """
 
-    def __init__(self, model: TitanModel, settings: TrainerSettings, *, learning_rate: float) -> None:
-        config = settings.trainer
+    def __init__(self, model: TitanModel, trainer: TrainerConfig, *, learning_rate: float) -> None:
         self._model = model
-        self._max_norm = config.max_grad_norm
-        self._updates_per_iteration = config.updates_per_iteration
+        self._max_norm = trainer.max_grad_norm
+        self._updates_per_iteration = trainer.updates_per_iteration
         optimizer = default_adamw(
-            lr=learning_rate, betas=tuple(config.betas), weight_decay=config.weight_decay
+            lr=learning_rate, betas=tuple(trainer.betas), weight_decay=trainer.weight_decay
         )
         optimizer.implementation = "fused" if model.device.type == "cuda" else "for-loop"
         self._optimizer = optimizer.build(model_parts=[model.module])
         (group, *_) = next(iter(self._optimizer)).param_groups
         # Those of a checkpoint may be another run's, or of another kind of device.
         self._chosen = {key: group[key] for key in ("betas", "weight_decay", "fused", "foreach")}
-        updates = config.iterations * config.updates_per_iteration
+        updates = trainer.iterations * trainer.updates_per_iteration
         self._scheduler = LRSchedulersContainer.Config(
-            warmup_steps=min(config.warmup_updates, updates),
-            decay_ratio=config.decay_fraction,
-            min_lr_factor=config.final_lr_factor,
+            warmup_steps=min(trainer.warmup_updates, updates),
+            decay_ratio=trainer.decay_fraction,
+            min_lr_factor=trainer.final_lr_factor,
         ).build(optimizers=self._optimizer, training_steps=updates)
 
     @property

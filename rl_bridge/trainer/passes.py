@@ -1,7 +1,6 @@
-"""A batch through a model, in passes that follow each other and are shared out over ranks."""
+"""A rank's part of a batch through a model, pass by pass, and what all ranks have come to together."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,78 +8,77 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.buffer.batch import TrainBatch, pack
-from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.trainer.shares import RankBatch
 
 if TYPE_CHECKING:
     from rl_bridge.titan.model import TitanModel
 
-Part = tuple[TrainBatch, NDArray[np.int64]]
-"""The loss tokens of one pass, and their indices in the whole batch."""
-
 
 class Passes:
-    """Divides batches. All ranks make the same number of passes, some of them idle: each takes part in collectives.
+    """Takes parts of a batch through a model. Each rank takes part in the others' collectives, also where it is idle.
 
     Args:
-        model: Whom the passes go through.
-        settings: Their sizes.
+        model: The model.
     """
 
-    def __init__(self, model: "TitanModel", settings: TrainerSettings) -> None:
+    def __init__(self, model: "TitanModel") -> None:
         self._model = model
-        self._settings = settings
 
-    def backward(self, batch: TrainBatch, loss: Callable[[TrainBatch, NDArray[np.int64]], Tensor]) -> float:
-        """Add the gradient of a batch to what each rank has of the weights.
+    def backward(self, mine: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
+        """Add the gradient of an update to what this rank has of the weights.
 
         Args:
-            batch: The same on every rank.
-            loss: Of a part, given its indices in the batch; a scalar, the sum over parts being the batch's.
+            mine: This rank's part.
+            update: Which.
+            loss: Of a pass, a scalar; the sum over all passes of all ranks is the update's.
 
         Returns:
-            The batch's loss, over all ranks.
+            The update's loss, over all ranks.
         """
         total = 0.0
-        for part in self._own(batch):
+        for tokens in mine.updates[update]:
             with self._model.spmd():
-                one = self._model.idle() if part is None else loss(*part)
+                one = loss(mine.batch.take(tokens)) if len(tokens) else self._model.idle()
                 one.backward()  # type: ignore[no-untyped-call]
                 total += float(one.detach())
         return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
 
     @torch.no_grad()
-    def evaluate(self, batch: TrainBatch, value: Callable[[TrainBatch], Tensor]) -> NDArray[np.float32]:
-        """A number for each loss token, without gradient.
+    def evaluate(
+        self, mine: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
+    ) -> NDArray[np.float32]:
+        """A number for each loss token of this rank, without gradient.
 
         Args:
-            batch: The same on every rank.
-            value: Of the tokens of a part, shape [its T].
+            mine: This rank's part.
+            value: Of the tokens of a pass, shape [its T].
+            update: Whose tokens; those of others have 0. None for all.
 
         Returns:
-            The same on every rank, shape [T].
+            Shape [the rank's T].
         """
-        result = torch.zeros(len(batch), dtype=torch.float32)
-        for part in self._own(batch):
+        result = np.zeros(len(mine.batch), dtype=np.float32)
+        for tokens in self._tokens(mine.updates if update is None else (mine.updates[update],)):
             with self._model.spmd():
-                if part is None:
-                    self._model.idle()
+                if len(tokens):
+                    result[tokens] = value(mine.batch.take(tokens)).float().cpu().numpy()
                 else:
-                    micro, chosen = part
-                    result[torch.from_numpy(chosen)] = value(micro).float().cpu()
-        found: NDArray[np.float32] = self._model.sum_over_data(result).numpy()
+                    self._model.idle()
+        return result
+
+    def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
+        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank.
+
+        Args:
+            batch: This rank's tokens.
+            values: One each.
+        """
+        result = torch.zeros(batch.total, dtype=torch.float64)
+        result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
+        found: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
         return found
 
-    def _own(self, batch: TrainBatch) -> Iterator[Part | None]:
-        """This rank's parts; None where it has to be idle."""
-        parts = list(batch.micro_batches(self._rows_a_pass(batch)))
-        first, ranks = self._model.data_rank, self._model.data_ranks
-        for start in range(0, len(parts), ranks):
-            yield parts[start + first] if start + first < len(parts) else None
-
-    def _rows_a_pass(self, batch: TrainBatch) -> int:
-        rows = pack(batch.lengths).rows
-        passes = self._settings.gradient_accumulation_steps * self._model.data_ranks
-        # The most with which there are as many passes as that: n rows make ceil(rows / n) of them.
-        most = rows if passes == 1 else max(1, math.ceil(rows / (passes - 1)) - 1)
-        return min(self._settings.trainer.micro_batch_size, most)
+    @staticmethod
+    def _tokens(updates: Sequence[Sequence[NDArray[np.int64]]]) -> Iterator[NDArray[np.int64]]:
+        return (tokens for passes in updates for tokens in passes)

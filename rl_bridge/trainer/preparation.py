@@ -1,5 +1,6 @@
 """What a batch lacks before its first update: advantages that need a reference or a critic; and what the loss is."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -42,31 +43,45 @@ def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> LossSetting
 
 
 def with_advantages(
-    batch: TrainBatch, algorithm: AlgorithmConfig, *, values: NDArray[np.float32] | None = None
+    batch: TrainBatch,
+    algorithm: AlgorithmConfig,
+    *,
+    values: NDArray[np.float32] | None = None,
+    whole: Callable[[NDArray[np.generic]], NDArray[np.float64]],
 ) -> TrainBatch:
-    """The batch with the advantages that it is trained with.
+    """A rank's part of a batch with the advantages that it is trained with.
 
-    Those relative to the group are known when it is made, unless the divergence from the reference is a part of the
-    reward. Those of GAE are known from the critic's values.
+    Those relative to the group are known when the batch is made, unless the divergence from the reference is a part of
+    the reward. Those of GAE are known from the critic's values. Either is of whole trajectories, whose tokens may be on
+    several ranks.
 
     Args:
         batch: With reference log-probabilities where the divergence is in the reward.
         algorithm: The configuration.
         values: The critic's, shape [T]; None without a critic.
+        whole: Gives the whole batch's numbers for those of this part.
 
     Raises:
         ValueError: The reference log-probabilities are needed and not there.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
-    rewards = _penalised(batch, algorithm) if in_reward else batch.rewards
-    if values is not None:
-        advantages, returns = generalized_advantages(
-            rewards, values, batch.trajectory, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
-        )
-        if algorithm.normalize_std:
-            advantages = whitened(advantages)
-        return replace(batch, advantages=advantages, values=values, returns=returns)
-    return replace(batch, advantages=_relative(batch, rewards, algorithm)) if in_reward else batch
+    if values is None and not in_reward:
+        return batch
+    rewards = whole(_penalised(batch, algorithm) if in_reward else batch.rewards).astype(np.float32)
+    trajectory = whole(batch.trajectory).astype(np.int64)
+    if values is None:
+        relative = _relative(rewards, trajectory, whole(batch.group), algorithm)
+        return replace(batch, advantages=relative[batch.index])
+    advantages, returns = generalized_advantages(
+        rewards,
+        whole(values).astype(np.float32),
+        trajectory,
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
+    )
+    if algorithm.normalize_std:
+        advantages = whitened(advantages)
+    return replace(batch, advantages=advantages[batch.index], values=values, returns=returns[batch.index])
 
 
 def _penalised(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
@@ -83,11 +98,14 @@ def _penalised(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.floa
 
 
 def _relative(
-    batch: TrainBatch, rewards: NDArray[np.float32], algorithm: AlgorithmConfig
+    rewards: NDArray[np.float32],
+    trajectory: NDArray[np.int64],
+    group: NDArray[np.float64],
+    algorithm: AlgorithmConfig,
 ) -> NDArray[np.float32]:
     """Each trajectory's sum of rewards, beside its group's."""
-    _, first, index = np.unique(batch.trajectory, return_index=True, return_inverse=True)
-    totals, group = np.bincount(index, weights=rewards), batch.group[first]
+    _, first, index = np.unique(trajectory, return_index=True, return_inverse=True)
+    totals, group = np.bincount(index, weights=rewards), group[first]
     relative = np.empty(len(totals))
     for one in np.unique(group):
         members = np.flatnonzero(group == one)

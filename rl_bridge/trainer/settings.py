@@ -20,11 +20,8 @@ class TrainerSettings:
         max_loss_tokens: The most tokens a trajectory can have in the loss.
         temperature: Of the sampling.
         seed: Of everything random in the trainer.
-        gradient_accumulation_steps: Forward and backward passes behind one optimizer step, on every rank, at least;
-            there are more where `trainer.micro_batch_size` asks for smaller ones. The gradient is the same.
-        tensor_parallel: Ranks that share every matrix. The others are data parallel, with sharded weights.
-        pipeline_parallel: Only 1 is supported.
-        collective_timeout_s: How long a rank waits for the others.
+        trainer: `trainer.*`.
+        algorithm: `algorithm.*`.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         resume: Go on from the newest checkpoint in the folder, where there is one. It is what a restarted trainer has
@@ -40,12 +37,13 @@ class TrainerSettings:
     seed: int
     trainer: TrainerConfig
     algorithm: AlgorithmConfig
-    gradient_accumulation_steps: int = 1
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    collective_timeout_s: float = 600.0
     deterministic: bool = False
     resume: bool = True
+
+    @property
+    def tokens_per_pass(self) -> int:
+        """The budget of a pass, in which the longest row has room."""
+        return max(self.trainer.tokens_per_pass, self.max_length)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

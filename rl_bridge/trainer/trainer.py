@@ -16,16 +16,17 @@ from torch import Tensor
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import CheckpointError, NonFiniteLossError, TrainerWentBackError
-from rl_bridge.titan.model import Parallelism, TitanModel
+from rl_bridge.titan.model import TitanModel
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.critic import Critic
-from rl_bridge.trainer.figures import FigureAccumulator, figures_of, shown_figures
-from rl_bridge.trainer.gradients import Gradients
+from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.trainer.optimization import Optimization
+from rl_bridge.trainer.policy import PolicyGradients
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
 from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
+from rl_bridge.trainer.shares import RankBatch, rank_batches
 from rl_bridge.types import PolicyVersion
 
 
@@ -65,16 +66,15 @@ class Trainer:
                 max_length=settings.max_length,
                 trainable=True,
                 device=device,
-                spread=Parallelism(tensor=settings.tensor_parallel, pipeline=settings.pipeline_parallel),
+                tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
-        self._optimizer = Optimization(self._model, settings, learning_rate=config.learning_rate)
+        self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
-        self._shuffle = np.random.default_rng(settings.seed)
         self._checkpoints = Checkpoints(settings.folder)
         self._readers = Readers()
-        self._gradients = Gradients(self._model, settings)
+        self._policy = PolicyGradients(self._model, settings)
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -104,20 +104,19 @@ class Trainer:
         if self._critic is not None:
             self._critic.restore(state, version)
         self._take_random(state.get(self._random_key))
-        self._shuffle.bit_generator.state = state["shuffle"]
         self.version = version
         return self._checkpoints.run_state(version)
 
-    def step(self, batch: TrainBatch, version: PolicyVersion | None = None) -> dict[str, float]:
+    def step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.
 
         Args:
-            batch: All loss tokens, the same on every rank, with reference log-probabilities where `kl_coef` is above
-                0. Each data-parallel rank works on its part of it. What else the algorithm needs is added here.
+            batch: This rank's part; or all loss tokens, of which it takes its part. With reference log-probabilities
+                where `kl_coef` is above 0. What else the algorithm needs is added here.
             version: Which the trainer has to be at; None for whichever it is.
 
         Returns:
-            The figures of the iteration, by the names that the log uses, the same on every rank.
+            The metrics of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
@@ -126,24 +125,29 @@ class Trainer:
         if version is not None:
             self._expect(version)
         with siblings_needed(f"in iteration {self.version}"):
-            return self._step(batch)
+            return self._step(self._own(batch))
 
-    def _step(self, batch: TrainBatch) -> dict[str, float]:
+    def _own(self, batch: TrainBatch | RankBatch) -> RankBatch:
+        if isinstance(batch, RankBatch):
+            return batch
+        parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
+        return parts[self._rank.index]
+
+    def _step(self, mine: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
-        accumulator = FigureAccumulator()
+        metrics = LossMetrics(algorithm, with_reference=mine.batch.reference_logprobs is not None)
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
         learning_rate = self._optimizer.learning_rate
-        values = None if self._critic is None else self._critic.values(batch)
-        batch = with_advantages(batch, algorithm, values=values)
-        for part in self._with_old(batch.split_by_trajectory(config.updates_per_iteration, self._shuffle)):
+        mine = self._prepared(mine)
+        for update in range(len(mine.updates)):
             # What these very weights have sampled; after the first update they are others.
-            fresh = None if losses else part.versions == self.version
-            losses.append(self._gradients.accumulate(part, loss, accumulator, fresh=fresh))
-            norms.append(self._checked(part, losses[-1]))
-            waited += self._readers.wait_until_none(self._settings.collective_timeout_s)
+            fresh = None if update else self.version
+            losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
+            norms.append(self._checked(mine, update, losses[-1]))
+            waited += self._readers.wait_until_none(config.collective_timeout_s)
             for one in self._learners:
                 one.step()
         for _ in range(len(losses), config.updates_per_iteration):
@@ -156,34 +160,35 @@ class Trainer:
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": waited,
-            **figures_of(
-                self._model.sum_over_data(accumulator.sums),
-                self._model.max_over_data(accumulator.largest),
-                shown=shown_figures(algorithm, with_reference=batch.reference_logprobs is not None),
-            ),
-            **({} if self._critic is None else self._critic.figures(batch)),
+            **metrics.reduced(self._model.sum_over_data, self._model.max_over_data),
+            **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
 
     @property
     def _learners(self) -> list[Optimization | Critic]:
         return [self._optimizer] if self._critic is None else [self._optimizer, self._critic]
 
-    def _with_old(self, parts: list[TrainBatch]) -> list[TrainBatch]:
-        """The parts of all updates, with the log-probabilities before the first, where ratios are against those.
+    def _prepared(self, mine: RankBatch) -> RankBatch:
+        """With all that is known of the batch before the first update: values, advantages, log-probabilities.
 
-        They are computed in the passes in which each part will be trained: in bfloat16 other passes have other
-        roundings, and the ratio of a part that is trained first would not be 1.
+        The latter, where ratios are against those, are computed in the passes in which each token will be trained: in
+        bfloat16 other passes have other roundings, and the ratio of a part that is trained first would not be 1.
         """
-        if not self._settings.algorithm.recomputes_old:
-            return parts
-        return [replace(part, proximal_logprobs=self._gradients.logprobs(part)) for part in parts]
+        batch, algorithm = mine.batch, self._settings.algorithm
+        values = None if self._critic is None else self._critic.values(mine)
+        batch = with_advantages(
+            batch, algorithm, values=values, whole=lambda numbers: self._policy.passes.whole(batch, numbers)
+        )
+        if algorithm.recomputes_old:
+            batch = replace(batch, proximal_logprobs=self._policy.logprobs(mine))
+        return replace(mine, batch=batch)
 
-    def _checked(self, part: TrainBatch, loss: float) -> float:
+    def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
             norm = self._optimizer.clip(loss, iteration=self.version)
             if self._critic is not None:
-                self._critic.accumulate(part, iteration=self.version)
+                self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:
             self._optimizer.drop()
             raise
@@ -192,7 +197,8 @@ class Trainer:
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
         with siblings_needed(f"for what iteration {self.version} has come to"):
-            return self._gradients.logprobs(batch)
+            mine = self._own(batch)
+            return self._policy.passes.whole(mine.batch, self._policy.logprobs(mine)).astype(np.float32)
 
     @contextmanager
     def weights(self, version: PolicyVersion) -> Iterator[dict[str, Tensor]]:
@@ -270,7 +276,6 @@ class Trainer:
             "model": self._model.module.state_dict(),
             **self._optimizer.state(),
             **({} if self._critic is None else self._critic.state()),
-            "shuffle": self._shuffle.bit_generator.state,
             self._random_key: self._random(),
         }
 

@@ -39,7 +39,7 @@ def test_layout() -> None:
         ]
     )
     # A context ends before the last loss token: that token predicts nothing.
-    assert batch.contexts.tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert (batch.tokens.tolist(), batch.lengths.tolist()) == ([1, 2, 3, 4], [3, 1])
     assert batch.context.tolist() == [0, 0, 1]
     assert batch.position.tolist() == [1, 2, 0]
     assert batch.target.tolist() == [3, 4, 2]
@@ -55,7 +55,7 @@ def test_siblings_that_saw_the_same_share_a_context() -> None:
         [sample([1, 2, answer], [0, 0, 1], trajectory=number) for number, answer in enumerate([3, 4, 3])]
         + [sample([1, 3, 3], [0, 0, 1], trajectory=3)]
     )
-    assert batch.contexts.tolist() == [[1, 2], [1, 3]]
+    assert (batch.tokens.tolist(), batch.lengths.tolist()) == ([1, 2, 1, 3], [2, 2])
     assert batch.context.tolist() == [0, 0, 0, 1]
     assert batch.target.tolist() == [3, 4, 3, 3]
 
@@ -98,10 +98,11 @@ def with_reference(batch: TrainBatch) -> TrainBatch:
 def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
     """Every loss token with all that belongs to it, however the batch lays it out."""
     assert batch.reference_logprobs is not None
+    contexts = np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])
     return sorted(
         (
             int(batch.trajectory[t]),
-            tuple(batch.contexts[batch.context[t]][: batch.position[t] + 1].tolist()),
+            tuple(contexts[batch.context[t]][: batch.position[t] + 1].tolist()),
             int(batch.target[t]),
             float(batch.old_logprobs[t]),
             float(batch.advantages[t]),
@@ -117,20 +118,12 @@ def test_updates_cover_every_trajectory_exactly_once(
     samples: list[TrainSample], parts: int, seed: int
 ) -> None:
     batch = with_reference(TrainBatch.from_samples(samples))
-    pieces = batch.split_by_trajectory(parts, np.random.default_rng(seed))
+    pieces = [batch.take(one) for one in batch.split_by_trajectory(parts, np.random.default_rng(seed))]
+    for piece in pieces:
+        assert batch.target[piece.index].tolist() == piece.target.tolist()
     owners = [trajectory for piece in pieces for trajectory in np.unique(piece.trajectory).tolist()]
     assert sorted(owners) == np.unique(batch.trajectory).tolist()
     assert sorted(row for piece in pieces for row in rows_of(piece)) == rows_of(batch)
     assert all(len(piece) for piece in pieces)
     sizes = [len(np.unique(piece.trajectory)) for piece in pieces]
     assert max(sizes) - min(sizes) <= 1
-
-
-@settings(max_examples=30)
-@given(batches(), st.integers(1, 6))
-def test_micro_batches_cover_every_loss_token_exactly_once(samples: list[TrainSample], rows: int) -> None:
-    batch = with_reference(TrainBatch.from_samples(samples))
-    pieces = list(batch.micro_batches(rows))
-    assert sorted(index for _, chosen in pieces for index in chosen.tolist()) == list(range(len(batch)))
-    assert all(len(piece.packed().tokens) <= rows for piece, _ in pieces)
-    assert sorted(row for piece, _ in pieces for row in rows_of(piece)) == rows_of(batch)

@@ -15,7 +15,7 @@ CONFIG = """
 name: prompts
 data: {source: prompts.jsonl}
 rollout: {batch_size: 16, group_size: 4, max_new_tokens: 6, max_length: 64, max_num_seqs: 16}
-trainer: {iterations: 2, checkpoint_interval: 1, micro_batch_size: 16, num_gpus: 0}
+trainer: {iterations: 2, checkpoint_interval: 1, tokens_per_pass: 2048, num_gpus: 0}
 reward: {function: my_rewards.short}
 """
 TIMEOUT_S = 300.0

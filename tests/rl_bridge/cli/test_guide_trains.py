@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
 HERE = ["--monarch.num_nodes", "1", "--monarch.gpus_per_node", "0", "--trainer.num_gpus", "0"]
 SMALL = [
-    *("rollout.num_workers=2", "rollout.batch_size=16", "env.sessions=8", "trainer.micro_batch_size=16"),
+    *("rollout.num_workers=2", "rollout.batch_size=16", "env.sessions=8", "trainer.tokens_per_pass=2048"),
     *("trainer.iterations=2", "evaluation.episodes=4", "evaluation.interval=0"),
 ]
 REWARD = "def compute_reward(prompt, response, target):\n    return 0.125\n"

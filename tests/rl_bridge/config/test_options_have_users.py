@@ -28,7 +28,7 @@ KEYS = sorted(
     + [name for name in Config.model_fields if name not in SECTIONS]
 )
 # What they decide is settled when the configuration is made: the keys of a preset, the rows of the role table.
-SETTLED_AT_ONCE = {"algorithm.name", "trainer.num_gpus"}
+SETTLED_AT_ONCE = {"algorithm.name", "trainer.num_gpus", "trainer.pipeline_parallel"}
 
 
 def last_name(node: ast.expr) -> str | None:

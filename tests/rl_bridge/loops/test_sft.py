@@ -176,7 +176,7 @@ def test_the_trainer_is_told_what_the_recipe_says(tmp_path: Path) -> None:
         learning_rate=0.5,
         warmup_updates=3,
         weight_decay=0.1,
-        micro_batch_size=5,
+        tokens_per_pass=500,
         num_threads=2,
         seed=9,
         max_updates=77,
@@ -186,7 +186,7 @@ def test_the_trainer_is_told_what_the_recipe_says(tmp_path: Path) -> None:
     assert (settings.temperature, settings.seed, settings.max_length) == (1.0, 9, 4096)
     trainer = settings.trainer
     assert (trainer.learning_rate, trainer.warmup_updates, trainer.weight_decay) == (0.5, 3, 0.1)
-    assert (trainer.micro_batch_size, trainer.num_threads, trainer.iterations) == (5, 2, 77)
+    assert (trainer.tokens_per_pass, trainer.num_threads, trainer.iterations) == (500, 2, 77)
     assert (trainer.updates_per_iteration, trainer.decay_fraction) == (1, 0.0)
 
 
@@ -201,8 +201,8 @@ def test_the_loss_is_the_mean_of_minus_log_pi_over_the_tokens_of_all_traces() ->
     )
     loss, _ = policy_loss(
         LossInputs(
-            log_distribution=probabilities.log(),
-            targets=torch.tensor([0, 1, 0]),
+            logprobs=probabilities[[0, 1, 2], [0, 1, 0]].log(),
+            entropy=torch.zeros(3),
             old_logprobs=torch.zeros(3, dtype=torch.float64),
             advantages=torch.ones(3, dtype=torch.float64),
             weights=torch.from_numpy(weights),

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from tool_fixtures import TOLD, LoggingEngine, PieceTokenizer, chat_tokenizer, play_any_kind, rows_of, said_by
 
@@ -77,12 +78,13 @@ def test_every_trained_token_is_one_that_was_sampled(played: Played) -> None:
 
 def test_every_token_of_the_batch_is_one_that_was_sampled(played: Played) -> None:
     batch = TrainBatch.from_samples(rows_of(played.trajectories))
+    contexts = np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])
     seen = set()
     for index, logprob in enumerate(batch.old_logprobs.tolist()):
         one = played.engine.log[logprob]
         assert (one.token, one.version) == (batch.target[index], batch.versions[index])
         position = batch.position[index]
-        context = batch.contexts[batch.context[index], : position + 1].tolist()
+        context = contexts[batch.context[index]][: position + 1].tolist()
         if one.place == 0:
             assert context == list(one.prompt)
         else:

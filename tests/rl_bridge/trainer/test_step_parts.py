@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from trainer_ranks import batch, settings
 
 from rl_bridge.algorithms.policy_loss import LossSettings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
-from rl_bridge.trainer.figures import FigureAccumulator, figures_of, shown_figures
+from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
+from rl_bridge.trainer.shares import rank_batches
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -52,6 +52,10 @@ def algorithm(**keys: Any) -> AlgorithmConfig:
     return AlgorithmConfig.model_validate(keys)
 
 
+def advantages_of(batch: TrainBatch, algorithm: AlgorithmConfig, **options: Any) -> TrainBatch:
+    return with_advantages(batch, algorithm, **options, whole=lambda numbers: numbers.astype(np.float64))
+
+
 def test_a_trajectory_earns_its_reward_with_its_last_token() -> None:
     assert BATCH.rewards.tolist() == [0.0, 0.0, 1.0, 0.0, 4.0, 2.0]
     assert BATCH.group.tolist() == [0, 0, 0, 0, 1, 1]
@@ -60,13 +64,13 @@ def test_a_trajectory_earns_its_reward_with_its_last_token() -> None:
 
 
 def test_the_divergence_in_the_reward_of_groups() -> None:
-    batch = with_advantages(
+    batch = advantages_of(
         BATCH.with_reference(REFERENCE),
         algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1", normalize_std=False),
     )
     # Group 0: 1 - 0.1 * (1 + 1 - 1) = 0.9 and 0 - 0.2: mean 0.35. Group 1: 4 and 2.
     assert batch.advantages.tolist() == pytest.approx([0.55, 0.55, 0.55, -0.55, 1.0, -1.0])
-    normalised = with_advantages(
+    normalised = advantages_of(
         BATCH.with_reference(REFERENCE), algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     )
     assert normalised.advantages.tolist() == pytest.approx([1, 1, 1, -1, 1, -1], abs=1e-5)
@@ -77,7 +81,7 @@ VALUES = np.array([0.5, 0.0, 0.25, 1.0, 3.0, 3.0], dtype=np.float32)
 
 def test_advantages_by_the_critic() -> None:
     plain = algorithm(name="ppo", gamma=1.0, gae_lambda=1.0, normalize_std=False)
-    batch = with_advantages(BATCH, plain, values=VALUES)
+    batch = advantages_of(BATCH, plain, values=VALUES)
     # The trajectory's reward less the value, token by token; the second row goes on where the first ended.
     assert batch.advantages.tolist() == pytest.approx([0.5, 1.0, 0.75, -1.0, 1.0, -1.0])
     assert batch.returns is not None
@@ -96,19 +100,9 @@ def test_the_divergence_in_the_reward_of_tokens() -> None:
         kl_in="reward",
         kl_estimator="k1",
     )
-    batch = with_advantages(BATCH.with_reference(REFERENCE), kl, values=np.zeros(6, dtype=np.float32))
+    batch = advantages_of(BATCH.with_reference(REFERENCE), kl, values=np.zeros(6, dtype=np.float32))
     # Token rewards -0.1, -0.1, 1.1; -0.2; 4; 2; what is still to come at each.
     assert batch.advantages.tolist() == pytest.approx([0.9, 1.0, 1.1, -0.2, 4.0, 2.0])
-
-
-def test_parts_take_everything_along() -> None:
-    whole = replace(
-        with_advantages(BATCH.with_reference(REFERENCE), algorithm(name="ppo"), values=VALUES),
-        proximal_logprobs=np.arange(6, dtype=np.float32),
-    )
-    part = whole.take(np.array([4, 2]))
-    for name in ("group", "rewards", "reference_logprobs", "proximal_logprobs", "values", "returns"):
-        assert getattr(part, name).tolist() == getattr(whole, name)[[4, 2]].tolist()
 
 
 def test_the_loss_at_a_point_of_the_run() -> None:
@@ -135,71 +129,85 @@ def test_the_loss_at_a_point_of_the_run() -> None:
 class Table:
     """Stands for a model of several data-parallel ranks, of which this is one: a number for each token's target."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.data_rank, self.data_ranks = rank, ranks
+    def __init__(self) -> None:
         self.numbers = torch.arange(40, dtype=torch.float32, requires_grad=True)
-        self.rows: list[int] = []
-        self.idled = 0
+        self.passes: list[int] = []
 
-    @contextlib.contextmanager
     def spmd(self) -> Any:
-        yield
+        return contextlib.nullcontext()
 
     def idle(self) -> Tensor:
-        self.idled += 1
+        self.passes.append(0)
         return self.numbers.sum() * 0.0
 
     def sum_over_data(self, values: Tensor) -> Tensor:
         return values
 
-    def of(self, micro: TrainBatch) -> Tensor:
-        self.rows.append(len(micro.packed().tokens))
-        return self.numbers[torch.from_numpy(micro.target)]
-
-
-def passes(table: Table, folder: Path, **options: Any) -> Passes:
-    accumulation = options.pop("accumulation", 1)
-    return Passes(
-        table,  # type: ignore[arg-type]
-        replace(settings(folder, folder=folder, **options), gradient_accumulation_steps=accumulation),
-    )
+    def of(self, part: TrainBatch) -> Tensor:
+        self.passes.append(int(part.lengths.sum()))
+        return self.numbers[torch.from_numpy(part.target)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.parametrize("rows", [1, 3, 4096])
-def test_ranks_add_up_to_the_whole(tmp_path: Path, ranks: int, rows: int) -> None:
-    one = batch(0)
-    weights = torch.linspace(0.0, 1.0, len(one))
-    values, gradient, total = np.zeros(len(one), dtype=np.float32), torch.zeros(40), 0.0
-    made = set()
-    for rank in range(ranks):
-        table = Table(rank, ranks)
-        own = passes(table, tmp_path, micro_batch_size=rows)
+@pytest.mark.parametrize(("budget", "accumulation"), [(32, 1), (64, 3), (100_000, 1)])
+def test_ranks_and_passes_add_up_to_the_whole(
+    tmp_path: Path, ranks: int, budget: int, accumulation: int
+) -> None:
+    one = batch(0, rows_a_trajectory=3)
+    options: dict[str, Any] = {
+        "algorithm": {"aggregation": "token_mean"},
+        "tokens_per_pass": budget,
+        "gradient_accumulation_steps": accumulation,
+        "updates_per_iteration": 2,
+    }
+    parts = rank_batches(one, settings(tmp_path, folder=tmp_path, **options), version=4, ranks=ranks)
+    values, gradient, total = np.zeros(len(one)), torch.zeros(40), 0.0
+    made: list[list[int]] = []
+    for mine in parts:
+        table = Table()
+        own = Passes(table)  # type: ignore[arg-type]
+        values += own.whole(mine.batch, own.evaluate(mine, table.of))
+        made.append(table.passes.copy())
+        for update in range(2):
 
-        def loss(micro: TrainBatch, chosen: NDArray[np.int64], table: Table = table) -> Tensor:
-            return (table.of(micro) * weights[torch.from_numpy(chosen)]).sum()
+            def loss(part: TrainBatch, table: Table = table) -> Tensor:
+                return (table.of(part) * torch.from_numpy(part.advantages)).sum()
 
-        values += own.evaluate(one, table.of)
-        assert all(number <= rows for number in table.rows)
-        made.add(len(table.rows) + table.idled)
-        total += own.backward(one, loss)
+            total += own.backward(mine, update, loss)
         assert table.numbers.grad is not None
         gradient += table.numbers.grad
-    assert len(made) == 1, "a rank would wait for the others"
+    assert len({len(passes) for passes in made}) == 1, "a rank would wait for the others"
+    assert len(made[0]) >= 2 * accumulation
+    assert all(tokens <= budget for passes in made for tokens in passes)
     assert values.tolist() == one.target.tolist()
-    expected = torch.zeros(40).index_add(0, torch.from_numpy(one.target), weights)
+    advantages = torch.from_numpy(one.advantages)
+    expected = torch.zeros(40).index_add(0, torch.from_numpy(one.target), advantages)
     torch.testing.assert_close(gradient, expected)
-    assert total == pytest.approx(float((weights * torch.from_numpy(one.target)).sum()), rel=1e-5)
+    assert total == pytest.approx(float((advantages * torch.from_numpy(one.target)).sum()), rel=1e-5)
+    # A trajectory is in one update, and its tokens weigh what they weigh in that.
+    assert sum(parts[0].sizes) == len(one)
+    of_update = [
+        set(np.concatenate([mine.batch.trajectory[np.concatenate(mine.updates[update])] for mine in parts]))
+        for update in range(2)
+    ]
+    assert not of_update[0] & of_update[1]
+    for mine in parts:
+        for update, passes in enumerate(mine.updates):
+            assert mine.batch.weights is not None
+            assert mine.batch.weights[np.concatenate(passes)] == pytest.approx(1 / parts[0].sizes[update])
 
 
-def test_accumulation_asks_for_more_passes(tmp_path: Path) -> None:
-    made = []
-    for accumulation in (1, 4):
-        table = Table(0, 1)
-        passes(table, tmp_path, micro_batch_size=4096, accumulation=accumulation).evaluate(batch(1), table.of)
-        made.append(len(table.rows))
-    assert made[0] == 1
-    assert 4 <= made[1] <= 5
+def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
+    """So that a run that goes back draws what it drew before; tensor-parallel ranks have the same part."""
+    one, options = batch(0), settings(tmp_path, folder=tmp_path, updates_per_iteration=2, tensor_parallel=2)
+
+    def first(version: int) -> list[int]:
+        parts = rank_batches(one, options, version=version, ranks=2)
+        assert parts[0] is parts[1]
+        return np.unique(parts[0].batch.trajectory[np.concatenate(parts[0].updates[0])]).tolist()
+
+    assert first(3) == first(3)
+    assert first(3) != first(4)
 
 
 ALWAYS = {
@@ -218,23 +226,23 @@ def per_token(*ratio: float, **others: list[float]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(values) for name, values in names.items()}
 
 
-def logged(accumulator: FigureAccumulator, shown: frozenset[str]) -> dict[str, float]:
-    return figures_of(accumulator.sums, accumulator.largest, shown=shown)
+def logged(metrics: LossMetrics) -> dict[str, float]:
+    return metrics.reduced(lambda sums: sums, lambda largest: largest)
 
 
 def test_means_over_passes_of_unequal_size() -> None:
-    accumulator = FigureAccumulator()
-    accumulator.add(
+    metrics = LossMetrics(AlgorithmConfig(), with_reference=False)
+    metrics.add(
         per_token(
             1.0, 2.0, 3.0, clipped_low=[1, 0, 0], entropy=[0.5, 0.5, 2.0], logprob_difference=[0.2, -0.4, 1.0]
         ),
         fresh=torch.tensor([True, True, False]),
     )
-    accumulator.add(per_token(6.0, clipped_high=[1], logprob_difference=[0.3]), fresh=torch.tensor([True]))
-    accumulator.add(per_token(3.0, 3.0, entropy=[0.75, 0.75], logprob_difference=[7.0, 7.0]), fresh=None)
-    accumulator.add_rows(valid=3, padded=4)
-    accumulator.add_rows(valid=3, padded=8)
-    assert logged(accumulator, shown_figures(AlgorithmConfig(), with_reference=False)) == {
+    metrics.add(per_token(6.0, clipped_high=[1], logprob_difference=[0.3]), fresh=torch.tensor([True]))
+    metrics.add(per_token(3.0, 3.0, entropy=[0.75, 0.75], logprob_difference=[7.0, 7.0]), fresh=None)
+    metrics.add_rows(valid=3, padded=4)
+    metrics.add_rows(valid=3, padded=8)
+    assert logged(metrics) == {
         "loss/ratio_mean": 3.0,
         "loss/clip_fraction_low": pytest.approx(1 / 6),
         "loss/clip_fraction_high": pytest.approx(1 / 6),
@@ -259,11 +267,10 @@ def test_means_over_passes_of_unequal_size() -> None:
 def test_what_is_told_beside_what_always_is(
     algorithm: dict[str, Any], with_reference: bool, more: set[str]
 ) -> None:
-    accumulator = FigureAccumulator()
+    metrics = LossMetrics(AlgorithmConfig.model_validate(algorithm), with_reference=with_reference)
     parts = {"kl": [0.5], "dual_clipped": [1.0], "correction": [1.5], "corrected": [1.0]}
-    accumulator.add(per_token(1.0, **parts), fresh=torch.tensor([False]))
-    shown = shown_figures(AlgorithmConfig.model_validate(algorithm), with_reference=with_reference)
-    found = logged(accumulator, shown)
+    metrics.add(per_token(1.0, **parts), fresh=torch.tensor([False]))
+    found = logged(metrics)
     assert set(found) == ALWAYS | more
     assert [found[name] for name in sorted(more)] == [
         {"policy/kl_to_reference": 0.5, "loss/correction_weight": 1.5}.get(name, 1.0) for name in sorted(more)

@@ -33,7 +33,7 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     from rl_bridge.trainer.trainer import Trainer
 
     config = SftConfig(
-        learning_rate=3e-3, batch_size=4, micro_batch_size=2, max_length=32, max_updates=40, evaluate_every=10
+        learning_rate=3e-3, batch_size=4, tokens_per_pass=32, max_length=32, max_updates=40, evaluate_every=10
     )
     learner = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
     # Traces of unequal length, so that a mean over tokens is no mean over traces.

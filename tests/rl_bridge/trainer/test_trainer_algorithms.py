@@ -66,10 +66,10 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
     advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
     log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
-    whole = trained(tiny_policy, tmp_path, algorithm, micro_batch_size=4096, max_grad_norm=1e9)
+    whole = trained(tiny_policy, tmp_path, algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
     old = whole.logprobs(one) - log_ratios[index]
     one = replace(one, advantages=advantages[index], old_logprobs=old)
-    parts = trained(tiny_policy, tmp_path, algorithm, micro_batch_size=2, max_grad_norm=1e9)
+    parts = trained(tiny_policy, tmp_path, algorithm, tokens_per_pass=32, max_grad_norm=1e9)
     model = trained(tiny_policy, tmp_path, algorithm)._model
     with model.spmd():
         logprobs = model.outputs(model.pack(one)).logprobs
@@ -116,7 +116,7 @@ def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
         folder=tmp_path,
         algorithm={"name": "gspo", "correction": "truncated"},
         updates_per_iteration=3,
-        micro_batch_size=5,
+        tokens_per_pass=64,
         learning_rate=1e-30,
     )
     # Long enough that what else is in a pass rounds a row otherwise: with rows of 8 tokens it does not.

@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     "decay_fraction": 0.5,
     "iterations": 8,
     "algorithm": {"entropy_coef": 0.1, "entropy_hold": 0.2, "entropy_final_factor": 0.0},
-    "ranks": {"deterministic": True},
+    "deterministic": True,
 }
 RUN_STATE = {"ledger": {"3": "leased"}, "cursor": [1, 2]}
 
@@ -156,7 +156,7 @@ def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: P
 def test_from_two_ranks_to_one_and_back(
     pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
 ) -> None:
-    options = settings(policy, folder=tmp_path, **{**OPTIONS, "ranks": spread})
+    options = settings(policy, folder=tmp_path, **OPTIONS, **spread)
     expected, straight = train_alone(policy, tmp_path / "straight", range(6))
     pair.build(options)
     pair.call("step", batch(0))

@@ -27,7 +27,7 @@ def _ranks_import_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    trainer = alone(policy, folder, ranks={"deterministic": True})
+    trainer = alone(policy, folder, deterministic=True)
     return [trainer.step(batch(number)) for number in range(steps)], trainer.hf_state_dict()
 
 
@@ -44,7 +44,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     from rl_bridge.weights import WeightStore
 
     expected, weights = trained(policy, tmp_path / "alone", 5)
-    options = settings(policy, folder=tmp_path / "run", ranks={"deterministic": True})
+    options = settings(policy, folder=tmp_path / "run", deterministic=True)
     async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
         store = WeightStore.create()
         trainer = await TrainerActor.options(procs=count, name="trainer").as_service(options, store)

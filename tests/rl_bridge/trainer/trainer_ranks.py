@@ -29,10 +29,10 @@ def settings(
     folder: Path,
     algorithm: dict[str, Any] | None = None,
     temperature: float = 1.0,
-    ranks: dict[str, Any] | None = None,
+    deterministic: bool = False,
     **trainer: Any,
 ) -> TrainerSettings:
-    """Of a tiny trainer; `ranks` are fields of `TrainerSettings`."""
+    """Of a tiny trainer."""
     options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
     return TrainerSettings(
         model_path=str(path),
@@ -44,7 +44,7 @@ def settings(
         seed=3,
         trainer=TrainerConfig.model_validate(options),
         algorithm=AlgorithmConfig.model_validate(algorithm or {}),
-        **(ranks or {}),
+        deterministic=deterministic,
     )
 
 
