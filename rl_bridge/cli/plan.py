@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
     from rl_bridge.errors import ConfigError
-    from rl_bridge.planning.memory import SENT_BYTES
+    from rl_bridge.planning.memory import sent_bytes
     from rl_bridge.planning.plan import RunPlan
 
     named = {word for word in arguments.words if word in PARTS}
@@ -108,7 +108,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
         if size is not None and "memory" in asked:
             found = found.with_memory(size, config)
         if size is not None and sent is None:
-            sent = SENT_BYTES * size.parameters
+            sent = sent_bytes(size, config)
     if sent is not None and "broadcast" in asked:
         found = found.with_broadcasts(sent, _bandwidths(arguments.gbps), arguments.rollout_s, config)
     fleet = _fleet(arguments, config, needed="cost" in named) if "cost" in asked else None

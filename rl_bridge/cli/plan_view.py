@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.planning.memory import KEPT_VERSIONS, SENT_BYTES, WHY_NOT_14, RoleMemory
+from rl_bridge.planning.memory import KEPT_VERSIONS, WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
@@ -31,7 +31,7 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
             yield Text(
                 "beside these: activations, which grow with trainer.tokens_per_pass; and in the "
                 f"memory of the trainer's hosts, {KEPT_VERSIONS} versions of the weights on their way, "
-                f"{_gb(KEPT_VERSIONS * SENT_BYTES * found.parameters)}"
+                f"{_gb(found.kept_bytes or 0)}"
             )
         elif gpu_gb is not None:
             gpus = math.ceil(found.trainer_bytes / (gpu_gb * 1e9))

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -83,7 +83,7 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
@@ -186,11 +186,11 @@ class AsyncVllmEngine:
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: dict[str, Tensor]) -> LoadFigures:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
         async with self._replacing:
             told = time.monotonic()
             handover = await asyncio.to_thread(self._sender.write, state)

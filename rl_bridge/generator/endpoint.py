@@ -1,7 +1,7 @@
 """A server that speaks the OpenAI protocol, as an engine: for policies that are looked at and not trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -87,7 +87,7 @@ class EndpointEngine:
         """
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: "dict[str, Tensor]") -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor]") -> "Future[LoadFigures]":
         """Refuse.
 
         Raises:

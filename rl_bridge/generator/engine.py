@@ -8,7 +8,7 @@ order in which it was asked for.
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -47,7 +47,7 @@ class LoadFigures:
 @dataclass(slots=True)
 class _Load:
     version: PolicyVersion
-    state: dict[str, Tensor]
+    state: Mapping[str, Tensor]
     future: "Future[LoadFigures]" = field(default_factory=Future)
 
 
@@ -104,7 +104,7 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
         """Take new weights.
 
         With `settings.weight_update` "drain", what was asked for before is answered first, under the old ones.

@@ -10,6 +10,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from rl_bridge.weights.assembly import without_data
 from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.segments import HEADER, Segment
 from rl_bridge.weights.snapshot import aligned
@@ -48,7 +49,7 @@ class WeightSender:
         """
         tensors: list[HandedTensor] = []
         end = HEADER
-        for name, tensor in state.items():
+        for name, tensor in without_data(state).items():
             dtype = str(tensor.dtype).removeprefix("torch.")
             tensors.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
             end = aligned(end + tensor.nbytes)
@@ -56,7 +57,8 @@ class WeightSender:
             self.close()
             self._segment = Segment(end)
         room = torch.frombuffer(self._segment.map, dtype=torch.uint8)
-        copy_all((_view(room, place), state[place["name"]]) for place in tensors)
+        for place in tensors:  # one by one: of a snapshot each is put together here
+            copy_all([(_view(room, place), state[place["name"]])])
         return Handover(
             pid=os.getpid(),
             fd=self._segment.fd,

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from rl_bridge.errors import WeightsError
@@ -16,6 +17,7 @@ from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import LoadFigures, VllmEngine
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+from rl_bridge.weights.assembly import without_data
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
@@ -40,7 +42,7 @@ class Engine(Protocol):
     ) -> "Future[list[Completion]]":
         """Answer prompts, in order. Cancelling the future ends the work on them."""
 
-    def load(self, version: PolicyVersion, state: dict[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
         """Take new weights."""
 
     def check(self) -> None:
@@ -92,6 +94,8 @@ class PolicyReplica:
         self._store = store
         self._checkpoint = Checkpoint(settings.model_path)
         self._engine = make_engine(settings)
+        # Where this process has the engine's weights, parts of tensors are joined beside them.
+        self._device = "cuda" if settings.engine == "vllm" and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 
     @property
@@ -154,11 +158,11 @@ class PolicyReplica:
                 return await self._load(version, {}, began)  # which refuses, before a store is asked
             if self._store is None:
                 raise WeightsError(f"expected a store of weights to take version {version} from, got none")
-            async with self._store.open(version) as state:
-                self._checkpoint.require_like(state)
+            async with self._store.open(version, device=self._device) as state:
+                self._checkpoint.require_like(without_data(state))
                 return await self._load(version, state, began)
 
-    async def _load(self, version: PolicyVersion, state: dict[str, Tensor], began: float) -> UpdateFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor], began: float) -> UpdateFigures:
         transport_s = time.monotonic() - began
         loading = asyncio.wrap_future(self._engine.load(version, state))
         try:

@@ -1,5 +1,6 @@
 """What vLLM's worker learns for us. vLLM loads this class by name, in the engine's process."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ class WeightLoader:
     model_runner: Any
     device: Any
 
-    def load_policy(self, state: dict[str, Tensor]) -> None:
+    def load_policy(self, state: Mapping[str, Tensor]) -> None:
         """Replace the weights in place.
 
         `reload_weights` rather than `load_weights`: on a CPU the linear layers keep prepacked copies of

@@ -161,8 +161,6 @@ WHY_NOT_14: Final = (
 )
 FROZEN_BYTES: Final = 4
 """Bytes a parameter of a model that only answers: reference and reward model keep float32."""
-SENT_BYTES: Final = 4
-"""Bytes a parameter of the weights that generators are sent: the master weights as they are."""
 KEPT_VERSIONS: Final = 2
 """Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
@@ -203,6 +201,11 @@ class RoleMemory:
 def trainer_bytes(parameters: int) -> int:
     """What the trainer keeps between two steps, over all its ranks: 16 bytes a parameter."""
     return TRAINER_BYTES_A_PARAMETER * parameters
+
+
+def sent_bytes(size: ModelSize, config: Config | None) -> int:
+    """A version of the weights as generators are sent it, in the type that the model computes in."""
+    return (2 if config is None else WIDTHS[config.model.dtype]) * size.parameters
 
 
 def memory_of_roles(

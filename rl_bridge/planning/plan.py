@@ -9,7 +9,14 @@ from typing import Any
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.errors import ConfigError
-from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles, trainer_bytes
+from rl_bridge.planning.memory import (
+    KEPT_VERSIONS,
+    ModelSize,
+    RoleMemory,
+    memory_of_roles,
+    sent_bytes,
+    trainer_bytes,
+)
 from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.placement import Placement, by_need
 
@@ -127,6 +134,8 @@ class RunPlan:
         parameters: Of the policy.
         trainer_bytes: What the trainer keeps for them, over all ranks.
         roles: Memory of each role; empty without a configuration.
+        kept_bytes: What the trainer's hosts keep of the weights for their readers, in memory; None without a
+            configuration.
         sent_bytes: What a version of the weights takes on the network, for each generator.
         generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
@@ -136,6 +145,7 @@ class RunPlan:
     parameters: int | None = None
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
+    kept_bytes: int | None = None
     sent_bytes: float | None = None
     generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
@@ -145,7 +155,11 @@ class RunPlan:
         """Add what each role keeps; without a configuration the trainer alone."""
         roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
         return replace(
-            self, parameters=size.parameters, trainer_bytes=trainer_bytes(size.parameters), roles=roles
+            self,
+            parameters=size.parameters,
+            trainer_bytes=trainer_bytes(size.parameters),
+            roles=roles,
+            kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
         )
 
     def with_broadcasts(

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from monarch.actor import concurrent_endpoint, context
 
 from rl_bridge.buffer.batch import TrainBatch
@@ -79,7 +80,7 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
-        """Put this rank's part of the weights into the store.
+        """Put this rank's part of the weights into the store, in the type that the model computes in.
 
         Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
         wait for it is the metric `time/push_blocked_s` of the step.
@@ -101,7 +102,13 @@ class TrainerActor(ServiceActor):
         with ExitStack() as held:
             state = await self._work("hold weights", held.enter_context, self._trainer.weights(version))
             with span("push"):
-                await self._store.put(version, state, rank=self._rank.index, ranks=self._rank.count)
+                await self._store.put(
+                    version,
+                    state,
+                    rank=self._rank.index,
+                    ranks=self._rank.count,
+                    dtype=getattr(torch, self._settings.dtype),  # what generators compute in
+                )
         return time.perf_counter() - started
 
     @concurrent_endpoint

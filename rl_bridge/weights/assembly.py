@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from rl_bridge.weights.snapshot import (
     is_dtensor,
     key_text,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -78,60 +82,73 @@ def view(data: Tensor, part: StoredPart) -> Tensor:
     return flat.view(part.box.shape)
 
 
-def copied(wants: Sequence[Wanted], held: Mapping[int, Tensor], like: Like | None) -> dict[str, Tensor]:
-    """Copies of what is wanted, on the devices of `like`."""
-    state = {}
-    for want in wants:
-        model = None if like is None else like[want.name]
-        device = model.device if isinstance(model, Tensor) else torch.device("cpu")
-        state[want.name] = torch.empty(want.box.shape, dtype=want.dtype, device=device)
-    copy_all(pair for want in wants for pair in _copies(state[want.name], want, held))
-    return state
+class SnapshotState(Mapping[str, Tensor]):
+    """The tensors of a snapshot, each put together when it is asked for.
+
+    What one rank has published whole is seen where it lies, without a copy. What lies in parts, or in another type, is
+    joined anew each time that it is asked for, in memory of its own: so there is never more than one of a model's
+    tensors beside those that somebody keeps.
+
+    Args:
+        wants: What is wanted, and whence.
+        held: The bytes of each rank.
+        like: As for `WeightStore.get`.
+        device: Where tensors are joined, but for those that `like` has on another one.
+        copy: Whether what lies whole is copied too.
+    """
+
+    def __init__(
+        self,
+        wants: Sequence[Wanted],
+        held: Mapping[int, Tensor],
+        like: Like | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        copy: bool = False,
+    ) -> None:
+        self._wants = {want.name: want for want in wants}
+        self._held = held
+        self._like = like or {}
+        self._device = torch.device(device)
+        self._copy = copy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wants)
+
+    def __len__(self) -> int:
+        return len(self._wants)
+
+    def __getitem__(self, name: str) -> Tensor:
+        want, model = self._wants[name], self._like.get(name)
+        if want.contained and not self._copy:
+            ((rank, part),) = want.sources
+            local = view(self._held[rank], part)[want.box.within(part.box)]
+        else:
+            device = model.device if isinstance(model, Tensor) else self._device
+            local = torch.empty(want.box.shape, dtype=want.dtype, device=device)
+            copy_all(_copies(local, want, self._held))
+        return _distributed(local, model) if is_dtensor(model) else local
+
+    def without_data(self) -> dict[str, Tensor]:
+        """The shapes and types, on torch's device `meta`: nothing is joined for them."""
+        return {
+            name: torch.empty(want.box.shape, dtype=want.dtype, device="meta")
+            for name, want in self._wants.items()
+        }
 
 
-def seen(
-    wants: Sequence[Wanted], held: Mapping[int, Tensor], staging: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """What is wanted where it lies; what lies in parts, or in another type, put together in `staging`."""
-    state = {}
-    copies: list[tuple[Tensor, Tensor]] = []
-    for want in wants:
-        if want.contained:
-            state[want.name] = _contained_view(want, held)
-            continue
-        kept = staging.get(want.name)
-        if kept is None or kept.shape != want.box.shape or kept.dtype != want.dtype:
-            kept = staging[want.name] = torch.empty(want.box.shape, dtype=want.dtype)
-        copies += _copies(kept, want, held)
-        state[want.name] = kept
-    copy_all(copies)
-    return state
+def without_data(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The shapes and types of a state dict, at no cost."""
+    return state.without_data() if isinstance(state, SnapshotState) else state
 
 
-def distributed(state: dict[str, Tensor], like: Like | None) -> dict[str, Tensor]:
-    """The tensors, as DTensors where `like` has those."""
-    if like is None or not any(is_dtensor(model) for model in like.values()):
-        return state
+def _distributed(local: Tensor, model: "DTensor") -> Tensor:
     from torch.distributed.tensor import DTensor
 
-    result = dict(state)
-    for name, model in like.items():
-        if is_dtensor(model):
-            result[name] = DTensor.from_local(
-                state[name],
-                model.device_mesh,
-                model.placements,
-                run_check=False,
-                shape=model.shape,
-                stride=model.stride(),
-            )
-    return result
-
-
-def _contained_view(want: Wanted, held: Mapping[int, Tensor]) -> Tensor:
-    """What is wanted, without a copy; for what is `contained`."""
-    ((rank, part),) = want.sources
-    return view(held[rank], part)[want.box.within(part.box)]
+    shared: Tensor = DTensor.from_local(
+        local, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+    return shared
 
 
 def _copies(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

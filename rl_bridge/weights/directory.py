@@ -4,41 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, key_text
-
-
-@dataclass(slots=True)
-class Leases:
-    """Who reads which publishing of which key, and until when at most.
-
-    Args:
-        clock: Seconds; only differences count.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    _until: dict[tuple[Key, Publication], dict[str, float]] = field(default_factory=dict)
-
-    def grant(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
-        """Let a holder read for so long. A holder that is there already begins anew."""
-        self._until.setdefault((key, publication), {})[holder] = self.clock() + seconds
-
-    def end(self, key: Key, publication: Publication, holder: str) -> None:
-        """The holder has read, or given up. Nothing happens where its time was over already."""
-        holders = self._until.get((key, publication), {})
-        holders.pop(holder, None)
-        if not holders:
-            self._until.pop((key, publication), None)
-
-    def holders(self, key: Key, publication: Publication) -> list[str]:
-        """Who reads now; those whose time is over are forgotten."""
-        for holder, until in list(self._until.get((key, publication), {}).items()):
-            if until <= self.clock():
-                self.end(key, publication, holder)
-        return list(self._until.get((key, publication), {}))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -52,42 +21,6 @@ class Unfinished:
 
     origins: tuple[Origin, ...]
     missing: tuple[int, ...]
-
-
-class Directory(Protocol):
-    """What a store asks of the directory, wherever that is."""
-
-    async def announce(
-        self, key: Key, publication: Publication, origin: Origin, ranks: int, replaces: Key | None
-    ) -> None:
-        """Say that a rank begins to publish, over what its segment has held so far."""
-
-    async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
-        """Say that a rank has published."""
-
-    async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
-        """Say that a rank will not finish."""
-
-    async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:
-        """Look a key up; one that is being published is waited for so long."""
-
-    async def latest(self) -> PolicyVersion | None:
-        """The version that was finished last."""
-
-    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
-        """Keep what lies with publishers from being overwritten, for so long at most."""
-
-    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
-        """Say that it may be overwritten again."""
-
-    async def retire(self, key: Key, publication: Publication) -> list[str]:
-        """Ask whether a snapshot may be overwritten; returns who holds it. Nobody: it is found no more."""
-
-    async def close(self) -> None:
-        """From now on nothing is published or found."""
-
-    def group(self) -> str:
-        """Names the caller's fellow publishers and itself, the same on every rank."""
 
 
 @dataclass(slots=True)
@@ -117,19 +50,25 @@ class _Series:
     superseded: set[str] = field(default_factory=set)
 
 
-class LocalDirectory:
-    """The directory itself, in the process that owns the store.
+class WeightDirectory:
+    """In the process that owns the store; other processes ask it by `RemoteDirectory`.
 
     A key that is published once more replaces what it stood for; so does a version all later ones, which
     are from before the run went back. A group of publishers that a newer one has followed is not heard any
     more: a message of it may have been on its way when it ended.
+
+    Attributes:
+        clock: Seconds, by which leases end; only differences count.
     """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._series: dict[str | None, _Series] = {}
         self._latest: PolicyVersion | None = None
-        self._leases = Leases()
+        self._leases: dict[tuple[Key, Publication], dict[str, float]] = {}
+        """Who reads which publishing of which key, and until when at most."""
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -254,11 +193,14 @@ class LocalDirectory:
             raise SnapshotOverwrittenError(
                 f"{key_text(key)} has been overwritten by a newer one before it was read"
             )
-        self._leases.grant(key, publication, holder, seconds)
+        self._leases.setdefault((key, publication), {})[holder] = self.clock() + seconds
 
     async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
-        """Say that it may be overwritten again."""
-        self._leases.end(key, publication, holder)
+        """Say that it may be overwritten again. Nothing happens where the holder's time was over already."""
+        holders = self._leases.get((key, publication), {})
+        holders.pop(holder, None)
+        if not holders:
+            self._leases.pop((key, publication), None)
 
     async def retire(self, key: Key, publication: Publication) -> list[str]:
         """Ask whether a snapshot may be overwritten.
@@ -266,7 +208,10 @@ class LocalDirectory:
         Returns:
             Who holds it. Where that is nobody, it is found no more.
         """
-        if holders := self._leases.holders(key, publication):
+        for holder, until in list(self._leases.get((key, publication), {}).items()):
+            if until <= self.clock():
+                await self.end_lease(key, publication, holder)
+        if holders := list(self._leases.get((key, publication), {})):
             return holders
         entry = self._entries.get(key)
         if entry is not None and entry.publication == publication:
@@ -283,7 +228,7 @@ class LocalDirectory:
             self._changed.notify_all()
 
     def group(self) -> str:
-        """All publishers within one process are one group."""
+        """Names the caller's fellow publishers and itself, the same on every rank: here all within this process."""
         return "local"
 
     def _drop(self, key: Key) -> None:

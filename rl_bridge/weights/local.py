@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,43 +13,7 @@ from rl_bridge.errors import WeightsError
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
-from rl_bridge.weights.transport import Needed
-
-POLL_INTERVAL_S = 0.002
-"""How often a publisher looks whether a reader has let go: the kernel tells nobody."""
-
-
-class SegmentSlot:
-    """A locked segment, as a `SnapshotSlot`."""
-
-    def __init__(self, publisher: "SegmentPublisher", ring: SegmentRing, segment: Segment, key: Key) -> None:
-        self._publisher = publisher
-        self._ring = ring
-        self._segment = segment
-        self._key = key
-        self._whole = False
-        self.replaces, segment.holds = segment.holds, None
-        segment.begin()  # fits no handle while it is being written
-        self.target = torch.frombuffer(segment.map, dtype=torch.uint8)
-
-    async def publish(self, parts: Mapping[str, StoredPart]) -> SegmentAddress:
-        """See `SnapshotSlot`."""
-        segment = self._segment
-        segment.end()
-        segment.holds = self._key
-        self._whole = True
-        return SegmentAddress(
-            fd=segment.fd,
-            inode=segment.inode,
-            nbytes=segment.nbytes,
-            generation=segment.generation,
-            ring=self._publisher.inodes(),
-        )
-
-    def release(self) -> None:
-        """See `SnapshotSlot`."""
-        del self.target  # a mapping that is looked at cannot be closed
-        self._ring.release(self._segment, whole=self._whole)
+from rl_bridge.weights.transport import Needed, Room
 
 
 class SegmentPublisher:
@@ -60,6 +25,8 @@ class SegmentPublisher:
     """
 
     header = HEADER
+    POLL_INTERVAL_S: ClassVar[float] = 0.002
+    """How often it is looked whether a reader has let go: the kernel tells nobody."""
 
     def __init__(self, *, depth: int, timeout_s: float) -> None:
         self._depth = depth
@@ -67,30 +34,92 @@ class SegmentPublisher:
         # Versions follow one another; whoever publishes under a name means to keep it beside them.
         self._rings: dict[str | None, SegmentRing] = {}
 
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> SegmentSlot:
+    @asynccontextmanager
+    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> AsyncIterator[Room]:
         """See `Publisher`."""
         name = key if isinstance(key, str) else None
-        ring = self._rings.setdefault(name, SegmentRing(self._depth))
+        ring = self._rings.setdefault(name, SegmentRing(self._depth, closing=self._forget))
+        segment = await self._wait_for_segment(ring, key, nbytes)
+        held, segment.holds = segment.holds, None
+        whole = False
+
+        async def publish(parts: Mapping[str, StoredPart]) -> object:
+            nonlocal whole
+            segment.end()
+            address = await self._address(segment, parts)
+            segment.holds, whole = (key, publication), True
+            return address
+
+        segment.begin()  # fits no handle while it is being written
+        room = Room(
+            target=torch.frombuffer(segment.map, dtype=torch.uint8),
+            replaces=None if held is None else held[0],
+            publish=publish,
+        )
+        try:
+            yield room
+        finally:
+            del room.target  # a mapping that is looked at cannot be closed
+            ring.release(segment, whole=whole)
+
+    async def _wait_for_segment(self, ring: SegmentRing, key: Key, nbytes: int) -> Segment:
         deadline = time.monotonic() + self._timeout_s
-        while (segment := ring.reserve(nbytes)) is None:
+        while True:
+            busy: dict[Segment, list[str]] = {}
+            while (segment := await _reserve(ring, nbytes, busy)) is not None:
+                try:
+                    holders = await self._holders(segment)
+                except BaseException:
+                    ring.put_back(segment)
+                    raise
+                if not holders:
+                    return segment
+                busy[segment] = holders
+                ring.put_back(segment)
             if time.monotonic() > deadline:
+                readers = {f"process {pid}" for one in ring.segments for pid in one.readers()}
+                named = sorted(readers.union(*busy.values())) or ["nobody known"]
                 raise WeightsError(
                     f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
-                    f"{self._timeout_s:g} s, but the older ones are being read, by process {_readers(ring)}; "
-                    "a reader that hangs while it holds a snapshot is the usual cause"
+                    f"{self._timeout_s:g} s, but the older ones are being read, by {', '.join(named)}; "
+                    "a reader that hangs while it holds a snapshot, or a slow connection, is the usual cause"
                 )
-            await asyncio.sleep(POLL_INTERVAL_S)
-        return SegmentSlot(self, ring, segment, key)
+            await asyncio.sleep(self.POLL_INTERVAL_S)
 
-    def inodes(self) -> frozenset[int]:
-        """Of all segments there are."""
-        return frozenset(segment.inode for ring in self._rings.values() for segment in ring.segments)
+    async def _holders(self, segment: Segment) -> list[str]:
+        """Who reads it, beside processes that have locked it."""
+        return []
+
+    async def _address(self, segment: Segment, parts: Mapping[str, StoredPart]) -> object:
+        """Where readers find what has been written."""
+        inodes = (one.inode for ring in self._rings.values() for one in ring.segments)
+        return SegmentAddress(
+            fd=segment.fd,
+            inode=segment.inode,
+            nbytes=segment.nbytes,
+            generation=segment.generation,
+            ring=frozenset(inodes),
+        )
+
+    def _forget(self, segment: Segment) -> None:
+        """A segment is about to be closed."""
 
     async def close(self) -> None:
         """See `Publisher`. Readers that hold a segment keep what they hold."""
         rings, self._rings = self._rings, {}
         for ring in rings.values():
-            ring.close()
+            await asyncio.to_thread(ring.close)
+
+
+async def _reserve(ring: SegmentRing, nbytes: int, busy: Mapping[Segment, object]) -> Segment | None:
+    """In a thread: memory that nobody has touched takes its time. What it finds for nobody is put back."""
+    task = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes, frozenset(busy)))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if (segment := await task) is not None:
+            ring.put_back(segment)
+        raise
 
 
 class SegmentReader:
@@ -116,8 +145,3 @@ class SegmentReader:
     async def close(self) -> None:
         """See `TransportReader`."""
         self._attachments.close()
-
-
-def _readers(ring: SegmentRing) -> str:
-    pids = sorted({pid for segment in ring.segments for pid in segment.readers()})
-    return ", ".join(map(str, pids)) or "unknown"

@@ -7,11 +7,12 @@ import mmap
 import os
 import secrets
 import threading
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin
+from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin, Publication
 
 HEADER = ALIGNMENT
 """Bytes before the first tensor; the generation number is the first eight of them."""
@@ -44,13 +45,13 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: The key of what is in it, or was in the smaller one that it stands for; None where that is
+        holds: Which publishing of which key is in it, or was in the smaller one that it stands for; None where that is
             not whole.
         written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
         reserved: A writer of this process has it.
     """
 
-    def __init__(self, nbytes: int, *, holds: Key | None = None) -> None:
+    def __init__(self, nbytes: int, *, holds: tuple[Key, Publication] | None = None) -> None:
         if not hasattr(os, "memfd_create"):
             raise WeightsError("the shared-memory transport needs Linux (memfd_create)")
         _require_memory(nbytes)
@@ -119,16 +120,22 @@ class SegmentRing:
 
     Attributes:
         depth: Snapshots that stay readable at once, the one being written among them.
+        closing: Told of segments before they are closed.
         segments: At most `depth + EXTRA_SEGMENTS`.
     """
 
     depth: int
+    closing: Callable[[Segment], None] = lambda segment: None
     segments: list[Segment] = field(default_factory=list)
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def reserve(self, nbytes: int) -> Segment | None:
+    def reserve(self, nbytes: int, busy: Collection[Segment] = ()) -> Segment | None:
         """Get a segment to write into, locked.
+
+        Args:
+            nbytes: Its size, at least.
+            busy: Those that are being read, though no process has locked them.
 
         Returns:
             One of at least `nbytes`; None where readers hold every one that may be overwritten.
@@ -139,16 +146,16 @@ class SegmentRing:
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)
             # The newest stay, for those who have not come yet.
-            held: Key | None = None
+            held: tuple[Key, Publication] | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
-                if segment.reserved or not segment.lock():
+                if segment.reserved or segment in busy or not segment.lock():
                     continue
                 if segment.nbytes >= nbytes:
                     segment.reserved = True
                     return segment
                 self.segments.remove(segment)
                 held = segment.holds
-                segment.close()
+                self._close(segment)
                 break
             if len(self.segments) >= self.depth + EXTRA_SEGMENTS:
                 return None
@@ -158,6 +165,12 @@ class SegmentRing:
             self.segments.append(segment)
             return segment
 
+    def put_back(self, segment: Segment) -> None:
+        """Let readers at a segment that was reserved, and not written into."""
+        with self._lock:
+            segment.reserved = False
+            segment.unlock()
+
     def release(self, segment: Segment, *, whole: bool) -> None:
         """Let readers at a segment that was reserved; where writing failed, it is the next to be reused."""
         with self._lock:
@@ -166,7 +179,7 @@ class SegmentRing:
             segment.reserved = False
             segment.unlock()
             if segment not in self.segments:
-                segment.close()  # the ring was closed meanwhile
+                self._close(segment)  # the ring was closed meanwhile
 
     def close(self) -> None:
         """Give the memory back. Readers that hold a segment keep what they hold."""
@@ -174,7 +187,11 @@ class SegmentRing:
             segments, self.segments = self.segments, []
             for segment in segments:
                 if not segment.reserved:
-                    segment.close()
+                    self._close(segment)
+
+    def _close(self, segment: Segment) -> None:
+        self.closing(segment)
+        segment.close()
 
 
 def _require_memory(nbytes: int) -> None:

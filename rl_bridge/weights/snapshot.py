@@ -268,12 +268,15 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def layout(shards: Mapping[str, Shard], *, header: int) -> tuple[dict[str, StoredPart], int]:
+def layout(
+    shards: Mapping[str, Shard], *, header: int, dtype: torch.dtype | None = None
+) -> tuple[dict[str, StoredPart], int]:
     """Lay shards out one after another.
 
     Args:
         shards: What is to be stored.
         header: Bytes to leave free in front.
+        dtype: Of floating-point numbers; None leaves them as they are.
 
     Returns:
         What lies where, and how many bytes that takes.
@@ -281,11 +284,12 @@ def layout(shards: Mapping[str, Shard], *, header: int) -> tuple[dict[str, Store
     parts: dict[str, StoredPart] = {}
     offset = header
     for name, shard in shards.items():
-        nbytes = shard.local.numel() * shard.local.element_size()
+        kind = dtype if dtype is not None and shard.local.is_floating_point() else shard.local.dtype
+        nbytes = shard.local.numel() * kind.itemsize
         parts[name] = StoredPart(
             whole=shard.whole,
             box=shard.box,
-            dtype=str(shard.local.dtype).removeprefix("torch."),
+            dtype=str(kind).removeprefix("torch."),
             offset=offset,
             nbytes=nbytes,
         )

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.assembly import Wanted, copied, distributed, seen, view, wanted
+from rl_bridge.weights.assembly import SnapshotState, Wanted, view, wanted
 from rl_bridge.weights.attachments import copy_all
-from rl_bridge.weights.directory import Directory
+from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
 from rl_bridge.weights.segments import has_died, own_origin
 from rl_bridge.weights.snapshot import (
@@ -27,7 +28,7 @@ from rl_bridge.weights.snapshot import (
     layout,
     own_shards,
 )
-from rl_bridge.weights.transport import Publisher, SnapshotSlot, TransportReader
+from rl_bridge.weights.transport import Publisher, Room, TransportReader
 
 if TYPE_CHECKING:
     from rl_bridge.weights.torch_store import Volumes
@@ -61,7 +62,7 @@ class WeightStore:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: WeightDirectory,
         *,
         transport: Transport,
         depth: int = 2,
@@ -114,7 +115,6 @@ class WeightStore:
         self._closed = False
         self._publisher, self._reader = self._sides()
         self._puts: dict[str | None, int] = {}  # versions are one series
-        self._staging: list[dict[str, Tensor]] = []
 
     def _sides(self) -> tuple[Publisher, TransportReader]:
         depth, timeout_s = self._depth, self._transfer_timeout_s
@@ -146,7 +146,15 @@ class WeightStore:
         self._owner = False
         self._reset()
 
-    async def put(self, key: Key, state: Mapping[str, Tensor], *, rank: int = 0, ranks: int = 1) -> None:
+    async def put(
+        self,
+        key: Key,
+        state: Mapping[str, Tensor],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Publish a state dict. Returns when this rank's part has been copied; the weights may change then.
 
         The copying is done by a thread, so that whoever awaits this can go on with what leaves the weights
@@ -159,6 +167,7 @@ class WeightStore:
                 publishes the whole; nothing is gathered.
             rank: Of the caller, among those that publish the snapshot together.
             ranks: How many they are. Readers see the snapshot when all have published.
+            dtype: What floating-point numbers are published in, cast as they are copied; None for their own.
 
         Raises:
             WeightsError: There is nothing to publish, no memory to publish it to, readers did not let go in
@@ -172,13 +181,12 @@ class WeightStore:
         publication = Publication(group=self._directory.group(), number=self._puts[series])
         origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
-        parts, nbytes = layout(shards, header=self._publisher.header)
-        slot = await self._publisher.reserve(key, publication, nbytes)
-        try:
-            await self._directory.announce(key, publication, origin, ranks, slot.replaces)
+        parts, nbytes = layout(shards, header=self._publisher.header, dtype=dtype)
+        async with self._publisher.reserve(key, publication, nbytes) as room:
+            await self._directory.announce(key, publication, origin, ranks, room.replaces)
             try:
-                await _in_thread(lambda: _pack(slot, shards, parts))
-                location = await slot.publish(parts)
+                await _in_thread(lambda: _pack(room, shards, parts))
+                location = await room.publish(parts)
                 await self._directory.complete(
                     key, publication, Contribution(origin=origin, location=location, parts=parts)
                 )
@@ -186,8 +194,6 @@ class WeightStore:
                 why = str(error) or type(error).__name__
                 await asyncio.shield(self._directory.abandon(key, publication, rank, why))
                 raise
-        finally:
-            slot.release()
 
     async def get(self, key: Key, like: Like | None = None) -> dict[str, Tensor]:
         """Copy a snapshot.
@@ -204,35 +210,31 @@ class WeightStore:
             WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
         """
         async with self._held(key, like) as (wants, held):
-            state = await _in_thread(lambda: copied(wants, held, like))
-        return distributed(state, like)
+            return await _in_thread(lambda: dict(SnapshotState(wants, held, like, copy=True)))
 
     @asynccontextmanager
-    async def open(self, key: Key, like: Like | None = None) -> AsyncIterator[dict[str, Tensor]]:
+    async def open(
+        self, key: Key, like: Like | None = None, *, device: torch.device | str = "cpu"
+    ) -> AsyncIterator[SnapshotState]:
         """Have a snapshot for the length of a block, during which it stays as it is.
 
-        What one rank has published whole is seen where it lies, without a copy; what has to be put together
-        is put together in memory that is kept for the next time. Do not keep tensors beyond the block, and do
-        not write to them: shared memory is mapped read-only, and writing to it ends the process.
+        Nothing is put together here: what one rank has published whole is seen where it lies, and what lies in parts is
+        joined when it is asked for. Do not keep tensors beyond the block, and do not write to them: shared memory is
+        mapped read-only, and writing to it ends the process.
 
         Args:
             key: As for `get`.
             like: As for `get`.
+            device: Where parts are joined.
 
         Yields:
-            The tensors, on the CPU; DTensors where `like` has them.
+            The tensors by name; DTensors where `like` has them.
 
         Raises:
             WeightsError: As for `get`.
         """
         async with self._held(key, like) as (wants, held):
-            staging = self._staging.pop() if self._staging else {}
-            try:
-                state = await _in_thread(lambda: seen(wants, held, staging))
-                yield distributed(state, like)
-            finally:
-                if not self._staging:
-                    self._staging.append(staging)
+            yield SnapshotState(wants, held, like, device=device)
 
     async def latest(self) -> PolicyVersion | None:
         """The version that was published last; None before the first.
@@ -251,7 +253,6 @@ class WeightStore:
         await self._reader.close()
         if self._volumes is not None:
             await self._volumes.close()
-        self._staging.clear()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -298,8 +299,8 @@ class WeightStore:
                 )
 
 
-def _pack(slot: SnapshotSlot, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
-    copy_all((view(slot.target, parts[name]), shard.local) for name, shard in shards.items())
+def _pack(room: Room, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
+    copy_all((view(room.target, parts[name]), shard.local) for name, shard in shards.items())
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 """The transport for those who run TorchStore already: its storage volumes hold what has been published.
 
-A volume is a process apart, so what is in it outlives its publisher. TorchStore 0.1.2 asks for an older torch
-and an older Monarch; what it needs on this one is `_Controller`, below.
+A volume is a process apart, so what is in it outlives its publisher. TorchStore 0.1.2 asks for an older torch and an
+older Monarch; what it needs on this one is `_Controller`, below.
 """
 
 import asyncio
@@ -11,18 +11,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
-from rl_bridge.weights.transport import Needed
+from rl_bridge.weights.transport import Needed, Room, new_memory
 
 try:
     from monarch.actor import endpoint, this_host, this_proc
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
-try:
     from torchstore.client import LocalClient
     from torchstore.controller import Controller
     from torchstore.storage_volume import StorageVolume
@@ -60,7 +56,6 @@ class _Controller(Controller):  # type: ignore[misc]
 
     @endpoint  # type: ignore[untyped-decorator]
     async def begin(self, volumes: Any) -> None:
-        """Take the volumes, the first time."""
         if self.storage_volumes is None:
             self.strategy, self.storage_volumes, self.num_storage_volumes = SingletonStrategy(), volumes, 1
             await self.strategy.set_storage_volumes(volumes)
@@ -74,12 +69,10 @@ class _Volume(StorageVolume):  # type: ignore[misc]
 
     @endpoint  # type: ignore[untyped-decorator]
     async def names(self) -> list[str]:
-        """What is in it."""
         return list(self.store.kv)
 
     @endpoint  # type: ignore[untyped-decorator]
     async def discard(self, name: str) -> None:
-        """Let go of what has this name, if anything has."""
         self.store.kv.pop(name, None)
 
 
@@ -128,36 +121,8 @@ class Volumes:
                     await procs.stop()
 
 
-class VolumeSlot:
-    """Memory that is sent to a volume when it is complete, as a `SnapshotSlot`."""
-
-    def __init__(
-        self, publisher: "VolumePublisher", key: Key, publication: Publication, target: Tensor
-    ) -> None:
-        self._publisher = publisher
-        self._key = key
-        self._publication = publication
-        self.target = target
-        self._old = publisher.next_to_go(key)
-        self.replaces = None if self._old is None else self._old[0]
-
-    async def publish(self, parts: Mapping[str, StoredPart]) -> str:
-        """See `SnapshotSlot`."""
-        return await self._publisher.send(self._key, self._publication, self.target, self._old)
-
-    def release(self) -> None:
-        """See `SnapshotSlot`."""
-        self._publisher.keep(self.target)
-
-
 class VolumePublisher:
-    """The sending side of TorchStore.
-
-    Args:
-        volumes: Where to.
-        depth: Versions that stay readable at once.
-        timeout_s: How long a transfer may take.
-    """
+    """The sending side; `depth` versions stay readable at once, and a transfer may take `timeout_s`."""
 
     header = 0
 
@@ -165,82 +130,60 @@ class VolumePublisher:
         self._volumes = volumes
         self._depth = depth
         self._timeout_s = timeout_s
+        self._own = secrets.token_hex(4)
+        # By series: a name of one's own, or the versions, all in one.
         self._sent: dict[str | None, deque[tuple[Key, str]]] = {}
-        # What is still to be deleted, by series: it is forgotten when that has been done, not before.
-        self._left_over: dict[str | None, set[str]] = {}
-        self._swept: set[str | None] = set()
         self._kept: Tensor | None = None
 
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> VolumeSlot:
-        """See `Publisher`."""
+    @asynccontextmanager
+    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> AsyncIterator[Room]:
+        """See `Publisher`. The room is sent to the volume when it is complete."""
         target, self._kept = self._kept, None
         if target is None or len(target) < nbytes:
-            target = torch.empty(max(1, nbytes), dtype=torch.uint8)
-        return VolumeSlot(self, key, publication, target)
+            target = new_memory(nbytes)
+        sent = self._sent.setdefault(key if isinstance(key, str) else None, deque(maxlen=self._depth))
+        old = sent[0][0] if len(sent) == self._depth else None
 
-    def next_to_go(self, key: Key) -> tuple[Key, str] | None:
-        """What gives way to the next snapshot, as key and name."""
-        sent = self._sent.get(_series(key))
-        return sent[0] if sent and len(sent) >= self._depth else None
+        async def publish(parts: Mapping[str, StoredPart]) -> str:
+            return await self._send(key, publication, target)
 
-    async def send(
-        self, key: Key, publication: Publication, data: Tensor, old: tuple[Key, str] | None
-    ) -> str:
-        """Send a snapshot to the volume, and delete what it replaces there; returns its name."""
-        series = _series(key)
-        name = f"{series!r}/{publication.group}/{key}/{publication.number}/{secrets.token_hex(4)}"
-        sent = self._sent.setdefault(series, deque())
-        left_over = self._left_over.setdefault(series, set())
-        if old is not None and old in sent:
-            sent.remove(old)
-            left_over.add(old[1])
-        whole = False
+        try:
+            yield Room(target=target, replaces=old, publish=publish)
+        finally:
+            self._kept = target
+
+    async def _send(self, key: Key, publication: Publication, data: Tensor) -> str:
+        """Send a snapshot to the volume; returns its name.
+
+        Before that all is deleted of its series that nobody may read any more: what gives way to it, what has failed
+        half way, and what publishers have left whom this group has followed.
+        """
+        series = key if isinstance(key, str) else None
+        group = f"{series!r}/{publication.group}/"
+        own, sent = f"{group}{self._own}/", self._sent[series]
+        kept = [name for _, name in sent][-(self._depth - 1) :]
+        name = f"{own}{key}/{publication.number}/{secrets.token_hex(4)}"
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._volumes.client()
-                await self._sweep(series, publication.group)
-                for one in tuple(left_over):
-                    await self._volumes.delete(one)
-                    left_over.discard(one)
+                for one in await self._volumes.names():
+                    of_others = one.startswith(group) and not one.startswith(own)
+                    if one.startswith(f"{series!r}/") and one not in kept and not of_others:
+                        await self._volumes.delete(one)
                 await client.put(name, data)
-            whole = True
         except Exception as error:  # TorchStore raises nothing narrower
             raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
-        finally:
-            if whole:
-                sent.append((key, name))
-            else:
-                left_over.add(name)  # the volume may have it all the same
+        sent.append((key, name))
         return name
-
-    async def _sweep(self, series: str | None, group: str) -> None:
-        """Before the first of a series, delete what publishers before us have left of it: they are gone."""
-        if series in self._swept:
-            return
-        for name in await self._volumes.names():
-            if name.startswith(f"{series!r}/") and not name.startswith(f"{series!r}/{group}/"):
-                await self._volumes.delete(name)
-        self._swept.add(series)
-
-    def keep(self, target: Tensor) -> None:
-        """Memory to pack the next snapshot into."""
-        self._kept = target
 
     async def close(self) -> None:
         """See `Publisher`."""
         self._kept = None
         self._sent.clear()
-        self._left_over.clear()
-        self._swept.clear()
 
 
 class VolumeReader:
-    """The receiving side of TorchStore.
-
-    Args:
-        volumes: Where from.
-        timeout_s: How long a transfer may take.
-    """
+    """The receiving side; a transfer may take `timeout_s`."""
 
     def __init__(self, volumes: Volumes, *, timeout_s: float) -> None:
         self._volumes = volumes
@@ -267,8 +210,3 @@ class VolumeReader:
 
     async def close(self) -> None:
         """See `TransportReader`."""
-
-
-def _series(key: Key) -> str | None:
-    """What snapshots follow one another under: a name of one's own, or the versions, all in one."""
-    return key if isinstance(key, str) else None

@@ -1,49 +1,48 @@
 """What a way of moving bytes has to offer, and transfers under a lease."""
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights.directory import Directory
+from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart
 
 Needed: TypeAlias = Mapping[int, Collection[str]]
 """Which tensors a reader needs of which rank."""
 
 
-class SnapshotSlot(Protocol):
+@dataclass(kw_only=True, slots=True)
+class Room:
     """Room for what one rank publishes of one snapshot.
 
     Attributes:
         target: The room, shape [nbytes], of type uint8. Tensors go to where the layout says.
         replaces: The key that has been readable from this room so far; None where there was none.
+        publish: To be called when the target is complete; returns where readers find it.
     """
 
     target: Tensor
     replaces: Key | None
-
-    async def publish(self, parts: Mapping[str, StoredPart]) -> object:
-        """The target is complete: return where readers find it."""
-
-    def release(self) -> None:
-        """Give the slot back, whether or not it was published."""
+    publish: Callable[[Mapping[str, StoredPart]], Awaitable[object]]
 
 
 class Publisher(Protocol):
     """The sending side, in the process of one rank.
 
     Attributes:
-        header: Bytes that a slot's target needs in front of the first tensor.
+        header: Bytes that a room's target needs in front of the first tensor.
     """
 
     header: int
 
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> SnapshotSlot:
-        """Get room for a snapshot; waits for readers who are in the way.
+    def reserve(self, key: Key, publication: Publication, nbytes: int) -> AbstractAsyncContextManager[Room]:
+        """Have room for a snapshot; waits for readers who are in the way.
 
         Raises:
             WeightsError: There is no memory, or readers would not let go.
@@ -75,7 +74,10 @@ LEASE_DURATION_S = 60.0
 
 
 async def under_lease(
-    directory: Directory, snapshot: Snapshot, holder: str, transfer: Callable[[], Coroutine[Any, Any, object]]
+    directory: WeightDirectory,
+    snapshot: Snapshot,
+    holder: str,
+    transfer: Callable[[], Coroutine[Any, Any, object]],
 ) -> None:
     """Transfer what lies with publishers, while none of it is overwritten.
 
@@ -120,3 +122,15 @@ async def under_lease(
         await asyncio.gather(*work, return_exceptions=True)
         with suppress(WeightsError):  # it ends by itself
             await asyncio.shield(directory.end_lease(key, publication, holder))
+
+
+def new_memory(nbytes: int) -> Tensor:
+    """Bytes of this process's own.
+
+    Raises:
+        WeightsError: There is no memory.
+    """
+    try:
+        return torch.empty(max(1, nbytes), dtype=torch.uint8)
+    except RuntimeError as error:
+        raise WeightsError(f"cannot reserve {nbytes} bytes: {error}") from error

@@ -57,7 +57,7 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["trainer"][-1] == "does not fit"
     assert rows["policy"][:2] == ["14 x 1", "16.0 GB"]
     assert rows["policy"][-1] == "fits in the 85% that it may have"
-    assert rows["100"] == ["2.56", "35.8"]  # 32 GB of float32, to each of 14 from one host
+    assert rows["100"] == ["1.28", "17.9"]  # 16 GB of bfloat16, to each of 14 from one host
     assert "saved" not in rows
 
 
@@ -70,7 +70,7 @@ def test_guides_file_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["roles"][0]["process_bytes"] == 64_000_000_000
     # 14 on spot and 2 on demand, 10 hours: 140 + 40 instead of 320.
     assert (told["fleet"]["cost"], told["fleet"]["all_on_demand"]) == (180, 320)
-    assert [broadcast["seconds"] for broadcast in told["broadcasts"]] == pytest.approx([2.56, 1.28, 0.64])
+    assert [broadcast["seconds"] for broadcast in told["broadcasts"]] == pytest.approx([1.28, 0.64, 0.32])
     assert all("fits" not in role for role in told["roles"])
 
 

@@ -55,7 +55,7 @@ class FakeStore:
         self.held: list[int] = []
 
     @asynccontextmanager
-    async def open(self, version: int) -> AsyncIterator[dict[str, Tensor]]:
+    async def open(self, version: int, device: str) -> AsyncIterator[dict[str, Tensor]]:
         if version > 9:
             raise WeightsError(f"there is no version {version}")
         await asyncio.sleep(0.02 if version == 1 else 0)  # the first is the slowest

@@ -3,11 +3,11 @@
 import torch
 
 from rl_bridge.weights import WeightStore
-from rl_bridge.weights.directory import LocalDirectory
+from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.snapshot import Key, Snapshot
 
 
-class Directory(LocalDirectory):
+class Directory(WeightDirectory):
     """A directory whose callers can be of any group."""
 
     caller = "first trainer"

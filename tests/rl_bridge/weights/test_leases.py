@@ -6,7 +6,7 @@ import pytest
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import transport as leased
-from rl_bridge.weights.directory import Leases, LocalDirectory
+from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
 from rl_bridge.weights.transport import under_lease
 
@@ -15,7 +15,7 @@ ORIGIN = Origin(machine="one", pid=1, started=1, rank=0)
 
 
 async def test_a_snapshot_that_is_read_is_not_given_up_and_one_given_up_is_not_read() -> None:
-    directory = LocalDirectory()
+    directory = WeightDirectory()
     await directory.announce(1, FIRST, ORIGIN, 1, None)
     await directory.complete(1, FIRST, Contribution(origin=ORIGIN, location=None, parts={}))
     await directory.lease(1, FIRST, "reader", 60)
@@ -40,7 +40,7 @@ HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-class Directory(LocalDirectory):
+class Directory(WeightDirectory):
     """Has one snapshot, counts leases, and may not answer."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Directory(LocalDirectory):
         self.leased = 0
         self.silent = False
         self.refused = 0
-        self._leases = Leases(clock=lambda: self.now)
+        self.clock = lambda: self.now
 
     async def publish(self) -> None:
         await self.announce(1, PUBLICATION, CONTRIBUTION.origin, 1, None)
@@ -137,7 +137,7 @@ async def test_what_was_given_up_under_a_transfer_is_never_taken_for_good(
         with pytest.raises(SnapshotOverwrittenError, match="version 1"):
             await reading
     assert transfer.cancelled is not ends
-    assert not directory._leases._until
+    assert not directory._leases
 
 
 async def test_a_transfer_that_fails_says_of_what_and_leaves_no_lease(directory: Directory) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import ShardSpec
-from rl_bridge.weights.assembly import copied, seen, view, wanted
+from rl_bridge.weights.assembly import SnapshotState, view, wanted
 from rl_bridge.weights.snapshot import Box, Contribution, Origin, Publication, Snapshot, layout, own_shards
 from rl_bridge.weights.snapshot import Shard as OwnShard
 
@@ -121,15 +121,16 @@ def test_any_tiling_is_read_in_any_other(
 ) -> None:
     whole = torch.arange(30.0).view(SHAPE)
     snapshot, held = published([{"weight": shard_of(whole, box)} for box in ours])
-    staging: dict[str, torch.Tensor] = {}
     for box in [*theirs, Box.whole(SHAPE)]:
         like = {"weight": ShardSpec(box=box, dtype=dtype)}
         expected = whole[box.within(Box.whole(SHAPE))].to(dtype or torch.float32)
         wants = wanted(snapshot, like)
-        staging["weight"] = torch.empty(box.shape, dtype=torch.int64)  # kept for another type
-        for read in (copied(wants, held, like), seen(wants, held, staging)):
-            assert torch.equal(read["weight"], expected)
-            assert read["weight"].dtype == expected.dtype
+        for copy in (True, False):
+            state = SnapshotState(wants, held, like, copy=copy)
+            assert torch.equal(state["weight"], expected)
+            described = state.without_data()["weight"]
+            assert (described.shape, described.dtype) == (expected.shape, expected.dtype)
+            assert state["weight"].dtype == expected.dtype
 
 
 def test_what_lies_whole_is_not_copied() -> None:
@@ -139,10 +140,8 @@ def test_what_lies_whole_is_not_copied() -> None:
     like = {"weight": ShardSpec(box=Box(start=(4, 1), shape=(2, 2)))}
     wants = wanted(snapshot, like)
     assert {rank for want in wants for rank, _ in want.sources} == {1}, "nothing is asked of the other rank"
-    staging: dict[str, torch.Tensor] = {}
-    read = seen(wants, held, staging)["weight"]
+    read = SnapshotState(wants, held, like)["weight"]
     assert read.untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
-    assert staging == {}
 
 
 @pytest.mark.parametrize(

@@ -253,14 +253,24 @@ async def test_parts_and_other_types_are_cut_out(store: WeightStore) -> None:
             await store.get(1, like)
 
 
+async def test_numbers_are_cast_as_they_are_published(store: WeightStore, directory: Directory) -> None:
+    """A bfloat16 model's weights take half of what its float32 master weights would; counts stay whole."""
+    state = {"weight": torch.randn(64, 64), "steps": torch.tensor([2**40])}
+    await store.put(1, state)
+    await store.put(2, state, dtype=torch.bfloat16)
+    assert_same(await store.get(2), {"weight": state["weight"].bfloat16(), "steps": state["steps"]})
+    full, half = [
+        (await snapshot_of(directory, version)).contributions[0].parts["weight"] for version in (1, 2)
+    ]
+    assert half.nbytes * 2 == full.nbytes == 64 * 64 * 4
+
+
 async def test_what_is_put_together_is_not_shared_by_two_who_hold_it(
     store: WeightStore, directory: Directory
 ) -> None:
     like = {"bias": torch.empty(3, dtype=torch.float64)}
     await store.put(1, state_of(1.0))
     await store.put(2, state_of(2.0))
-    async with store.open(1, like):
-        pass  # from now on there is memory to share
     async with store.open(1, like) as one, store.open(2, like) as other:
         assert one["bias"].tolist() == [-1.0] * 3
         assert other["bias"].tolist() == [-2.0] * 3
