@@ -5,8 +5,8 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint, endpoint
 
+from rl_bridge.config import DataConfig
 from rl_bridge.data.examples import Dataset, Example, open_source
-from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.services.actor import ServiceActor
 
@@ -15,19 +15,24 @@ class DatasetActor(ServiceActor):
     """A thin shell around `Dataset`, for a service of one replica.
 
     It keeps nothing: one that is started again has the same example at each number, and samples from the first on.
+
+    Args:
+        config: `data.*`.
+        seed: Decides the order.
     """
 
     REPEATABLE = frozenset({"sample", "at", "identity"})
 
-    def __init__(self, settings: DatasetSettings) -> None:
-        self._settings = settings
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Read the examples through."""
-        settings = self._settings
-        source = await asyncio.to_thread(open_source, settings.source)
-        self._dataset = Dataset(source, seed=settings.seed, shuffle=settings.shuffle)
+        data = self._config
+        source = await asyncio.to_thread(open_source, data.source)
+        self._dataset = Dataset(source, seed=self._seed, shuffle=data.shuffle)
         PROCESS_SPANS.rest("requests")
 
     @endpoint

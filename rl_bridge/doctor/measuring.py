@@ -1,19 +1,35 @@
-"""What processes that have met measure together.
+"""`python -m rl_bridge.doctor.measuring JSON FD`: one process of a meeting, and what all measure together.
 
-Nothing of a run is used here: what fails is the network, a driver or a library, and not this package.
+It writes two lines of JSON to that descriptor: who is there, and what it measured. Standard output is for libraries,
+which log there, NCCL above all. Nothing of a run is used here: what fails is the network, a driver or a library.
 """
 
+import json
+import os
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
+from typing import IO, TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from rl_bridge.doctor.roll_call import LARGE_TIMES, HostFacts, RankPlace, call_roll, own_facts
+from openenv_core.sandbox.kernel.libc import die_with_parent
+from rl_bridge.doctor.roll_call import (
+    LARGE_TIMES,
+    SAID,
+    HostFacts,
+    MeetingError,
+    RankPlace,
+    call_roll,
+    own_facts,
+)
 from rl_bridge.metrics.status import parse_address
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SMALL_TIMES = 20
 
@@ -35,6 +51,9 @@ def measure(place: RankPlace, heard: Callable[[list[HostFacts]], object]) -> dic
         MeetingError: The hosts are not those that were asked for.
         RuntimeError: They cannot compute together.
     """
+    import torch
+    import torch.distributed as dist
+
     host, port = parse_address(place.address)
     timeout = timedelta(seconds=place.timeout_s)
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -74,8 +93,11 @@ def measure(place: RankPlace, heard: Callable[[list[HostFacts]], object]) -> dic
         dist.destroy_process_group()
 
 
-def _pairs(place: RankPlace, large: Tensor, device: torch.device) -> dict[int, float]:
+def _pairs(place: RankPlace, large: "Tensor", device: "torch.device") -> dict[int, float]:
     """Send `large` from the first rank to the first of every other host, which says when it has it."""
+    import torch
+    import torch.distributed as dist
+
     found: dict[int, float] = {}
     receipt = torch.zeros(1, device=device)
     for other in range(place.per_host, place.world, place.per_host):
@@ -97,8 +119,10 @@ def _pairs(place: RankPlace, large: Tensor, device: torch.device) -> dict[int, f
     return found
 
 
-def _typical(work: Callable[[], object], device: torch.device, times: int) -> float:
+def _typical(work: Callable[[], object], device: "torch.device", times: int) -> float:
     """The median of so many times, in seconds, after one that does not count."""
+    import torch
+
     taken = []
     for _ in range(times + 1):
         began = time.perf_counter()
@@ -107,3 +131,29 @@ def _typical(work: Callable[[], object], device: torch.device, times: int) -> fl
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken[1:])
+
+
+def main(place: RankPlace, answers: IO[str]) -> int:
+    """Measure and write; returns 0, or 1 where the hosts are not those that were asked for."""
+    die_with_parent(signal.SIGKILL)
+    if (
+        os.getppid() != place.owner
+    ):  # it went before; torch, which takes seconds, is imported later for that reason
+        return 1
+
+    def tell(**what: object) -> None:
+        answers.write(json.dumps({"rank": place.rank, **what}) + "\n")
+        answers.flush()
+
+    try:
+        measured = measure(place, heard=lambda hosts: tell(hosts=[asdict(facts) for facts in hosts]))
+        tell(measured=measured)
+    except MeetingError as error:
+        sys.stderr.write(f"{SAID}{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with os.fdopen(int(sys.argv[2]), "w") as answers:
+        sys.exit(main(RankPlace(**json.loads(sys.argv[1])), answers))

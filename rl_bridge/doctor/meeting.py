@@ -109,7 +109,13 @@ def _start(
     place: RankPlace, environment: Mapping[str, str], *, answers: IO[str], logged: IO[str]
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "rl_bridge.doctor.rank", json.dumps(asdict(place)), str(answers.fileno())],
+        [
+            sys.executable,
+            "-m",
+            "rl_bridge.doctor.measuring",
+            json.dumps(asdict(place)),
+            str(answers.fileno()),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=logged,
         stderr=logged,

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 SAID: Final = "ropewalk doctor: "
 """Begins a line in which a process says why it goes; what libraries say looks different."""
@@ -45,22 +45,6 @@ COMPARED = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "
 LONGEST = 100
 """Characters of a text that another host has sent."""
 _POLL_INTERVAL_S = 0.2
-
-
-class Store(Protocol):
-    """What is used of torch.distributed's."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Count up, and say how far."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all are there."""
 
 
 class MeetingError(RuntimeError):
@@ -103,11 +87,11 @@ def own_facts(place: RankPlace) -> HostFacts:
     )
 
 
-def call_roll(store: Store, place: RankPlace, own: HostFacts) -> list[HostFacts]:
+def call_roll(store: Any, place: RankPlace, own: HostFacts) -> list[HostFacts]:
     """Tell the others of this host, and wait until all have told of theirs.
 
     Args:
-        store: At the meeting's address.
+        store: A TCPStore of torch.distributed at the meeting's address.
         place: This process; the first of its host tells.
         own: What it tells.
 
@@ -131,12 +115,12 @@ def call_roll(store: Store, place: RankPlace, own: HostFacts) -> list[HostFacts]
     found: list[HostFacts] = []
     for other in range(own.num_nodes):
         facts = first if other == 0 and first is not None else _facts(store, other, own, place, deadline)
-        _require_alike(own, facts)
+        _check_alike(own, facts)
         found.append(facts)
     return found
 
 
-def _facts(store: Store, node_rank: int, own: HostFacts, place: RankPlace, deadline: float) -> HostFacts:
+def _facts(store: Any, node_rank: int, own: HostFacts, place: RankPlace, deadline: float) -> HostFacts:
     try:
         while not store.check([f"host/{node_rank}"]):
             if time.monotonic() > deadline:
@@ -175,7 +159,7 @@ def _printable(text: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:LONGEST])
 
 
-def _require_alike(own: HostFacts, other: HostFacts) -> None:
+def _check_alike(own: HostFacts, other: HostFacts) -> None:
     for option, ours, theirs in (
         ("--num_nodes", own.num_nodes, other.num_nodes),
         ("--procs", own.per_host, other.per_host),

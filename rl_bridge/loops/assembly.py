@@ -29,7 +29,6 @@ from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import (
-    dataset_settings,
     dispatch_settings,
     engine_settings,
     environment_servers,
@@ -107,7 +106,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     else:
         starting["dataset"] = (
             _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD),
-            (dataset_settings(config),),
+            (config.data, config.seed),
         )
     if config.algorithm.kl_coef:
         starting["reference"] = (

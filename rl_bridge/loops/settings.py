@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rl_bridge.config import Config, EnvConfig, MonarchConfig
-from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.generator.settings import EngineSettings, endpoint_of
@@ -191,10 +190,3 @@ def reward_settings(config: Config) -> RewardSettings:
 def reward_model_settings(config: Config, model_path: str) -> RewardModelSettings:
     """What a reward model is loaded with."""
     return RewardModelSettings(model_path=model_path, max_length=config.rollout.max_length)
-
-
-def dataset_settings(config: Config) -> DatasetSettings:
-    """What the dataset is read with."""
-    data = config.data
-    assert data is not None
-    return DatasetSettings(source=data.source, seed=config.seed, shuffle=data.shuffle)

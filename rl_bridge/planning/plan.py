@@ -21,47 +21,6 @@ from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.placement import Placement, by_need
 
 
-def broadcast_seconds(size_bytes: float, gbps: float) -> float:
-    """How long that many bytes take at a bandwidth, if nothing else holds them up.
-
-    Args:
-        size_bytes: Of the weights.
-        gbps: Gigabits a second, 10^9 bits each.
-
-    Returns:
-        size x 8 / bandwidth, in seconds.
-    """
-    return size_bytes * 8 / (gbps * 1e9)
-
-
-def fan_out_seconds(broadcast_s: float, receivers: int, senders: int, most_on_one_host: int) -> float:
-    """How long all generators take, each of which fetches a whole version from the trainer's hosts.
-
-    Args:
-        broadcast_s: What one of them takes, at the bandwidth of a host.
-        receivers: The generators.
-        senders: The hosts that they fetch from, the trainer's; each has its share of the weights.
-        most_on_one_host: Of the generators: a host takes as many copies as it has.
-
-    Returns:
-        broadcast x the greater of receivers / senders and most_on_one_host, in seconds.
-    """
-    return broadcast_s * max(receivers / senders, most_on_one_host)
-
-
-def idle_share(broadcast_s: float, rollout_s: float) -> float:
-    """The share of its time that a generator waits for weights in a synchronous loop.
-
-    Args:
-        broadcast_s: How long each version is on its way.
-        rollout_s: How long each generator works between two.
-
-    Returns:
-        broadcast / (broadcast + rollout).
-    """
-    return broadcast_s / (broadcast_s + rollout_s)
-
-
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RentedFleet:
     """GPUs and their prices, in whatever currency.
@@ -169,15 +128,16 @@ class RunPlan:
         links = None if config is None else _links_of(config.monarch)
 
         def at(bandwidth: float) -> BroadcastPlan:
-            one = broadcast_seconds(size_bytes, bandwidth)
-            every = None if links is None else fan_out_seconds(one, *links)
+            one = size_bytes * 8 / (bandwidth * 1e9)
+            every = None
+            if links is not None:
+                # Each generator fetches a version from the trainer's hosts, each of which has its share of it; and a
+                # host takes as many copies as it has generators.
+                receivers, senders, most_on_one_host = links
+                every = one * max(receivers / senders, most_on_one_host)
             taken = one if every is None else every
-            return BroadcastPlan(
-                gbps=bandwidth,
-                seconds=one,
-                all_seconds=every,
-                idle=None if rollout_s is None else idle_share(taken, rollout_s),
-            )
+            idle = None if rollout_s is None else taken / (taken + rollout_s)
+            return BroadcastPlan(gbps=bandwidth, seconds=one, all_seconds=every, idle=idle)
 
         return replace(
             self,

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-import rl_bridge.titan.devices  # noqa: F401 - before TorchTitan's modules
 from rl_bridge.titan.architecture import Architecture
+from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, ValueHead
 
 # isort: split
+# After layers, which tells TorchTitan about machines without an accelerator.
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
 from torchtitan.models.common.attention import VarlenAttention
@@ -23,10 +24,6 @@ from torchtitan.models.qwen3 import Qwen3Model, parallelize_qwen3
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
-
-from rl_bridge.titan.attention import DocumentAttention
-from rl_bridge.titan.output import OutputLayer, ValueHead
-from rl_bridge.titan.rotary import HalvesRoPE
 
 # Every parameter is read from the checkpoint, so none needs to be drawn first.
 _FROM_CHECKPOINT = {"weight": skip_param_init, "bias": skip_param_init}

@@ -1,7 +1,7 @@
 """A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
 
 import tempfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -19,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
-from rl_bridge.titan.attention import document_mask
 from rl_bridge.titan.definitions import (
     DEFINITIONS,
     VALUE_HEAD,
@@ -27,17 +27,19 @@ from rl_bridge.titan.definitions import (
     model_config,
     share_out_last_layer,
 )
-from rl_bridge.titan.output import LossTokens, TokenOutputs
+from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
-from rl_bridge.titan.tying import EMBEDDING, OUTPUT, has_another_output_layer
 
-# After rl_bridge.titan.devices, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
 from torchtitan.distributed import ParallelDims  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
 from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+ROWS_AT_ONCE = 4096
+"""Of the two that are compared: both whole would be gigabytes beside the model."""
 DEFAULT_CHUNK = 1024
 """Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
 
@@ -146,7 +148,7 @@ class TitanModel:
             # A policy's checkpoint has no value head: that stays as it was initialised.
             stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in there}
             load_checkpoint(stored, storage_reader=reader)
-            misdescribed = tied and has_another_output_layer(path)
+            misdescribed = tied and _has_another_output_layer(path)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             if is_of_siblings(error):
                 raise
@@ -275,3 +277,23 @@ def _filled(module: Any, device: torch.device) -> Any:
     with torch.no_grad():
         module.init_states(buffer_device=None)
     return module
+
+
+def _has_another_output_layer(path: Path) -> bool:
+    """Whether the files hold an output layer that is not equal to the embedding.
+
+    Engines compare the two and believe the files; TorchTitan believes config.json and never looks at it.
+    """
+    with ExitStack() as files:
+        found: dict[str, Any] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            weights = files.enter_context(safe_open(file, framework="pt"))
+            there = set(weights.keys()) & {EMBEDDING, OUTPUT}
+            found |= {name: weights.get_slice(name) for name in there}
+        if OUTPUT not in found:
+            return False
+        one, other = found[EMBEDDING], found[OUTPUT]
+        if one.get_shape() != other.get_shape():
+            return True
+        parts = (slice(at, at + ROWS_AT_ONCE) for at in range(0, one.get_shape()[0], ROWS_AT_ONCE))
+        return not all(torch.equal(one[part].float(), other[part].float()) for part in parts)

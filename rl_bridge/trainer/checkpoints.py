@@ -120,17 +120,11 @@ class Checkpoints:
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
         """What the controller stored with a checkpoint."""
-        run_state = self._note(version)["run_state"]
-        path = self._folder / f"step-{version}"
-        with _damaged(path):
-            attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
-        return ResumeState(version=version, run_state=run_state, attachments=attachments)
-
-    def _note(self, version: PolicyVersion) -> dict[str, Any]:
         path = self._folder / f"step-{version}"
         with _damaged(path):
             note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
-        return note
+            attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
+            return ResumeState(version=version, run_state=note["run_state"], attachments=attachments)
 
     def _finish(self, partial: Path, final: Path) -> None:
         _sync(partial)

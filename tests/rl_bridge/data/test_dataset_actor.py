@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_bridge.config import DataConfig
 from rl_bridge.data.examples import Dataset, open_source
-from rl_bridge.data.settings import DatasetSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ async def test_each_number_has_the_same_example_after_a_restart(tmp_path: Path) 
     expected = [alone.at(number) for number in range(20)]
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
         service = DatasetActor.options(name="dataset", restarts=RestartPolicy(backoff_s=0.0))
-        dataloader = await service.as_service(DatasetSettings(source=str(path), seed=5))
+        dataloader = await service.as_service(DataConfig(source=str(path)), 5)
         assert [await dataloader.sample.route() for _ in range(20)] == expected
         os.kill(dataloader.replicas[0].pids[0], signal.SIGKILL)
         assert await asyncio.gather(*(dataloader.at.route(number) for number in range(20))) == expected

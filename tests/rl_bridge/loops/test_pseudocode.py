@@ -23,9 +23,8 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.buffer.ledger import Ledger
     from rl_bridge.buffer.replay import Admission, ReplayBuffer
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.config import AlgorithmConfig, DataConfig, TrainerConfig
     from rl_bridge.data.actor import DatasetActor
-    from rl_bridge.data.settings import DatasetSettings
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
     from rl_bridge.rewards.actor import RewardActor
@@ -77,7 +76,7 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
                     timeout_s=10.0,
                 )
             ),
-            DatasetActor.as_service(DatasetSettings(source=str(examples), seed=0)),
+            DatasetActor.as_service(DataConfig(source=str(examples)), 0),
         )
         buffer = ReplayBuffer(
             Ledger(max_losses=1),
