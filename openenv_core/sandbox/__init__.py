@@ -24,8 +24,7 @@ from openenv_core.sandbox.results import (
     Status,
     Truncated,
 )
-from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import SandboxSession
+from openenv_core.sandbox.sandbox import Sandbox, SandboxSession
 
 if TYPE_CHECKING:
     from openenv_core.sandbox.sync import SyncSandbox, SyncSession

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-MOST_ROUNDS: Final = 1 << 20
+_MOST_ROUNDS: Final = 1 << 20
 """How deep folders may be nested: each round brings the content of one level up."""
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -24,7 +24,7 @@ _REFUSALS: Final = 100
 """Rounds in which something may have refused to go: whoever changes a folder meanwhile causes that too."""
 
 
-def remove_below(folder: int, name: str | None, rounds: int = MOST_ROUNDS) -> None:
+def remove_below(folder: int, name: str | None, rounds: int = _MOST_ROUNDS) -> None:
     """Remove everything in a folder, and the folder. Blocks.
 
     Folders in it are moved up to it one by one, so that neither their depth nor the length of their paths matters.
@@ -120,11 +120,12 @@ class Scratch:
         # Sessions with a user of their own come through, and see no other's name.
         self.path.chmod(0o711)
         self._lock = _locked(self.path)
+        self._numbers = itertools.count(1)
 
-    def make(self, name: str, owner: tuple[int, int] | None) -> tuple[int, Path]:
+    def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
         """Make a session's folder; return a descriptor of it, and its path."""
-        path = self.path / name
-        path.mkdir(mode=0o700)
+        path = str(self.path / str(next(self._numbers)))
+        os.mkdir(path, mode=0o700)
         if owner is not None:
             os.chown(path, *owner)
         return os.open(path, _FOLDER), path
@@ -133,7 +134,7 @@ class Scratch:
         """Remove it. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            remove(self.path)
+            _remove_folder(self.path)
             os.close(lock)
 
 
@@ -145,12 +146,11 @@ def sweep() -> None:
         lock = _locked(path)
         if lock is not None:
             with contextlib.suppress(OSError):
-                remove(path)
+                _remove_folder(path)
             os.close(lock)
 
 
-def remove(path: Path) -> None:
-    """Remove a folder with all that is in it."""
+def _remove_folder(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder = os.open(path, _FOLDER)
         try:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import PurePosixPath
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import FileRefusedError
@@ -24,25 +23,24 @@ from openenv_core.sandbox.scratch import remove_below
 
 logger = logging.getLogger("openenv_core.sandbox")
 
-TEMPORARY: Final = ".tmp"
+_TEMPORARY: Final = ".tmp"
 """The folder for temporary files; it is not listed."""
 
-MAX_DEPTH: Final = 32
+_MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _QUICK_ENTRIES: Final = 64
 _QUICK_BYTES: Final = 256 << 10
 
-
 _PART: Final = 1 << 20
 """Of a file that is hashed so many bytes are read at once."""
 
-SCANNERS: Final = 2
+_SCANNERS: Final = 2
 """Workspaces of a process that are hashed at once; the others wait, for the machine is one."""
 
 
 @cache
 def _scanners() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(SCANNERS, "openenv-scan")
+    return ThreadPoolExecutor(_SCANNERS, "openenv-scan")
 
 
 class _SlowError(Exception):
@@ -61,11 +59,8 @@ class Workspace:
         limits: Of the session.
         owner: User and group of what is written into it; None: this process's own.
         bounded: Whether the file system itself holds the limits.
-        name: Its path, where it has to be removed at the end.
-        inside: Its path as code sees it.
-
-    Attributes:
-        gone: Called once it is closed, all branches of it are, and nothing is left of them.
+        path: Its path, where it has to be removed at the end; else code sees it at the usual place.
+        removed: Called once it is closed, all branches of it are, and nothing is left of them.
     """
 
     def __init__(
@@ -75,16 +70,16 @@ class Workspace:
         owner: tuple[int, int] | None,
         *,
         bounded: bool,
-        name: str | None = None,
-        inside: str = WORKSPACE,
+        path: str | None = None,
+        removed: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
         self._closing = threading.Lock()
         self._limits = limits
         self._owner = owner
-        self._name = name
-        self.inside = inside
-        self.gone: Callable[[], None] = _nothing
+        self._path = path
+        self._removed = removed
+        self.inside = path or WORKSPACE
         self._above: Workspace | None = None
         self._branches = 0
         self._closed = False
@@ -102,7 +97,7 @@ class Workspace:
             raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
         if not self.bounded and self._used() > self._limits.disk_bytes - len(data):
             raise FileRefusedError(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
-        with contextlib.ExitStack() as stack, _told(path):
+        with contextlib.ExitStack() as stack, _refusing(path):
             folder = self._descend(parts[:-1], stack, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
@@ -110,7 +105,8 @@ class Workspace:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise FileRefusedError(path, "something else has this name")
             os.ftruncate(file, 0)
-            self._own(file)
+            if self._owner is not None:
+                os.fchown(file, *self._owner)
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]
@@ -131,9 +127,11 @@ class Workspace:
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[int]:
         parts = _parts(path)
-        with contextlib.ExitStack() as stack, _told(path):
+        with contextlib.ExitStack() as stack, _refusing(path):
             folder = self._descend(parts[:-1], stack, make=False)
-            file = self._open(parts[-1], folder)
+            file = os.open(
+                parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
             stack.callback(os.close, file)
             told = os.fstat(file)
             if not stat.S_ISREG(told.st_mode):
@@ -164,10 +162,10 @@ class Workspace:
         Raises:
             FileRefusedError: There is no room for it.
         """
-        with contextlib.ExitStack() as stack, _told(name):
-            inner = self._descend((TEMPORARY, name), stack, make=True)
-            place = f"{self.inside}/{TEMPORARY}/{name}"
-            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded, inside=place)
+        with contextlib.ExitStack() as stack, _refusing(name):
+            inner = self._descend((_TEMPORARY, name), stack, make=True)
+            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
+            copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
             for path, told in self._walk(everything=False):
                 if stat.S_ISREG(told.st_mode):
@@ -221,15 +219,16 @@ class Workspace:
             if self._above is not None:
                 # Code may live beside it and go on making folders; no more levels than files are allowed.
                 await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
-            elif self._name is not None:
-                await asyncio.to_thread(remove_below, folder, self._name)
+            elif self._path is not None:
+                await asyncio.to_thread(remove_below, folder, self._path)
         except OSError as error:
             # Nobody's answer depends on it; what is left goes with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
         finally:
             with self._closing:
                 os.close(folder)
-            self.gone()
+            if self._removed is not None:
+                self._removed()
             if self._above is not None:
                 self._above._branches -= 1
                 await self._above._leave()
@@ -288,7 +287,7 @@ class Workspace:
                 except OSError:
                     continue
                 for entry in entries:
-                    if not parts and entry.name == TEMPORARY and not everything:
+                    if not parts and entry.name == _TEMPORARY and not everything:
                         continue
                     count += 1
                     if count > 2 * self._limits.files:
@@ -299,7 +298,7 @@ class Workspace:
                         continue
                     here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
                     if stat.S_ISDIR(told.st_mode):
-                        if len(here) <= MAX_DEPTH:
+                        if len(here) <= _MAX_DEPTH:
                             left.append(here)
                         elif everything:
                             raise _UnseenError
@@ -313,7 +312,8 @@ class Workspace:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o755, dir_fd=folder)
-                    self._own_name(part, folder)
+                    if self._owner is not None:
+                        os.chown(part, *self._owner, dir_fd=folder, follow_symlinks=False)
             folder = os.open(part, _FOLDER, dir_fd=folder)
             stack.callback(os.close, folder)
         return folder
@@ -326,21 +326,6 @@ class Workspace:
         stack.callback(os.close, folder)
         return folder
 
-    def _open(self, name: str, folder: int) -> int:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-
-    def _own(self, file: int) -> None:
-        if self._owner is not None:
-            os.fchown(file, *self._owner)
-
-    def _own_name(self, name: str, folder: int) -> None:
-        if self._owner is not None:
-            os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
-
 
 def _parts(path: str) -> tuple[str, ...]:
     if not path or "\0" in path or len(path) > 1024 or not path.isprintable():
@@ -349,7 +334,7 @@ def _parts(path: str) -> tuple[str, ...]:
     parts = pure.parts
     if pure.is_absolute() or ".." in parts or not parts:
         raise FileRefusedError(path, "expected a path inside of the workspace, relative to it")
-    if len(parts) > MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
+    if len(parts) > _MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
         raise FileRefusedError(path, "it is too deep, or a name in it is too long")
     return parts
 
@@ -368,7 +353,7 @@ def _read(file: int, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _refusing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -383,38 +368,31 @@ DISK_POLL_INTERVAL_S: Final = 0.25
 """Seconds between two looks. What code can write in that time is what it can exceed its limit by."""
 
 
-class DiskWatch:
-    """For the time of one execution; one that is over before the first look costs next to nothing.
+@contextlib.contextmanager
+def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[None]:
+    """Look at a workspace for the time of one execution; one that is over before the first look costs next to nothing.
 
     Args:
         workspace: What to look at.
         exceeded: Called once, when it holds more than it may.
     """
+    if workspace.bounded:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    looking: list[asyncio.Task[None]] = []
 
-    def __init__(self, workspace: Workspace, exceeded: Callable[[], None]) -> None:
-        self._workspace = workspace
-        self._exceeded = exceeded
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+    async def look() -> None:
+        while True:
+            if await asyncio.to_thread(workspace.exceeded):
+                exceeded()
+                return
+            await asyncio.sleep(DISK_POLL_INTERVAL_S)
 
-    def __enter__(self) -> Self:
-        if not self._workspace.bounded:
-            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._look())
-
-    async def _look(self) -> None:
-        if await asyncio.to_thread(self._workspace.exceeded):
-            self._exceeded()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)
+    timer = loop.call_later(DISK_POLL_INTERVAL_S, lambda: looking.append(loop.create_task(look())))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in looking:
+            task.cancel()

@@ -25,10 +25,10 @@ from openenv_core.sandbox import (
 )
 from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError
 from openenv_core.sandbox.inside import runner as interrupts
-from openenv_core.sandbox.inside.child import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
+from openenv_core.sandbox.inside.walls import ease_copying
 from openenv_core.sandbox.probes import prove
-from openenv_core.sandbox.sandbox import ReadableView, view_of
+from openenv_core.sandbox.readable import ReadableView, view_of
 from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
 from openenv_core.sandbox.workspace import Workspace
 
@@ -87,8 +87,8 @@ def test_an_answer_is_read_however_it_is_cut() -> None:
         answers = [reader.feed(data[at : at + size], 1) for at in range(0, len(data), size)]
         assert answers[:-1] == [None] * (len(answers) - 1)
         assert answers[-1] is not None
-        assert answers[-1].text == b"result"
-        assert answers[-1].outputs[0].data == {"text/plain": "plain", "image/png": "cG5n"}
+        assert answers[-1][1] == b"result"
+        assert answers[-1][0].outputs[0].data == {"text/plain": "plain", "image/png": "cG5n"}
 
 
 LIES: list[dict[str, Any]] = [
@@ -185,7 +185,7 @@ async def test_a_level_that_does_not_hold_is_not_proved() -> None:
     async with Sandbox(config) as sandbox:
         with pytest.raises(
             SandboxUnavailableError,
-            match=r"was not stopped where it had to be: opens_a_socket, .*, reads_outside",
+            match=r"was not stopped where it had to be: opens a socket, .*, reads outside",
         ):
             await prove(Isolation.LSM, sandbox.open)
 
@@ -210,7 +210,7 @@ async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> N
     for name in names:
         (place / name).touch()
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    workspace = Workspace(folder, Limits(), None, bounded=False, name=str(place))
+    workspace = Workspace(folder, Limits(), None, bounded=False, path=str(place))
     first = workspace._walk(everything=True)
     seen = [next(first)[0]]
     assert {info.path for info in workspace.list()} == names

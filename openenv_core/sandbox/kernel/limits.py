@@ -16,11 +16,11 @@ _PENDING_SIGNALS = 64
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process occupies: a fork of it starts from the same.
+    """What a process occupies, in bytes: a fork of it starts from the same.
 
     Attributes:
-        address_space: Bytes of address space.
-        data: Bytes of private writable memory.
+        address_space: Address space.
+        data: Private writable memory.
     """
 
     address_space: int
@@ -28,7 +28,7 @@ class Footprint:
 
 
 def footprint(proc: int | None = None) -> Footprint:
-    """What this process occupies now.
+    """Return what this process occupies now.
 
     Args:
         proc: A descriptor of a /proc that sees this process, where /proc itself is gone.
@@ -36,10 +36,8 @@ def footprint(proc: int | None = None) -> Footprint:
     Raises:
         OSError: There is no /proc to ask.
     """
-    if proc is None:
-        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    else:
-        descriptor = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    path = "/proc/self/statm" if proc is None else "self/statm"
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
         pages = [int(word) for word in os.read(descriptor, 256).split()]
     finally:
@@ -48,7 +46,7 @@ def footprint(proc: int | None = None) -> Footprint:
 
 
 def count_tasks(uid: int) -> int:
-    """How many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
+    """Return how many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
 
     Takes a few microseconds for each process of the machine: ask now and then, not for each session.
 
@@ -103,7 +101,7 @@ def apply_rlimits(
         OSError: A limit was refused.
     """
     base = base or footprint()
-    wanted = (
+    for name, value in (
         ("RLIMIT_CORE", 0),
         ("RLIMIT_AS", base.address_space + memory_bytes),
         ("RLIMIT_DATA", base.data + memory_bytes),
@@ -115,11 +113,8 @@ def apply_rlimits(
         ("RLIMIT_SIGPENDING", _PENDING_SIGNALS),
         ("RLIMIT_RTPRIO", 0),
         ("RLIMIT_NICE", 0),
-    )
-    for name, value in wanted:
-        which = getattr(resource, name, None)
-        if which is None:  # another system than Linux: the limit is not there to be set
-            continue
+    ):
+        which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:

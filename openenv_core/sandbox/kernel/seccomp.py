@@ -3,14 +3,12 @@
 import ctypes
 import errno
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
 from .syscalls import SyscallTable, current
-
-__all__ = ["SeccompPolicy", "assemble", "install"]
 
 LOAD = 0x20
 JUMP = 0x05
@@ -38,11 +36,8 @@ Code = list[Instruction]
 
 
 def answer(code: int) -> int:
-    """The verdict that makes a call fail with an errno."""
+    """Return the verdict that makes a call fail with an errno."""
     return _ERRNO | code
-
-
-# ------------------------------------------------------------------------------------------------ rules
 
 
 @dataclass(frozen=True)
@@ -113,20 +108,14 @@ class SeccompRule:
             block = [instruction for test in tests for instruction in test.code()]
             block.append((RETURN, 0, 0, ALLOW))
             end = len(block)
-            code += [
-                (
-                    op,
-                    end - at - 1 if true == _MISS else true,
-                    end - at - 1 if false == _MISS else false,
-                    value,
-                )
-                for at, (op, true, false, value) in enumerate(block)
-            ]
+            for at, (op, true, false, value) in enumerate(block):
+                miss = end - at - 1
+                code.append((op, miss if true == _MISS else true, miss if false == _MISS else false, value))
         return [*code, (RETURN, 0, 0, answer(self.otherwise))]
 
 
 def when(*tests: Test) -> SeccompRule:
-    """A rule with one alternative."""
+    """Return a rule with one alternative."""
     return SeccompRule((tests,))
 
 
@@ -135,14 +124,12 @@ def _low(argument: int) -> int:
     return _ARGUMENTS_AT + 8 * argument
 
 
-# ------------------------------------------------------------------------------------------------- tree
-
 Verdict = int | SeccompRule
 """What happens to a call: a return value of the filter, or a rule on its arguments."""
 
 
-def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], last: int) -> Code:
-    """A binary search over call numbers, which expects the number in the accumulator.
+def decide(verdicts: Mapping[int, Verdict], otherwise: int, last: int) -> Code:
+    """Return a binary search over call numbers, which expects the number in the accumulator.
 
     A call that its number decides meets no other load: the kernel then answers it from a bitmap, without
     running the filter at all.
@@ -150,13 +137,11 @@ def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], las
     Args:
         verdicts: The calls that have a verdict of their own.
         otherwise: The verdict on any other number.
-        last: From the number after this one on, the verdict is `otherwise(last + 1)`.
+        last: The highest number that is in the verdicts.
     """
     starts: list[tuple[int, Verdict]] = []
     for number in range(last + 2):
-        verdict = verdicts.get(number)
-        if verdict is None:
-            verdict = otherwise(number)
+        verdict = verdicts.get(number, otherwise)
         if not starts or starts[-1][1] != verdict or isinstance(verdict, SeccompRule):
             starts.append((number, verdict))
     return _tree(starts)
@@ -175,7 +160,7 @@ def _tree(ranges: Sequence[tuple[int, Verdict]]) -> Code:
 
 
 def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
-    """A whole filter: another architecture or calling convention kills the process, the tree does the rest."""
+    """Return a whole filter: another architecture or calling convention kills the process, the tree does the rest."""
     code: Code = [
         (LOAD, 0, 0, _ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, audit),
@@ -338,7 +323,7 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
 
 
 def verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> dict[int, Verdict]:
-    """The verdict on every call that the table of an architecture names."""
+    """Return the verdict on every call that the table of an architecture names."""
     numbers = architecture.numbers
     youngest = numbers[YOUNGEST_NEEDED]
     decided: dict[int, Verdict] = {
@@ -364,28 +349,19 @@ _SOME_PID = 0x5EED_C0DE
 
 
 def assemble(policy: SeccompPolicy, architecture: SyscallTable | None = None) -> bytes:
-    """The filter of a policy.
-
-    Args:
-        policy: What the session may do.
-        architecture: Whose numbers to use; this machine's by default.
-    """
+    """Return the filter of a policy, by default for this machine's architecture."""
     if policy.pid is None:
         return _assembled(policy, architecture)
     # Sessions differ in their pid alone, and putting a filter together takes some milliseconds.
     template = _assembled(replace(policy, pid=_SOME_PID), architecture)
-    return template.replace(_operand(_SOME_PID), _operand(policy.pid))
-
-
-def _operand(value: int) -> bytes:
-    return struct.pack("=I", value)
+    return template.replace(struct.pack("=I", _SOME_PID), struct.pack("=I", policy.pid))
 
 
 @lru_cache(maxsize=64)
 def _assembled(policy: SeccompPolicy, architecture: SyscallTable | None) -> bytes:
     architecture = architecture or current()
     absent = answer(errno.ENOSYS)  # gaps in the table, and everything younger than it
-    tree = decide(verdicts(policy, architecture), lambda _number: absent, architecture.last)
+    tree = decide(verdicts(policy, architecture), absent, architecture.last)
     return program(architecture.audit, architecture.foreign_from, tree)
 
 

@@ -250,6 +250,7 @@ def put_up_walls() -> None:
     os.chdir(WORKSPACE)
     # Opened while its path can still be walked, as the zygote does.
     readable = [landlock.open_path(path) for path in told["readable"]]
+    execute = told["policy"] == "subprocess"
     if told["uid"] is not None:
         os.chown(WORKSPACE, told["uid"], told["uid"])
         identity.drop_to(told["uid"], told["uid"])
@@ -262,7 +263,7 @@ def put_up_walls() -> None:
         existing_tasks=limits.count_tasks(os.getuid()),
     )
     writable = [WORKSPACE, "/dev/null", "/dev/urandom"]
-    landlock.restrict(landlock.LandlockRules(readable, writable, execute=told["policy"] == "subprocess"))
+    landlock.restrict(landlock.prepare_rules(readable, execute=execute), writable, execute=execute)
     identity.drop_capabilities()
     libc.set_dumpable(False)
     policies = {

@@ -1,0 +1,91 @@
+"""What code may read of this machine."""
+
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_SYSTEM: Final = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+)
+
+_OURS: Final = (
+    "openenv_core",
+    "servers",
+    "envs",
+    "rl_bridge",
+    "dockerfiles",
+    "examples",
+    "benchmarks",
+    "tests",
+    "code_interpreter_env",
+)
+"""Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableView:
+    """What code may read.
+
+    Attributes:
+        shown: Files and folders that may be read, with all below.
+        hidden: What may not, below one of these.
+    """
+
+    shown: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+    def without_hidden(self) -> tuple[str, ...]:
+        """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+        away = {Path(path) for path in self.hidden}
+        return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
+
+
+def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> ReadableView:
+    """Return what code may read of this machine.
+
+    Args:
+        more: Beside Python's and the system's.
+        hidden: Not to be read, beside this project's own packages.
+    """
+    python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    wanted = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
+    shown = [
+        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+    ]
+    own = (folder / name for folder in _places() for name in _OURS)
+    away = {path.resolve() for path in (*hidden, *own) if path.exists()}
+    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
+    return ReadableView(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
+
+
+def _places() -> set[Path]:
+    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
+    beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
+    for scheme in sysconfig.get_scheme_names():
+        paths += sysconfig.get_paths(scheme, beneath).values()
+    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
+    return {*map(Path, paths), Path(__file__).resolve().parents[2]}
+
+
+def _without(path: Path, away: set[Path]) -> list[Path]:
+    real = path.resolve()
+    if any(real.is_relative_to(other) for other in away):
+        return []
+    if not any(other.is_relative_to(real) for other in away):
+        return [path]
+    if path.is_symlink():
+        return []  # the folder that it leads to is there under its own name, or it is not to be seen
+    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]
