@@ -14,12 +14,14 @@ from openenv_core.sandbox.errors import (
     SandboxFailureError,
     SandboxUnavailableError,
 )
-from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
 from openenv_core.sandbox.results import (
+    Backend,
     CodeError,
     Execution,
     FileInfo,
     FunctionCall,
+    Interpreter,
+    Interruptible,
     Output,
     Status,
     Truncated,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from openenv_core.sandbox.config import Isolation, Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
-from openenv_core.sandbox.interpreter import Interpreter
+from openenv_core.sandbox.results import Interpreter
 
 _AT_SECCOMP: Final = {
     "opens a socket": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()",
@@ -63,10 +63,6 @@ _CONTENT: Final = "a canary of the self-test\n"
 
 async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable[Interpreter]]) -> None:
     """Attack from within an interpreter.
-
-    Args:
-        isolation: The rung that is to be proved.
-        open_session: Starts an interpreter on it.
 
     Raises:
         SandboxUnavailableError: An attack was not stopped, or the interpreter does not work.

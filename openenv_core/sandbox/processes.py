@@ -75,9 +75,6 @@ def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[
     """Return bytes, the process that they came from, and the descriptors that came along.
 
     The kernel has translated the process's number into one of this process's own name space.
-
-    Raises:
-        OSError: There are none, or the connection is broken.
     """
     data, ancillary, _, _ = control.recvmsg(most, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     process, descriptors = None, array.array("i")
@@ -234,11 +231,7 @@ class InterpreterProcesses:
             os.close(self._held.pop(process))
 
     def receive(self, control: socket.socket) -> bytes:
-        """Return bytes that came, and find out by them which process runs the request.
-
-        Raises:
-            OSError: There are none, or the connection is broken.
-        """
+        """Return bytes that came, and find out by them which process runs the request."""
         if not self.forks:
             return control.recv(RECEIVE_BYTES)
         data, process, descriptors = receive(control, RECEIVE_BYTES)

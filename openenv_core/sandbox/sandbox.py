@@ -24,10 +24,9 @@ from openenv_core.sandbox.kernel.identity import UserLeases, session_uid
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import view_of
 from openenv_core.sandbox.results import EXIT_KILLED, EXIT_SANDBOX, Execution, FileInfo, FunctionCall
-from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.values import NotPlainError, encode, loads
 from openenv_core.sandbox.worker import Worker
-from openenv_core.sandbox.workspace import Workspace, watch_disk
+from openenv_core.sandbox.workspace import Scratch, Workspace, watch_disk
 from openenv_core.sandbox.zygote import Zygote
 
 logger = logging.getLogger("openenv_core.sandbox")
@@ -286,16 +285,7 @@ class SandboxSession:
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
-        """Run code in the session's namespace.
-
-        Args:
-            code: Python source. `await` may stand outside of functions.
-            timeout_s: Seconds; no more than the session's limit.
-            stdin: What it reads from standard input; None: nothing.
-
-        Raises:
-            SandboxClosedError: The session was closed.
-        """
+        """Run code; see `Interpreter.execute`. `await` may stand outside of functions."""
         return (await self._ask({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
 
     async def call(
@@ -341,33 +331,19 @@ class SandboxSession:
         return FunctionCall(execution=execution, value=value)
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
-        """Write a file of the workspace, and the folders above it.
-
-        Raises:
-            FileRefusedError: The path leaves the workspace, or a limit is reached.
-            SandboxUnavailableError: No interpreter can be had.
-        """
+        """Write a file of the workspace; see `Interpreter.put_file`."""
         async with self._turn:
             workspace = await self._open_workspace(path)
             return await asyncio.to_thread(workspace.put, path, data)
 
     async def get_file(self, path: str) -> bytes:
-        """Return a file's content.
-
-        Raises:
-            FileRefusedError: There is no plain file there, or it is too large.
-            SandboxUnavailableError: No interpreter can be had.
-        """
+        """Return a file's content; see `Interpreter.get_file`."""
         async with self._turn:
             workspace = await self._open_workspace(path)
             return await asyncio.to_thread(workspace.get, path)
 
     async def list_files(self) -> list[FileInfo]:
-        """Return the files of the workspace, sorted by path.
-
-        Raises:
-            SandboxUnavailableError: No interpreter can be had.
-        """
+        """Return the files of the workspace; see `Interpreter.list_files`."""
         async with self._turn:
             workspace = await self._open_workspace("")
             return await asyncio.to_thread(workspace.list)
@@ -432,11 +408,7 @@ class SandboxSession:
             self._worker.stop("interrupt")
 
     async def restart(self) -> None:
-        """Begin anew, without variables and files.
-
-        Raises:
-            SandboxUnavailableError: No interpreter can be had.
-        """
+        """Begin anew, without variables and files; see `Interpreter.restart`."""
         async with self._turn:
             await self._end_life()
             await self._living()

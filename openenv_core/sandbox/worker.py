@@ -80,13 +80,7 @@ class Capture:
 
 
 class Worker:
-    """An interpreter that was confined and waits for requests. Between them it is stopped, with all its threads.
-
-    Args:
-        connections: To it, and from now on the worker's.
-        limits: Of the session.
-        processes: What runs it, and from now on the worker's.
-    """
+    """An interpreter that was confined and waits for requests. Between them it is stopped, with all its threads."""
 
     def __init__(self, connections: Connections, limits: Limits, processes: InterpreterProcesses) -> None:
         self.control = connections.control
@@ -169,9 +163,6 @@ class Worker:
 
     async def branch(self, folder: str) -> "Worker":
         """Fork the interpreter as it stands.
-
-        Args:
-            folder: Where the branch reads and writes, as the interpreter sees it.
 
         Raises:
             SandboxUnavailableError: It did not come to life.

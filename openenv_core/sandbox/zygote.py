@@ -22,9 +22,8 @@ from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import FOR_THE_LOADER, PLACE, READY, ROOT
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
 from openenv_core.sandbox.processes import Connections, InterpreterProcesses, ProcessTree, hear, set_done
-from openenv_core.sandbox.scratch import Scratch
 from openenv_core.sandbox.worker import Worker
-from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.workspace import Scratch, Workspace
 
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16

@@ -29,8 +29,7 @@ from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.inside.walls import ease_copying
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import ReadableView, view_of
-from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
-from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.workspace import PREFIX, Scratch, Workspace, sweep
 
 HEADER: dict[str, Any] = {
     "id": 1,

@@ -32,9 +32,6 @@ _MAX_BUNDLES: Final = 256
 class ShownBundles:
     """The bundles of one execution.
 
-    Args:
-        limit: Bytes of all of them, and of the result, together.
-
     Attributes:
         bundles: What was shown, in order: the kind, and text by mime type.
         truncated: Whether something was left out.
@@ -119,11 +116,7 @@ class _Backend(ModuleType):
 
 
 class Figures:
-    """Shows open figures at `show()`, and at the end of an execution.
-
-    Attributes:
-        shown: Where they go; another one each execution.
-    """
+    """Shows open figures at `show()`, and at the end of an execution."""
 
     def __init__(self) -> None:
         self.shown: ShownBundles | None = None
@@ -249,20 +242,13 @@ def _name(kind: type) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    told = traceback.TracebackException(type(error), error, _users(error), compact=True)
+    told = traceback.TracebackException.from_exception(error, compact=True)
     for each in _chain(told):
         each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
     text = "".join(told.format())
     if len(text) > _TRACEBACK_CHARS:
         text = f"{text[: _TRACEBACK_CHARS // 2]}\n[...]\n{text[-_TRACEBACK_CHARS // 2 :]}"
     return text.splitlines(keepends=True)
-
-
-def _users(error: BaseException) -> Any:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
-        trace = trace.tb_next
-    return trace
 
 
 def _chain(told: traceback.TracebackException) -> list[traceback.TracebackException]:

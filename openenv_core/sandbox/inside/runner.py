@@ -77,10 +77,6 @@ class RequestRunner:
     Args:
         control: To the supervisor.
         outputs_bytes: Of the result and the displayed bundles of one execution together.
-
-    Attributes:
-        cells: What the code has defined.
-        interrupts: What SIGINT does.
     """
 
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:

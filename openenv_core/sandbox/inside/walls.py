@@ -108,9 +108,6 @@ def prepare(spec: ZygoteSpec) -> Prepared:
     """Take the place on the ladder that the supervisor asks for.
 
     On the highest rung this returns in a child, which is the first process of a name space of its own.
-
-    Raises:
-        OSError: The kernel does not have, or does not allow, what it needs.
     """
     prepared = Prepared(spec)
     # Where memory runs out, the kernel is to end an interpreter, however small, and not the server. Forks inherit it;

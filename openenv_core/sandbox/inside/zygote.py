@@ -159,12 +159,7 @@ def _say(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 class Forks:
-    """What was forked and lives.
-
-    Args:
-        channel: To the supervisor.
-        prepared: What every fork inherits.
-    """
+    """What was forked and lives."""
 
     def __init__(self, channel: socket.socket, prepared: Prepared) -> None:
         self._channel = channel

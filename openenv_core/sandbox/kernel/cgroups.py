@@ -88,22 +88,13 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class CgroupMaker:
-    """Makes groups beneath directories that were found to allow it.
-
-    Attributes:
-        version: Of control groups, 1 or 2.
-        parents: Where the groups are made, by controller.
-    """
+    """Makes groups beneath directories that were found to allow it."""
 
     version: int
     parents: dict[str, Path]
 
     def make(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
-        """Make a group with limits, whoever else has one of that name; its owner is in the name of its directory.
-
-        Raises:
-            OSError: The kernel refused; nothing is left behind.
-        """
+        """Make a group with limits, whoever else has one of that name; its owner is in the name of its directory."""
         full = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{name}"
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version

@@ -78,9 +78,6 @@ def drop_to(uid: int, gid: int) -> None:
     """Become another user for good, with no other groups; needs CAP_SETUID and CAP_SETGID.
 
     The bounding set goes first: only the process that still has its capabilities may empty it.
-
-    Raises:
-        OSError: The kernel refused, or the identity afterwards is not the one asked for.
     """
     drop_bounding()
     step = "setgroups"
@@ -102,9 +99,6 @@ def drop_capabilities() -> None:
     """Give up every capability: bounding, ambient, inheritable, permitted and effective.
 
     The bounding set is emptied where the process may; everything else is, and is read back.
-
-    Raises:
-        OSError: Something is still held.
     """
     if _has_capability(_CAP_SETPCAP):
         if not drop_bounding():

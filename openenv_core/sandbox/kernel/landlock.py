@@ -111,9 +111,6 @@ def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: boo
 
     Returns:
         The version of Landlock that was used; what it lacks is said by `TRUNCATION_SINCE` and `SIGNALS_SINCE`.
-
-    Raises:
-        OSError: There is no Landlock, or a rule was refused: a missing path too, so leave those out.
     """
     version = abi()
     if version < 1:

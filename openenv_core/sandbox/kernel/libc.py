@@ -36,9 +36,6 @@ def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
         number: The call's number on this architecture.
         arguments: Integers, bytes (passed as a NUL-ended string), None (a null pointer) or ctypes objects.
         step: What a failure is called; the number by default.
-
-    Raises:
-        OSError: The kernel refused; its message begins with the step.
     """
     # syscall() is variadic: an int would travel as 32 bits, with rubbish above them.
     passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]

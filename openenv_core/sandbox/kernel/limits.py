@@ -32,9 +32,6 @@ def footprint(proc: int | None = None) -> Footprint:
 
     Args:
         proc: A descriptor of a /proc that sees this process, where /proc itself is gone.
-
-    Raises:
-        OSError: There is no /proc to ask.
     """
     path = "/proc/self/statm" if proc is None else "self/statm"
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -96,9 +93,6 @@ def apply_rlimits(
         processes: Processes and threads that its uid may have in this user namespace.
         existing_tasks: How many others of that uid there are already, where the uid is shared.
         base: What it has now; read from /proc by default.
-
-    Raises:
-        OSError: A limit was refused.
     """
     base = base or footprint()
     for name, value in (

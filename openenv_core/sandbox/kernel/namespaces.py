@@ -121,9 +121,6 @@ def build_root(paths: Iterable[str], hidden: Iterable[str]) -> None:
             or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
             directories above are fresh, and empty but for what else is shown.
         hidden: What is shown empty nevertheless, beneath one of the paths.
-
-    Raises:
-        OSError: A step failed; the process is then in a half-built root and can only end.
     """
     with _passable_folders():
         base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
@@ -247,9 +244,6 @@ def enter_outer(*, privileged: bool) -> None:
     Args:
         privileged: True unshares as root, without a user namespace. False makes one in which the caller's
             own uid and gid are the only ones.
-
-    Raises:
-        OSError: The kernel refused; nothing has changed when the message says that unshare was refused.
     """
     if privileged:
         libc.call("unshare", _ALL_BUT_USERS, step="unshare of mounts, pids, network, ipc, uts")
@@ -269,15 +263,6 @@ def fork_session(*, privileged: bool) -> int:
 
     The kernel does it in one step, and Python does nothing of what it does around os.fork(): the child is to fork the
     process that does the work, with os.fork(), and to wait for it. The caller must have one thread.
-
-    Args:
-        privileged: As for `enter_outer`.
-
-    Returns:
-        The child's pid; 0 in the child.
-
-    Raises:
-        OSError: The kernel refused.
     """
     flags = _ALL_BUT_USERS if privileged else _ALL_BUT_USERS | _NEW_USERS
     return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="a process in namespaces of its own")
@@ -304,9 +289,6 @@ def settle_session(
         size_bytes: The most that all files together may hold.
         inodes: The most files and directories.
         proc: From `open_proc`; needed without privileges. Closed here.
-
-    Raises:
-        OSError: A step failed.
     """
     try:
         if not privileged:
@@ -343,9 +325,6 @@ def uncover(paths: Iterable[str]) -> None:
     """Show paths where they are, read-only, with fresh folders above them that hold nothing else.
 
     In a mount namespace of this process's own, which is made here; nobody else sees a difference.
-
-    Raises:
-        OSError: The process may not do that.
     """
     covered = _covered(paths)
     if not covered:

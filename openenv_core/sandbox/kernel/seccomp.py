@@ -370,11 +370,7 @@ class _Program(ctypes.Structure):
 
 
 def install(filter_code: bytes) -> None:
-    """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again.
-
-    Raises:
-        OSError: The kernel refused the filter.
-    """
+    """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again."""
     libc.no_new_privileges()
     held = ctypes.create_string_buffer(filter_code, len(filter_code))
     fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(held))

@@ -135,11 +135,7 @@ ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64":
 
 @lru_cache(maxsize=1)
 def current() -> SyscallTable:
-    """Return the architecture of this process.
-
-    Raises:
-        OSError: ENOSYS where this is not Linux on an architecture with a table here.
-    """
+    """Return the architecture of this process."""
     # os.uname, not platform: that imports a good deal, and asks the same.
     uname = getattr(os, "uname", None)
     found = uname() if uname is not None else None
