@@ -81,6 +81,7 @@ class Attack:
         holds: The levels at which it has to fail.
         timeout_s: Of each cell.
         limits: Of the session.
+        snapshot: Whether the session keeps snapshots.
         machine: The only architecture that it is written for; None: any.
         slow: Takes seconds even when it fails; only in the third tier.
         alone: Fills a disk that sessions share at the lower levels; others beside it would fail of that.
@@ -95,6 +96,7 @@ class Attack:
     holds: frozenset[Isolation]
     timeout_s: float = 10.0
     limits: Limits = LIMITS
+    snapshot: bool = False
     machine: str | None = None
     slow: bool = False
     alone: bool = False

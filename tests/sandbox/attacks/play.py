@@ -107,7 +107,7 @@ async def _play_one(sandbox: Sandbox, attack: Attack, around: Surroundings, *, t
     opened: list[SandboxSession] = []
 
     async def open_session() -> SandboxSession:
-        opened.append(await sandbox.open(attack.limits))
+        opened.append(await sandbox.open(attack.limits, snapshot=attack.snapshot))
         return opened[-1]
 
     began = time.perf_counter()
