@@ -27,14 +27,9 @@ class Isolation(StrEnum):
     SECCOMP = "seccomp"
     PROCESS = "process"
 
-    @property
-    def strength(self) -> int:
-        """Grows with what the rung holds back: 0 for `PROCESS`, 3 for `NAMESPACES`."""
-        return len(LADDER) - 1 - LADDER.index(self)
-
     def at_least(self, other: "Isolation") -> bool:
         """Return whether this rung holds back all that another does."""
-        return self.strength >= other.strength
+        return LADDER.index(self) <= LADDER.index(other)
 
 
 LADDER: Final = (Isolation.NAMESPACES, Isolation.LSM, Isolation.SECCOMP, Isolation.PROCESS)

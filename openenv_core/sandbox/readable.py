@@ -4,7 +4,6 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,26 +32,10 @@ _OURS: Final = (
 """Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadableView:
-    """What code may read.
-
-    Attributes:
-        shown: Files and folders that may be read, with all below.
-        hidden: What may not, below one of these.
-    """
-
-    shown: tuple[str, ...]
-    hidden: tuple[str, ...]
-
-    def without_hidden(self) -> tuple[str, ...]:
-        """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
-        away = {Path(path) for path in self.hidden}
-        return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
-
-
-def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> ReadableView:
-    """Return what code may read of this machine.
+def find_readable(
+    more: Iterable[Path] = (), hidden: Iterable[Path] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what code may read of this machine: files and folders, and what of them it may not.
 
     Args:
         more: Beside Python's and the system's.
@@ -66,7 +49,7 @@ def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> ReadableV
     own = (folder / name for folder in _places() for name in _OURS)
     away = {path.resolve() for path in (*hidden, *own) if path.exists()}
     below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
-    return ReadableView(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
+    return tuple(sorted(map(str, shown))), tuple(sorted(map(str, below)))
 
 
 def _places() -> set[Path]:
@@ -78,6 +61,12 @@ def _places() -> set[Path]:
         paths += sysconfig.get_paths(scheme, beneath).values()
     # A checkout, or what an editable installation points to, may lie below a folder that is shown.
     return {*map(Path, paths), Path(__file__).resolve().parents[2]}
+
+
+def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ...]:
+    """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+    away = {Path(path) for path in hidden}
+    return tuple(str(found) for path in shown for found in _without(Path(path), away))
 
 
 def _without(path: Path, away: set[Path]) -> list[Path]:

@@ -22,7 +22,7 @@ from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import UserLeases, session_uid
 from openenv_core.sandbox.probes import prove
-from openenv_core.sandbox.readable import view_of
+from openenv_core.sandbox.readable import find_readable, without_hidden
 from openenv_core.sandbox.results import EXIT_KILLED, EXIT_SANDBOX, Execution, FileInfo, FunctionCall
 from openenv_core.sandbox.values import NotPlainError, encode, loads
 from openenv_core.sandbox.worker import Worker
@@ -194,15 +194,15 @@ class Sandbox:
 
     async def _boot_zygote(self) -> None:
         config = self._config
-        view = await asyncio.to_thread(view_of, config.readable, config.hidden)
+        shown, hidden = await asyncio.to_thread(find_readable, config.readable, config.hidden)
         # A root of its own has empty places instead of the hidden ones; a few mounts do for it.
         bound = self.isolation is Isolation.NAMESPACES
         spec = {
             "isolation": self.isolation,
             "preload": list(config.preload),
-            "shown": view.shown,
-            "hidden": view.hidden,
-            "readable": view.shown if bound else await asyncio.to_thread(view.without_hidden),
+            "shown": shown,
+            "hidden": hidden,
+            "readable": shown if bound else await asyncio.to_thread(without_hidden, shown, hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
             "privileged": session_uid(0) is not None,
         }

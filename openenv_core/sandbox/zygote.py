@@ -144,11 +144,13 @@ class Zygote:
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             # What one process may have is bounded without; what it and its children have together is not.
-            cgroup = await asyncio.to_thread(_make_cgroup, cgroups, limits) if cgroups and forks else None
+            cgroup, doors = None, list[int]()
+            if cgroups is not None and forks:
+                cgroup, doors = await asyncio.to_thread(_make_cgroup, cgroups, limits)
             tree, connections = ProcessTree(exited, cgroup), Connections()
+            # The connections are closed first: whoever is not known yet ends by that.
             undo.push_async_callback(tree.close)
             undo.callback(connections.close)
-            doors = [] if cgroup is None else cgroup.open_doors()
             spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
             try:
                 await self._fork(spec, [*connections.inner, *doors], exited)
@@ -299,10 +301,11 @@ def _refusal(message: dict[str, str]) -> Exception:
     return SandboxUnavailableError(message["refused"])
 
 
-def _make_cgroup(maker: CgroupMaker, limits: Limits) -> Cgroup:
+def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
     # The files of its own file system count as memory too; and what watches over it is a process.
     try:
-        return maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
+        cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
+        return cgroup, cgroup.open_doors()
     except OSError as error:
         raise SandboxUnavailableError(
             f"expected a control group for the interpreter, got none: {error}"

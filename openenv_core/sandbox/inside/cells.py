@@ -93,16 +93,12 @@ _BACKEND: Final = "ropewalk_figures"
 """The module that matplotlib is told to draw by."""
 
 
-class _Backend(ModuleType):
-    """Made of matplotlib's own canvas, once matplotlib asks for it."""
+class FigureBackend(ModuleType):
+    """What matplotlib draws by, with its own canvas: shows open figures at `show()`, and after an execution."""
 
-    def __init__(self, figures: "Figures") -> None:
+    def __init__(self) -> None:
         super().__init__(_BACKEND)
-        self._figures = figures
-
-    def show(self, *_: Any, **__: Any) -> None:
-        """What `pyplot.show` calls."""
-        self._figures.flush()
+        self.shown: ShownBundles | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("FigureCanvas", "FigureManager"):
@@ -114,19 +110,8 @@ class _Backend(ModuleType):
         self.FigureManager = FigureManagerBase
         return self.__dict__[name]
 
-
-class Figures:
-    """Shows open figures at `show()`, and at the end of an execution."""
-
-    def __init__(self) -> None:
-        self.shown: ShownBundles | None = None
-
-    def install(self) -> None:
-        """Let matplotlib find the backend."""
-        sys.modules[_BACKEND] = _Backend(self)
-
-    def flush(self) -> None:
-        """Show and close what is open."""
+    def show(self, *_: Any, **__: Any) -> None:
+        """Show and close what is open; what `pyplot.show` calls."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or self.shown is None:
             return
@@ -163,13 +148,13 @@ class Cells:
         self._main = ModuleType("__main__")
         self.namespace: dict[str, Any] = self._main.__dict__
         self.namespace["__builtins__"] = builtins
-        self._figures = Figures()
+        self._figures = FigureBackend()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def install(self) -> None:
         """Become the process's main module."""
         sys.modules["__main__"] = self._main
-        self._figures.install()
+        sys.modules[_BACKEND] = self._figures
 
     def run(self, code: str, shown: ShownBundles) -> str | None:
         """Run a cell; return the text of its last expression's value, None where there is none."""
@@ -191,7 +176,7 @@ class Cells:
             whole = repr(value)
             text = shown.text(whole)
             shown.add("execute_result", _bundle(value, text))
-        self._figures.flush()
+        self._figures.show()
         return text
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -31,17 +31,7 @@ LIMITS: Final = Limits(
 
 
 class Stage:
-    """What an attack that needs more than one session's code is played on.
-
-    Args:
-        session: The attacker's.
-        open_session: Opens others; they are closed with the stage.
-        host: What the code is told of the machine around it.
-
-    Attributes:
-        breaches: What has got through, in words.
-        executions: Every execution of the attack.
-    """
+    """What an attack is played on: its own session, others that it opens, and what is told of the machine."""
 
     def __init__(
         self,
