@@ -66,7 +66,8 @@ def _places() -> set[Path]:
 def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ...]:
     """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
     away = {Path(path) for path in hidden}
-    return tuple(str(found) for path in shown for found in _without(Path(path), away))
+    # One that is itself a link, as a virtual environment may be, is not there under another name.
+    return tuple(str(found) for path in shown for found in _without(Path(path).resolve(), away))
 
 
 def _without(path: Path, away: set[Path]) -> list[Path]:

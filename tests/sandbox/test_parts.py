@@ -135,8 +135,10 @@ def test_what_is_hidden_is_in_no_readable_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "lib/link").symlink_to(tmp_path / "lib/python/site/secret")
     site = tmp_path / "lib/python/site"
-    left = without_hidden([str(tmp_path / "lib")], [str(site / "secret")])
-    assert sorted(left) == [str(tmp_path / "lib/other"), str(site / "numpy")]
+    (tmp_path / "venv").symlink_to(tmp_path / "lib")
+    for shown in ("lib", "venv"):
+        left = without_hidden([str(tmp_path / shown)], [str(site / "secret")])
+        assert sorted(left) == [str(tmp_path / "lib/other"), str(site / "numpy")]
 
 
 def test_this_project_is_hidden_and_python_is_not() -> None:

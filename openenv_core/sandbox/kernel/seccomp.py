@@ -3,7 +3,7 @@
 import ctypes
 import errno
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -40,88 +40,62 @@ def answer(code: int) -> int:
     return _ERRNO | code
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """An int argument is one of these; the upper word is not looked at, as the kernel does not either."""
-
-    argument: int
-    values: tuple[int, ...]
-    mask: int = 0xFFFF_FFFF
-
-    def code(self) -> Code:
-        """Code that falls through where the test holds, and ends in a jump to be aimed where it does not."""
-        masked = self.mask != 0xFFFF_FFFF
-        head: Code = [(LOAD, 0, 0, _low(self.argument))]
-        if masked:
-            head.append((AND, 0, 0, self.mask))
-        values = [value & 0xFFFF_FFFF for value in self.values]
-        last = len(values) - 1
-        return head + [
-            (JUMP_EQUAL, last - index, _MISS if index == last else 0, value)
-            for index, value in enumerate(values)
-        ]
-
-
-@dataclass(frozen=True)
-class Only:
-    """An argument has no bits but these; the upper word, where it is wide, has none at all."""
-
-    argument: int
-    bits: int
-    wide: bool = False
-
-    def code(self) -> Code:
-        """See `OneOf.code`."""
-        code: Code = [(LOAD, 0, 0, _low(self.argument)), (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF)]
-        if not self.wide:
-            return code
-        return [*code, (LOAD, 0, 0, _low(self.argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """An argument has all of these bits, which lie in its lower word."""
-
-    argument: int
-    bits: int
-
-    def code(self) -> Code:
-        """See `OneOf.code`."""
-        return [(LOAD, 0, 0, _low(self.argument)), (AND, 0, 0, self.bits), (JUMP_EQUAL, 0, _MISS, self.bits)]
-
-
-Test = OneOf | Only | AllOf
+# A test of one argument is code that falls through where it holds, and ends in a jump to be aimed where it does not.
 _MISS = -1  # a jump to the next alternative, aimed once its distance is known
+
+
+def _low(argument: int) -> int:
+    # Both architectures are little-endian: the lower word comes first.
+    return _ARGUMENTS_AT + 8 * argument
+
+
+def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Code:
+    """Test that an int argument is one of these; its upper word is not looked at, as the kernel does not either."""
+    code: Code = [(LOAD, 0, 0, _low(argument))]
+    if mask != 0xFFFF_FFFF:
+        code.append((AND, 0, 0, mask))
+    words = [value & 0xFFFF_FFFF for value in values]
+    last = len(words) - 1
+    return code + [
+        (JUMP_EQUAL, last - index, _MISS if index == last else 0, word) for index, word in enumerate(words)
+    ]
+
+
+def only(argument: int, bits: int, *, wide: bool = False) -> Code:
+    """Test that an argument has no bits but these; its upper word, where it is wide, has none at all."""
+    code: Code = [(LOAD, 0, 0, _low(argument)), (JUMP_ANY_BIT, _MISS, 0, ~bits & 0xFFFF_FFFF)]
+    if wide:
+        code += [(LOAD, 0, 0, _low(argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
+    return code
+
+
+def all_of(argument: int, bits: int) -> Code:
+    """Test that an argument has all of these bits, which lie in its lower word."""
+    return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, bits), (JUMP_EQUAL, 0, _MISS, bits)]
 
 
 @dataclass(frozen=True)
 class SeccompRule:
     """What a call's arguments must be: every test of one of the alternatives, else the errno."""
 
-    alternatives: tuple[tuple[Test, ...], ...]
+    alternatives: tuple[tuple[Code, ...], ...]
     otherwise: int = errno.EPERM
 
     def code(self) -> Code:
-        """Self-contained code that decides."""
+        """Return self-contained code that decides."""
         code: Code = []
         for tests in self.alternatives:
-            block = [instruction for test in tests for instruction in test.code()]
+            block = [instruction for test in tests for instruction in test]
             block.append((RETURN, 0, 0, ALLOW))
-            end = len(block)
             for at, (op, true, false, value) in enumerate(block):
-                miss = end - at - 1
+                miss = len(block) - at - 1
                 code.append((op, miss if true == _MISS else true, miss if false == _MISS else false, value))
         return [*code, (RETURN, 0, 0, answer(self.otherwise))]
 
 
-def when(*tests: Test) -> SeccompRule:
+def when(*tests: Code) -> SeccompRule:
     """Return a rule with one alternative."""
     return SeccompRule((tests,))
-
-
-def _low(argument: int) -> int:
-    # Both architectures are little-endian: the lower word comes first.
-    return _ARGUMENTS_AT + 8 * argument
 
 
 Verdict = int | SeccompRule
@@ -282,8 +256,8 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     own = (0,) if policy.pid is None else (0, policy.pid)
     forks = policy.allow_subprocess or policy.allow_fork
 
-    thread = (Only(0, _THREAD | _THREAD_EXTRAS, wide=True), AllOf(0, _THREAD))
-    fork = (Only(0, _FORK | _SIGNAL_BITS, wide=True), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
+    thread = (only(0, _THREAD | _THREAD_EXTRAS, wide=True), all_of(0, _THREAD))
+    fork = (only(0, _FORK | _SIGNAL_BITS, wide=True), one_of(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
     yield "clone", SeccompRule((thread, fork)) if forks else when(*thread)
     if forks:
         yield from ((name, ALLOW) for name in ("fork", "vfork"))
@@ -293,29 +267,29 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     if policy.pid is None:
         yield from ((name, ALLOW) for name in ("kill", "tkill", "tgkill"))
     else:
-        yield "kill", when(OneOf(0, own))
-        yield "tkill", when(OneOf(0, (policy.pid,)))
-        yield "tgkill", when(OneOf(0, (policy.pid,)))
-    yield "prlimit64", when(OneOf(0, own))
-    yield "sched_setaffinity", when(OneOf(0, own))
-    yield "setpriority", when(OneOf(0, (0,)), OneOf(1, own))
+        yield "kill", when(one_of(0, own))
+        yield "tkill", when(one_of(0, (policy.pid,)))
+        yield "tgkill", when(one_of(0, (policy.pid,)))
+    yield "prlimit64", when(one_of(0, own))
+    yield "sched_setaffinity", when(one_of(0, own))
+    yield "setpriority", when(one_of(0, (0,)), one_of(1, own))
 
-    yield "prctl", when(OneOf(0, _PRCTLS))
-    yield "ioctl", when(OneOf(1, _IOCTLS))
-    yield "fcntl", when(OneOf(1, _FCNTLS))
-    yield "madvise", when(OneOf(2, _ADVICE))
+    yield "prctl", when(one_of(0, _PRCTLS))
+    yield "ioctl", when(one_of(1, _IOCTLS))
+    yield "fcntl", when(one_of(1, _FCNTLS))
+    yield "madvise", when(one_of(2, _ADVICE))
     yield (
         "socketpair",
-        when(OneOf(0, (_AF_UNIX,)), OneOf(1, _SOCKET_TYPES, mask=0xFFFF_FFFF & ~_SOCKET_TYPE_FLAGS)),
+        when(one_of(0, (_AF_UNIX,)), one_of(1, _SOCKET_TYPES, mask=0xFFFF_FFFF & ~_SOCKET_TYPE_FLAGS)),
     )
-    yield "setsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_OPTIONS))
+    yield "setsockopt", when(one_of(1, (_SOL_SOCKET,)), one_of(2, _SOCKET_OPTIONS))
 
-    yield "getsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_FACTS))
-    yield "sendto", when(Only(3, _MESSAGE_FLAGS))
-    yield "recvfrom", when(Only(3, _MESSAGE_FLAGS))
-    yield "recvmsg", when(Only(2, _MESSAGE_FLAGS))
+    yield "getsockopt", when(one_of(1, (_SOL_SOCKET,)), one_of(2, _SOCKET_FACTS))
+    yield "sendto", when(only(3, _MESSAGE_FLAGS))
+    yield "recvfrom", when(only(3, _MESSAGE_FLAGS))
+    yield "recvmsg", when(only(2, _MESSAGE_FLAGS))
     # Probing for an operation that is not there, libc expects ENOSYS.
-    futex = OneOf(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
+    futex = one_of(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
     yield "futex", SeccompRule(((futex,),), otherwise=errno.ENOSYS)
 
     if not policy.shared_uid:
