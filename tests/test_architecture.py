@@ -149,5 +149,5 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_files_stay_small(package: str) -> None:
-    long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
+    long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 800}
     assert long == {}

@@ -25,7 +25,7 @@ from openenv_core.tools import (
     ToolResult,
     ToolUnavailableError,
 )
-from openenv_core.tools.results import cancellations_of_task
+from openenv_core.tools.environment import cancellations_of_task
 from openenv_core.types import Observation
 
 T = TypeVar("T")
