@@ -35,7 +35,7 @@ def checked_transport(transport: str) -> Transport:
 
 
 def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
-    """Return the headers, the token's among them; a ConfigurationError where HTTP forbids one, or two are credentials."""
+    """Return the headers, the token's among them; a ConfigurationError for a forbidden one or two credentials."""
     merged = dict(headers or {})
     if token is not None:
         if any(name.lower() == "authorization" for name in merged):

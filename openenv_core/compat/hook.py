@@ -48,9 +48,12 @@ class ReleasedNames:
 
     def target(self, module: str, name: str) -> Target | None:
         """Return what a name is; None where it is not provided."""
-        found = self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)
-        also = (self.target(other, name) for other in MODULES[module].also)
-        return found or next(filter(None, also), None) or _brought().get(module, {}).get(name)
+        if (found := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
+            return found
+        for other in MODULES[module].also:
+            if (found := self.target(other, name)) is not None:
+                return found
+        return _brought().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
         """Return what a name that is not provided belongs to; None where the released package has no such name."""
