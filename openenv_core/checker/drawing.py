@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.outcomes import CheckError, needs
+from openenv_core.checker.check import CheckError, needs
 
 if TYPE_CHECKING:
     from jsonschema import SchemaError

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, check
+from openenv_core.checker.check import CheckError, CheckLevel, check, needs
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import answered, parting, play_there, some_actions
 from openenv_core.checker.semantic import repeats
 from openenv_core.checker.subject import REFUSING, Client, Subject

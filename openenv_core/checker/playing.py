@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from openenv_core.apps import Described
 from openenv_core.checker.check import CheckError
-from openenv_core.checker.outcomes import cause_of
 from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
 from openenv_core.protocol import errors as codes
@@ -235,7 +234,7 @@ def answered(doing: str) -> Iterator[None]:
         raise CheckError(
             f"expected {doing} to be played over the wire, got {type(error).__name__}: {error}",
             change="look at what the server prints: `ropewalk serve` with the same target shows it",
-            cause=cause_of(error),
+            cause=f"{type(error).__name__}: {error}",
         ) from error
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, needs
 from openenv_core.checker.drawing import fault_of, is_of_tools
-from openenv_core.checker.outcomes import needs
 from openenv_core.checker.playing import played, seeds
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ServerError

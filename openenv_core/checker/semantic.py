@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.outcomes import needs
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, needs
 from openenv_core.checker.playing import (
     LocalSession,
     Result,

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import drawing as action_source
-from openenv_core.checker.outcomes import CheckError, CheckTimeoutError, NotApplicableError, within
+from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
 from openenv_core.checker.subject_servers import RunningServer, Servers, manifest_in
 from openenv_core.client import GenericEnvClient, SyncEnvClient
-from openenv_core.errors import CapacityError, ConfigurationError, ExecutionError, ValidationFailedError
-from openenv_core.manifest import Manifest, ManifestError, read_manifest
-from openenv_core.targets import Target, TargetKind, target_of
+from openenv_core.errors import (
+    CapacityError,
+    ConfigurationError,
+    ExecutionError,
+    ImageNotFoundError,
+    ValidationFailedError,
+)
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, read_manifest
+from openenv_core.targets import Target, TargetKind, can_be_found, is_environment_folder, target_of
 from openenv_core.types import StepResult
 
 if TYPE_CHECKING:
@@ -172,10 +178,11 @@ class Subject:
         token: Bearer token of the server, where a URL asks for one.
 
     Attributes:
-        chosen: Names of the checks that the pytest suite runs; None: all.
+        left_out: Names of the checks that an author's own tests leave out.
+        told: Causes of failures that were told already, and the check that did.
     """
 
-    chosen: frozenset[str] | None = None
+    left_out: frozenset[str] = frozenset()
 
     def __init__(
         self, target: Target, limits: CheckLimits | None = None, *, token: str | None = None
@@ -190,7 +197,6 @@ class Subject:
         self._pool: action_source.ActionPool | None = None
         self._found: dict[str, Any] = {}
         self.told: dict[str, str] = {}
-        """Failures that were told already, and the check that did."""
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
@@ -206,6 +212,30 @@ class Subject:
         """
         found = target if isinstance(target, Target) else target_of(str(target))
         return cls(found, CheckLimits(**limits), token=token)
+
+    def require(self) -> None:
+        """Return when the target is there; whether it is any good is for the checks to say.
+
+        Raises:
+            ConfigurationError: There is no such environment, or nothing answers at the URL.
+            ProviderError: There is no such image, or no engine to run it.
+        """
+        text = self.target.text
+        if self.kind is TargetKind.URL:
+            try:
+                with self.http() as http:
+                    http.get("/health")
+            except CheckError as error:
+                raise ConfigurationError(f"{error.message}; start it first") from None
+        elif self.kind is TargetKind.IMAGE:
+            _require_image(text)
+        elif self.kind is TargetKind.PATH and Path(text).is_dir() and not is_environment_folder(Path(text)):
+            raise ConfigurationError(
+                f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
+                "name the folder that holds them"
+            )
+        elif not can_be_found(self.target):
+            load_app(text)  # says which there are
 
     @property
     def kind(self) -> TargetKind:
@@ -481,6 +511,18 @@ class Subject:
         with self.client() as client:
             self.reset(client)
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])
+
+
+def _require_image(image: str) -> None:
+    from openenv_core.providers.docker.engine import DockerEngine
+
+    engine = DockerEngine.find()
+    engine.ping()
+    if not engine.has_image(image):
+        raise ImageNotFoundError(
+            f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
+            "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
+        )
 
 
 def _attempt(work: Callable[[], object]) -> None:

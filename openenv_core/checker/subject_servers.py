@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from openenv_core.checker.outcomes import CheckError, NotApplicableError
+from openenv_core.checker.check import CheckError, NotApplicableError
 from openenv_core.errors import OpenEnvError, ProviderError
 from openenv_core.manifest import MANIFEST, Manifest, load_manifest
 from openenv_core.targets import Target, provider_of

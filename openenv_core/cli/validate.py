@@ -12,11 +12,11 @@ from openenv_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from openenv_core.checker.check import Check
-    from openenv_core.checker.runner import Result
+    from openenv_core.checker.results import Result
     from openenv_core.checker.subject import Subject
 
 LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
-PACKAGES: Final = ("hypothesis", "jsonschema", "psutil")
+PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "pytest")
 """What the extra `author` brings for the checker."""
 
 KINDS: Final = ("name", "path", "module", "url", "image")
@@ -73,10 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OpenEnvError: Wrong usage, or the target cannot be had: status 2.
     """
-    from openenv_core.checker.catalogue import chosen
-    from openenv_core.checker.check import CheckLevel
-    from openenv_core.checker.report import Console, as_json, as_junit, listing
-    from openenv_core.checker.runner import CheckReport, Result, run_isolated
+    from openenv_core.checker.check import CheckLevel, chosen
+    from openenv_core.checker.report import CheckReport, Console, as_json, as_junit, listing
+    from openenv_core.checker.runner import run_isolated
 
     checks = chosen([CheckLevel(level) for level in arguments.level], arguments.check)
     if arguments.list:
@@ -91,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(sys.stdout, len(checks))
     subject = _subject(arguments)
     results: list[Result] = []
+    interrupted = False
 
     def begin(check: "Check") -> None:
         if not arguments.json:
@@ -102,13 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
             console.end(result)
 
     try:
-        report = run_isolated(
-            subject.target, subject.limits, checks, token=subject.token, before=begin, after=end
-        )
+        run_isolated(subject.target, subject.limits, checks, token=subject.token, before=begin, after=end)
     except KeyboardInterrupt:
-        report = CheckReport(subject.target.text, tuple(results), interrupted=True)
+        interrupted = True
         if not arguments.json:
             console.interrupted()
+    report = CheckReport(subject.target.text, tuple(results), interrupted)
     if arguments.json:
         print(as_json(report))
     elif not report.interrupted:
@@ -121,7 +120,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
-    from openenv_core.checker.catalogue import require
     from openenv_core.checker.subject import Subject
     from openenv_core.targets import TargetKind, target_of
 
@@ -137,7 +135,7 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
     }
     given = {name: value for name, value in limits.items() if value is not None}
     subject = Subject.of(target, token=os.environ.get(TOKEN) or None, **given)
-    require(subject)
+    subject.require()
     return subject
 
 

@@ -10,14 +10,22 @@ from xml.etree import ElementTree
 
 import pytest
 from pydantic import BaseModel, Field
-from subjects import Here, folder_with, walk
+from subjects import Here, folder_with, run, walk
 
 from openenv_core import apps, checker
-from openenv_core.checker.catalogue import MODULES, checks, chosen
-from openenv_core.checker.check import Check, CheckError, CheckLevel, CheckWarnedError, NotApplicableError
+from openenv_core.checker.check import (
+    MODULES,
+    Check,
+    CheckError,
+    CheckLevel,
+    CheckWarnedError,
+    NotApplicableError,
+    checks,
+    chosen,
+)
 from openenv_core.checker.drawing import pool, sample
-from openenv_core.checker.report import Console, as_json, as_junit
-from openenv_core.checker.runner import CheckReport, Status, run, run_check
+from openenv_core.checker.report import CheckReport, Console, as_json, as_junit
+from openenv_core.checker.results import Status, run_check
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
 from openenv_core.manifest import parse_manifest

@@ -12,10 +12,9 @@ from typing import Any
 import gallery
 import pytest
 
-from openenv_core.checker.catalogue import checks, chosen
-from openenv_core.checker.check import CheckLevel
+from openenv_core.checker.check import CheckLevel, checks, chosen
 from openenv_core.checker.load import Growth, leaks_memory, leaks_things
-from openenv_core.checker.runner import BAD, Status, run_check
+from openenv_core.checker.results import BAD, Status, run_check
 from openenv_core.checker.subject import Subject
 
 ROOT = Path(__file__).parents[2]

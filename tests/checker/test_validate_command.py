@@ -13,7 +13,7 @@ import psutil
 import pytest
 from subjects import README, folder_with
 
-from openenv_core.checker.catalogue import checks
+from openenv_core.checker.check import checks
 from openenv_core.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -164,8 +164,9 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
     monkeypatch.setattr(isolation.sys, "executable", str(STUCK))
     (health,) = [one for one in checks() if one.name == "health"]
     hurried = Check(health.name, health.level, health.says, 0.5, health.function)
-    report = isolation.run_isolated(target_of("blackjack"), CheckLimits(), [hurried])
-    assert "never lets go" in report.results[0].message
+    results: list[Any] = []
+    isolation.run_isolated(target_of("blackjack"), CheckLimits(), [hurried], after=results.append)
+    assert "never lets go" in results[0].message
 
 
 @pytest.mark.soak
@@ -212,11 +213,10 @@ def test_what_had_ended_before_an_interruption_is_reported(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     from openenv_core.checker import runner as isolation
-    from openenv_core.checker.runner import Result, Status
+    from openenv_core.checker.results import Status, result_of
 
     def interrupted(target: Any, limits: Any, wanted: Any, *, after: Any, **_: Any) -> None:
-        one = wanted[0]
-        after(Result(one.name, one.level, one.says, Status.PASSED, "", "", 0.1))
+        after(result_of(wanted[0], Status.PASSED, "", "", 0.1))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(isolation, "run_isolated", interrupted)

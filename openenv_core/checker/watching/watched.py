@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from openenv_core.checker.check import CheckError, NotApplicableError
-from openenv_core.checker.outcomes import needs
+from openenv_core.checker.check import CheckError, NotApplicableError, needs
 from openenv_core.checker.subject import Subject
 from openenv_core.checker.subject_servers import RunningServer
 from openenv_core.checker.watching import hook, inside
