@@ -140,9 +140,18 @@ def chosen(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tupl
     return tuple(one for one in checks() if one.level in at or one.name in wanted)
 
 
-def needs(package: str, error: ImportError) -> ConfigurationError:
-    """Return what tells an author which extra brings an absent package."""
-    return ConfigurationError(f"expected the package {package}, got: {error}; pip install 'ropewalk[author]'")
+def need(package: str) -> Any:
+    """Import a package that checks work with.
+
+    Raises:
+        ConfigurationError: It is absent; the message names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"expected the package {package}, got: {error}; pip install 'ropewalk[author]'"
+        ) from error
 
 
 def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:

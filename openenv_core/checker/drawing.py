@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.check import CheckError, needs
+from openenv_core.checker.check import CheckError, need
 
 if TYPE_CHECKING:
     from jsonschema import SchemaError
@@ -59,10 +59,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
         CheckError: Nothing follows the schema, or it is none.
         ConfigurationError: The package that validates is absent.
     """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
+    jsonschema = need("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
     sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     drawn: dict[str, Any] = {}
@@ -320,10 +317,7 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
 @lru_cache(maxsize=64)
 def _of_pattern(pattern: str) -> list[str]:
     """Return texts that a regular expression finds something in."""
-    try:
-        import hypothesis
-    except ImportError as error:
-        raise needs("hypothesis", error) from error
+    hypothesis = need("hypothesis")
     found: list[str] = []
     settings = hypothesis.settings(
         max_examples=16,
@@ -419,12 +413,10 @@ def fault_of(schema: Any) -> "SchemaError | None":
     Raises:
         ConfigurationError: The package that tells is absent.
     """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
+    jsonschema = need("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:
-        return fault
+        found: SchemaError = fault
+        return found
     return None

@@ -5,65 +5,57 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, check, needs
+from openenv_core.checker.check import CheckError, CheckLevel, check, need
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.playing import answered, parting, play_there, some_actions
+from openenv_core.checker.playing import REFUSING, answered, parting, play, some_actions
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.subject import REFUSING, Client, Subject
-from openenv_core.checker.subject_servers import RunningServer
-from openenv_core.checker.watching.watched import MIB, MemoryWatch
+from openenv_core.checker.servers import RunningServer
+from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.watching import MIB, limited_memory
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
-CUT_OFF: Final = 32
+_CUT_OFF: Final = 32
 """Sessions that are cut off in the middle of a step."""
 
-SLOTS: Final = 4
+_SLOTS: Final = 4
 """The cap of a server that is started for it, where there can be so many."""
 
-KILLED_ID: Final = "ropewalk-killed"
+_KILLED_ID: Final = "ropewalk-killed"
 
 
 @check(CheckLevel.HOSTILE)
 def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
     """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
-    slots = min(SLOTS, subject.cap or 1)
+    slots = min(_SLOTS, subject.cap or 1)
+    options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
     with ExitStack() as stack:
-        if subject.kind is TargetKind.URL:
-            url = subject.url
-        else:
-            options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
-            url = stack.enter_context(subject.server(**options)).url
+        url, _ = stack.enter_context(subject.server_or_url(**options))
         try:
-            for wave in range(CUT_OFF // slots):
-                asyncio.run(_cut_off(subject, url, wave, slots))
+            for wave in range(_CUT_OFF // slots):
+                asyncio.run(_cut_off(subject, url, range(wave * slots, (wave + 1) * slots)))
             clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
             for number, client in enumerate(clients):
-                play_there(
-                    subject,
-                    client,
-                    number,
-                    some_actions(subject, number),
-                    episode_id=f"ropewalk-slot-{number}",
-                )
+                actions = some_actions(subject, number)
+                play(subject, client, number, actions, episode_id=f"ropewalk-slot-{number}")
         except (ClientError, CheckError) as error:
             if isinstance(error, CheckError) and error.cause == REFUSING:
                 raise
             raise CheckError(
-                f"expected {slots} sessions to play after {CUT_OFF} that were cut off in the middle of a step, "
+                f"expected {slots} sessions to play after {_CUT_OFF} that were cut off in the middle of a step, "
                 f"got {error}",
                 change="give back in close() whatever __init__, reset or step took, and let close() return at "
                 "once, whether or not the episode was over",
             ) from error
 
 
-async def _cut_off(subject: Subject, url: str, wave: int, sessions: int) -> None:
+async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, let each begin a step, and break them off."""
-    await asyncio.gather(*(_one(subject, url, wave * sessions + number) for number in range(sessions)))
+    await asyncio.gather(*(_one(subject, url, number) for number in numbers))
 
 
 async def _one(subject: Subject, url: str, number: int) -> None:
@@ -105,14 +97,14 @@ def check_kill_and_restart(subject: Subject) -> None:
     # What hashes of text differ by is another check's to tell.
     with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
         with subject.client(server.url) as client:
-            first = play_there(subject, client, seed, actions, episode_id=f"{KILLED_ID}-0")
+            first = play(subject, client, seed, actions, episode_id=f"{_KILLED_ID}-0")
         with subject.client(server.url) as client:
-            play_there(subject, client, seed, actions[:1], episode_id=KILLED_ID)  # left in the middle
+            play(subject, client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
             server.kill()
             _need_lost(client)
             server.restart()
         with subject.client(server.url) as client:
-            again = play_there(subject, client, seed, actions, episode_id=KILLED_ID)
+            again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
             with answered("the state to be read"):
                 client.state()
     found = parting(first, again) if repeats(subject) else None
@@ -311,11 +303,7 @@ def _with(base: Json, path: Path, value: Any) -> Json:
 
 
 def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
-    try:
-        from jsonschema.validators import validator_for
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
-    is_valid = validator_for(schema)(schema).is_valid
+    is_valid = need("jsonschema").validators.validator_for(schema)(schema).is_valid
 
     def allows(action: Mapping[Any, Any]) -> bool:
         try:
@@ -364,8 +352,7 @@ def check_invalid_actions_are_survived(subject: Subject) -> None:
 
 
 def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
-    with _server(subject) as server, MemoryWatch(server) as memory:
-        url = subject.url if server is None else server.url
+    with subject.server_or_url() as (url, server), limited_memory(server) as taken:
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
         with SyncEnvClient(_Frames(url, **options)) as client:
             subject.reset(client)
@@ -376,7 +363,7 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 subject.reset(client)
                 _healthy(subject, url)
             except ClientError as error:
-                raise CheckError(_told(last, error, memory, server), change=change) from error
+                raise CheckError(_told(last, error, taken, server), change=change) from error
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
@@ -389,11 +376,11 @@ def _send(subject: Subject, client: Any, text: bytes) -> None:
         subject.reset(client)
 
 
-def _told(last: bytes, error: ClientError, memory: MemoryWatch, server: RunningServer | None) -> str:
+def _told(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
     sent = last.decode("utf-8", "replace")
     shown = sent if len(sent) <= SHOWN else f"{sent[:SHOWN]}... ({len(sent)} characters)"
-    if memory.exceeded is not None:
-        came = f"{memory.exceeded // MIB} MiB more memory taken, and stopped it there"
+    if taken:
+        came = f"{taken[0] // MIB} MiB more memory taken, and stopped it there"
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
         came = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
@@ -414,13 +401,3 @@ def _healthy(subject: Subject, url: str) -> None:
             f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
             change="let no action change what GET /health answers",
         )
-
-
-@contextmanager
-def _server(subject: Subject) -> Iterator[RunningServer | None]:
-    """Start a server to be ill-treated; None: there is only the one at the URL."""
-    if subject.kind is TargetKind.URL:
-        yield None
-        return
-    with subject.server() as server:
-        yield server

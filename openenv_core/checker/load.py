@@ -12,11 +12,10 @@ from typing import Final, TypeAlias
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import answered, some_actions
-from openenv_core.checker.semantic import CHANGE, Player, SessionTrace, compared, repeats, solo, touching
+from openenv_core.checker.semantic import APART, SessionTrace, compared, play_session, repeats, solo, touching
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching.watched import Held, WatchedServer, watching
+from openenv_core.checker.watching import Held, WatchedServer, watching
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
-from openenv_core.targets import TargetKind
 
 BYTES_AN_EPISODE: Final = 512.0
 """A slope of the memory below this is not told from what allocators do by themselves. A server of ours that holds
@@ -73,7 +72,7 @@ def leaks_things(growth: Growth) -> bool:
     return growth.total >= FEWEST and growth.slope > 0
 
 
-ALL_BEGUN_TIMEOUT_S = 60.0
+_ALL_BEGUN_TIMEOUT_S: Final = 60.0
 """Seconds until all sessions have begun."""
 
 
@@ -83,7 +82,7 @@ def check_sessions_at_once(subject: Subject) -> None:
     if touching(subject) is not None:
         raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
-        url = subject.url if subject.kind is TargetKind.URL else stack.enter_context(subject.server()).url
+        url, _ = stack.enter_context(subject.server_or_url())
         wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
         clients = _opened(subject, stack, url, wanted)
         together = _play(subject, clients)
@@ -93,7 +92,7 @@ def check_sessions_at_once(subject: Subject) -> None:
     if (found := compared(alone, together, repeats(subject))) is not None:
         raise CheckError(
             f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
-            change=CHANGE,
+            change=APART,
         )
 
 
@@ -119,26 +118,27 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
 
 def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     """Play an episode in each session, all at the same time."""
-    players = [Player(subject, client, number) for number, client in enumerate(clients)]
-    ready = Barrier(len(players), timeout=ALL_BEGUN_TIMEOUT_S)
+    ready = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
 
-    def play(player: Player) -> SessionTrace:
+    def play(number: int) -> SessionTrace:
+        trace = SessionTrace()
+        session = play_session(subject, clients[number], number, trace)
         try:
-            player.begin()
+            next(session)
             ready.wait()  # every episode has begun before any goes on
-            while player.step():
+            for _ in session:
                 pass
         except BaseException:
             ready.abort()
             raise
-        return player.trace
+        return trace
 
-    with ThreadPoolExecutor(len(players), thread_name_prefix="openenv-check-load") as pool:
-        futures = [pool.submit(play, player) for player in players]
+    with ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-load") as pool:
+        futures = [pool.submit(play, number) for number in range(len(clients))]
     failures = [error for future in futures if (error := future.exception()) is not None]
     first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
     if first is not None:
-        with answered(f"{len(players)} episodes at once"):
+        with answered(f"{len(clients)} episodes at once"):
             raise first
     return [future.result() for future in futures]
 

@@ -1,52 +1,16 @@
 """What a server says of itself and of its tools, and whether what it does agrees."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, needs
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, need
 from openenv_core.checker.drawing import fault_of, is_of_tools
-from openenv_core.checker.playing import played, seeds
+from openenv_core.checker.playing import plays
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ServerError
 from openenv_core.tools import RESERVED_TOOL_NAMES
 from openenv_core.types import EnvironmentMetadata
 
-
-@dataclass(frozen=True, slots=True)
-class SchemaViolation:
-    """Where a value does not follow its schema.
-
-    Attributes:
-        place: As `$.field[0]`.
-        value: What stands there.
-        message: What is wrong with it.
-    """
-
-    place: str
-    value: Any
-    message: str
-
-
-def first_fault(schema: dict[str, Any], value: Any) -> SchemaViolation | None:
-    """Return where a value does not follow a schema; None where it does.
-
-    Raises:
-        ConfigurationError: The package that validates is absent.
-    """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
-    found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
-    return None if found is None else SchemaViolation(found.json_path, found.instance, found.message[:300])
-
-
-SCHEMAS = ("action", "observation", "state")
-
-AGREE = (
-    "give the field the type that it has, or return what its type says; a value that is not finite crosses the "
-    "wire as null"
-)
+_NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
 
 
 @check(CheckLevel.RUNTIME)
@@ -65,12 +29,12 @@ def check_health(subject: Subject) -> None:
 def check_metadata(subject: Subject) -> str:
     """GET /metadata tells the environment's name and what it is."""
     status, body = _get(subject, "/metadata")
-    known = set(EnvironmentMetadata.model_fields)
     if status != 200 or not isinstance(body, dict):
         raise CheckError(
             f"expected GET /metadata to answer 200 with an object, got {status} {body!r:.200}",
             change="let get_metadata() of the environment return an EnvironmentMetadata",
         )
+    known = set(EnvironmentMetadata.model_fields)
     if unknown := sorted(set(body) - known):
         raise CheckError(
             f"expected GET /metadata to hold {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
@@ -88,7 +52,7 @@ def check_metadata(subject: Subject) -> str:
 @check(CheckLevel.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
     """GET /schema gives JSON schemas of the action, the observation and the state."""
-    for name in SCHEMAS:
+    for name in ("action", "observation", "state"):
         schema = subject.schema[name]
         if fault := fault_of(schema):
             raise CheckError(
@@ -119,12 +83,9 @@ def check_states_follow_schema(subject: Subject) -> str:
     """Every state follows the schema that the server gives."""
     seen = 0
     with subject.client() as client:
-        for seed in seeds():
-            for turn in played(subject, client, seed):
-                state = client.state()
-                seen += 1
-                if (fault := first_fault(subject.schema["state"], state)) is not None:
-                    raise _disagreement("state", turn.where, fault)
+        for turn in plays(subject, client):
+            seen += 1
+            _require_agreement("state", turn.where, subject.schema["state"], client.state())
     return f"{seen} states"
 
 
@@ -132,24 +93,26 @@ def _observations(subject: Subject, transport: str) -> str:
     schema = subject.schema
     seen = 0
     with subject.client(transport=transport) as client:
-        for seed in seeds():
-            for turn in played(subject, client, seed):
-                seen += 1
-                whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.result.done}
-                key = "reset_observation" if turn.action is None else "observation"
-                if (fault := first_fault(schema.get(key, schema["observation"]), whole)) is not None:
-                    raise _disagreement("observation", turn.where, fault)
-            if transport == "http" and (fault := first_fault(schema["state"], client.state())) is not None:
-                raise _disagreement("state", "over HTTP", fault)
+        for turn in plays(subject, client):
+            seen += 1
+            whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
+            key = "reset_observation" if turn.action is None else "observation"
+            _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), whole)
+        if transport == "http":
+            _require_agreement("state", "over HTTP", schema["state"], client.state())
     return f"{seen} observations"
 
 
-def _disagreement(what: str, where: str, fault: SchemaViolation) -> CheckError:
-    return CheckError(
-        f"expected the {what} {where} to follow its schema, got {fault.value!r:.80} at {fault.place}: "
-        f"{fault.message}",
-        change=AGREE,
-    )
+def _require_agreement(what: str, where: str, schema: dict[str, Any], value: Any) -> None:
+    jsonschema = need("jsonschema")
+    fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
+    if fault is not None:
+        raise CheckError(
+            f"expected the {what} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
+            f"{fault.message:.300}",
+            change="give the field the type that it has, or return what its type says; a value that is not finite "
+            "crosses the wire as null",
+        )
 
 
 def _get(subject: Subject, path: str) -> tuple[int, Any]:
@@ -161,9 +124,6 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
         return reply.status_code, reply.json()
     except ValueError:
         return reply.status_code, reply.text
-
-
-NO_SUCH_TOOL = "ropewalk_no_such_tool"
 
 
 @check(CheckLevel.RUNTIME)
@@ -205,7 +165,7 @@ def check_unknown_tool(subject: Subject) -> None:
     with subject.client() as client:
         subject.reset(client)
         try:
-            result = client.step({"type": "call_tool", "tool_name": NO_SUCH_TOOL, "arguments": {}})
+            result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
             raise CheckError(
                 f"expected an observation with an error for a tool that is not there, got {error}",

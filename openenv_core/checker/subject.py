@@ -3,25 +3,22 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
 from openenv_core.checker import drawing as action_source
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
-from openenv_core.checker.subject_servers import RunningServer, Servers, manifest_in
+from openenv_core.checker.servers import RunningServer, Servers, manifest_in
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     CapacityError,
     ConfigurationError,
-    ExecutionError,
     ImageNotFoundError,
-    ValidationFailedError,
 )
 from openenv_core.manifest import MANIFEST, Manifest, ManifestError, read_manifest
 from openenv_core.targets import Target, TargetKind, can_be_found, is_environment_folder, target_of
@@ -57,89 +54,6 @@ def imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicabl
 
 
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
-
-REFUSED_AT_MOST: Final = 25
-"""Actions in a row that may be refused, until nothing more is expected of drawing them."""
-
-
-REFUSING: Final = "refuses valid actions"
-"""The cause of every failure of an environment that takes nothing that its schema allows."""
-
-
-@dataclass(slots=True)
-class PlayedEpisode:
-    """What came of playing: plain data, to be compared.
-
-    Attributes:
-        results: The reset's result and one a step, each {observation, reward, done, metadata}; a step that the
-            environment refused is {"error": code}.
-        actions: What was played, one a step.
-        done: Whether the environment said that it was over.
-    """
-
-    results: list[dict[str, Any]] = field(default_factory=list)
-    actions: list[dict[str, Any]] = field(default_factory=list)
-    done: bool = False
-
-    @property
-    def rewards(self) -> list[Any]:
-        """The rewards of the steps; the reset's is not among them."""
-        return [result.get("reward") for result in self.results[1:]]
-
-
-def play(
-    client: Client, first: StepResult[dict[str, Any]], actions: Iterable[dict[str, Any]]
-) -> PlayedEpisode:
-    """Play an episode that was begun until it is done, or out of actions.
-
-    Args:
-        client: Plays it.
-        first: The reset's result.
-        actions: What to play.
-
-    Raises:
-        CheckError: The environment refuses one action after the other.
-        ClientError: Whatever else the client met.
-    """
-    played = PlayedEpisode([plain(first)])
-    refused = 0
-    for action in actions:
-        played.actions.append(action)
-        try:
-            result = client.step(action)
-        except (ValidationFailedError, ExecutionError) as error:
-            played.results.append({"error": error.code})
-            refused += 1
-            if refused >= REFUSED_AT_MOST:
-                raise refusing(refused, action, error) from error
-            continue
-        refused = 0
-        played.results.append(plain(result))
-        if result.done:
-            played.done = True
-            break
-    return played
-
-
-def refusing(count: int, action: dict[str, Any], error: Exception) -> CheckError:
-    """Return the failure of an environment that takes nothing that its schema allows."""
-    return CheckError(
-        f"expected actions that the schema allows to be taken, got {count} refusals in a row, "
-        f"the last for {action}: {error}",
-        change="narrow the action's schema to what the environment takes, or list "
-        "validation.episodes.example_actions in openenv.yaml",
-        cause=REFUSING,
-    )
-
-
-def plain(result: StepResult[dict[str, Any]]) -> dict[str, Any]:
-    """Return a result as plain data."""
-    return {
-        "observation": result.observation,
-        "reward": result.reward,
-        "done": result.done,
-        "metadata": result.metadata,
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,6 +258,19 @@ class Subject:
         with self._servers.own(env_vars, docker_options, serve_options) as server:
             yield server
 
+    @contextmanager
+    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
+        """Start a server of one's own and yield its URL and it; at a URL, the one and only.
+
+        Args:
+            serve_options: As `server` has them.
+        """
+        if self.kind is TargetKind.URL:
+            yield self.url, None
+            return
+        with self.server(**serve_options) as server:
+            yield server.url, server
+
     def client(self, url: str | None = None, **options: Any) -> Client:
         """Return a client with dicts for models, unconnected; use it in `with`, or close it.
 
@@ -431,34 +358,6 @@ class Subject:
                 )
         draw = seed if isinstance(seed, random.Random) else random.Random(f"{self.limits.seed}/{seed}")
         return self._pool.draw(draw)
-
-    def episode(
-        self,
-        client: Client,
-        *,
-        seed: int | None = None,
-        action_seed: int = 0,
-        max_steps: int | None = None,
-        actions: Iterator[dict[str, Any]] | None = None,
-        **reset_options: Any,
-    ) -> PlayedEpisode:
-        """Play one episode until it is done, or for so many steps.
-
-        Args:
-            client: Plays it.
-            seed: Of the reset.
-            action_seed: Decides the actions.
-            max_steps: The limits' `steps` by default.
-            actions: What to play in place of drawn ones.
-            reset_options: Further options of the reset.
-
-        Raises:
-            CheckError: The environment refuses one action after the other.
-            ClientError: Whatever else the client met.
-        """
-        chosen = self.actions(action_seed) if actions is None else actions
-        options = reset_options if seed is None else {"seed": seed, **reset_options}
-        return play(client, self.reset(client, **options), islice(chosen, max_steps or self.limits.steps))
 
     @property
     def reset_options(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from openenv_core.checker.check import (
     chosen,
 )
 from openenv_core.checker.drawing import pool, sample
+from openenv_core.checker.playing import play, some_actions
 from openenv_core.checker.report import CheckReport, Console, as_json, as_junit
 from openenv_core.checker.results import Status, run_check
 from openenv_core.checker.subject import Subject
@@ -227,14 +228,12 @@ def test_an_author_s_examples_go_first() -> None:
 
 def test_episodes_are_plain_data_and_the_same_for_the_same_seeds() -> None:
     with Here(walk()) as subject, subject.client() as client:
-        one = subject.episode(client, seed=1, action_seed=3)
-        other = subject.episode(client, seed=1, action_seed=3)
+        actions = some_actions(subject, 3)
+        one, other = (play(subject, client, 1, actions) for _ in range(2))
         assert subject.cap == 8
     assert one == other
-    assert one.done
-    assert one.rewards[-1] == 1.0
-    assert one.results[0]["observation"]["place"] == 1
-    assert len(one.results) == len(one.actions) + 1
+    assert one[0]["observation"]["place"] == 1
+    assert (one[-1]["done"], one[-1]["reward"]) == (True, 1.0)
 
 
 def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:

@@ -14,12 +14,13 @@ import gallery
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 
+from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.hostile import RAW, frame, split
-from openenv_core.checker.playing import LocalSession, parting, play_here, takes_seed
+from openenv_core.checker.playing import LocalEnvironment, parting, takes_seed, turns
 from openenv_core.checker.subject import Subject
-from openenv_core.checker.watching import hook
-from openenv_core.checker.watching.watched import collecting, hooked
+from openenv_core.checker.watching import hooked
+from openenv_core.errors import ExecutionError
 from servers import create_app
 
 # ---- episodes that are held against each other
@@ -59,8 +60,9 @@ def test_where_episodes_part(one: list[Any], other: list[Any], told: str) -> Non
 
 @pytest.mark.parametrize("factory", [Counter, AsyncCounter])
 def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
-    with LocalSession(served(factory)) as session:
-        played = play_here(session, 3, [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}])
+    actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
+    with LocalEnvironment(served(factory)) as environment:
+        played = [turn.plain for turn in turns(environment, environment.reset, 3, actions)]
     assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
         (3, False),
         (7, False),
@@ -74,11 +76,12 @@ def test_what_raises_in_the_environment_is_an_error_or_a_finding() -> None:
         def __init__(self) -> None:
             raise RuntimeError("no table")
 
-    with LocalSession(served(Counter)) as session:
-        session.reset(50)
-        assert session.step({"amount": 1}) == {"error": "EXECUTION_ERROR"}
+    with LocalEnvironment(served(Counter)) as environment:
+        environment.reset(seed=50)
+        with pytest.raises(ExecutionError):
+            environment.step({"amount": 1})
     with pytest.raises(CheckError, match="no table"):
-        LocalSession(served(Broken))
+        LocalEnvironment(served(Broken))
 
 
 def test_who_takes_a_seed() -> None:
@@ -98,20 +101,20 @@ UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
 
 def test_which_hosts_are_this_machine_and_which_are_allowed() -> None:
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "", "0.0.0.0", "LOCALHOST."):
-        assert hook.is_local(host), host
+        assert inside.is_local(host), host
     for host in ("192.0.2.7", "example.org", "1.127.0.0", "2001:db8::1"):
-        assert not hook.is_local(host), host
-    assert hook.is_allowed("API.example.org", ["api.example.org"])
-    assert hook.is_allowed("a.b.example.org", ["*.example.org"])
-    assert not hook.is_allowed("example.org", ["*.example.org"])
-    assert not hook.is_allowed("evil-example.org", ["*.example.org", "example.org"])
+        assert not inside.is_local(host), host
+    assert inside.is_allowed("API.example.org", ["api.example.org"])
+    assert inside.is_allowed("a.b.example.org", ["*.example.org"])
+    assert not inside.is_allowed("example.org", ["*.example.org"])
+    assert not inside.is_allowed("evil-example.org", ["*.example.org", "example.org"])
 
 
 def noted(code: str, *allowed: str) -> tuple[list[str], str]:
     """Run code with the hook; return whom it tried to reach, and what it printed."""
     with hooked() as (folder, env_vars):
         notes = folder / "hosts"
-        env = {**os.environ, **env_vars, hook.OUT: str(notes), hook.HOSTS: json.dumps(allowed)}
+        env = {**os.environ, **env_vars, inside.OUT: str(notes), inside.HOSTS: json.dumps(allowed)}
         done = subprocess.run(
             [sys.executable, "-c", f"import socket\n{code}"],
             env=env,
@@ -160,7 +163,7 @@ def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.Mo
     for name in ("gethostbyname", "gethostbyname_ex"):
         monkeypatch.setattr(socket, name, lambda host: host)
     found: set[str] = set()
-    hook._record_answers(found, ["*.good.example"])
+    inside._record_answers(found, ["*.good.example"])
     socket.getaddrinfo("bad.example", 80)
     assert found == set()
     socket.getaddrinfo("a.good.example", 80)
@@ -170,7 +173,7 @@ def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.Mo
 def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('my own')")
     with hooked() as (folder, env_vars):
-        env = {**os.environ, **env_vars, **collecting(folder)}
+        env = {**os.environ, **env_vars, inside.COLLECTED: str(folder / "collected")}
         env["PYTHONPATH"] = os.pathsep.join([env_vars["PYTHONPATH"], str(tmp_path)])
         said = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)
     assert said.strip() == "my own"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError, NotApplicableError
 from openenv_core.errors import OpenEnvError, ProviderError
 from openenv_core.manifest import MANIFEST, Manifest, load_manifest
@@ -83,14 +84,10 @@ class RunningServer:
         Raises:
             NotApplicableError: The server runs in a container, whose processes are not this machine's to look at.
         """
-        import psutil
-
         guard = getattr(self._provider, "pid", None)
         if guard is None:
             raise NotApplicableError("the processes of a container are not this machine's to look at")
-        with suppress(psutil.NoSuchProcess):
-            return tuple(child.pid for child in psutil.Process(guard).children(recursive=True))
-        return ()
+        return tuple(inside.descendants(guard))
 
     def kill(self) -> None:
         """End it at once, as an engine that runs out of memory would: SIGKILL to every process."""
