@@ -12,8 +12,7 @@ from openenv_core.checker.check import CheckError, CheckLevel, check, need
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.playing import REFUSING, answered, parting, play, some_actions
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.servers import RunningServer
-from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.subject import Client, RunningServer, Subject
 from openenv_core.checker.watching import MIB, limited_memory
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
@@ -102,7 +101,7 @@ def check_kill_and_restart(subject: Subject) -> None:
             play(subject, client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
             server.kill()
             _need_lost(client)
-            server.restart()
+            server.start()
         with subject.client(server.url) as client:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
             with answered("the state to be read"):

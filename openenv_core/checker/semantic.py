@@ -25,8 +25,7 @@ from openenv_core.checker.playing import (
     takes_seed,
     turns,
 )
-from openenv_core.checker.servers import RunningServer
-from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.subject import Client, RunningServer, Subject
 from openenv_core.checker.watching import hooked, polling
 from openenv_core.errors import CapacityError
 from openenv_core.targets import TargetKind

@@ -1,59 +1,53 @@
-"""The environment under test, and what checks do with it."""
+"""The environment under test, its servers, and what checks do with them."""
 
+import io
+import os
 import random
+import signal
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.apps import LoadedApp, load_app
-from openenv_core.checker import drawing as action_source
+from openenv_core.checker import drawing, inside
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
-from openenv_core.checker.servers import RunningServer, Servers, manifest_in
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     CapacityError,
     ConfigurationError,
     ImageNotFoundError,
+    OpenEnvError,
+    ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, read_manifest
-from openenv_core.targets import Target, TargetKind, can_be_found, is_environment_folder, target_of
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.targets import (
+    Target,
+    TargetKind,
+    can_be_found,
+    is_environment_folder,
+    provider_of,
+    target_of,
+)
 from openenv_core.types import StepResult
 
 if TYPE_CHECKING:
     import httpx
 
-
-def imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicableError:
-    """Import an application; return what became of it where that cannot be done.
-
-    Args:
-        text: Stands for it.
-        seconds: That the import may take.
-    """
-    try:
-        return within(seconds, lambda: load_app(text), "openenv-import")
-    except ConfigurationError as error:
-        return NotApplicableError(str(error))
-    except CheckTimeoutError:
-        return CheckError(
-            f"expected to import {text} within {seconds:g} s, got no end",
-            change="do the work in the environment's constructor or reset, not while the module is imported",
-        )
-    except BaseException as error:  # anybody's code
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return CheckError(
-            f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
-        )
-
-
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
+
+SLOT_WAIT_S: Final = 10.0
+"""How long a server may take to give back the slot of a session that has ended."""
+
+_MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
+"""Where images have it: ours, and those of the released package."""
+
+_ENDING: Final = "the checker is coming to its end"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +73,82 @@ class CheckLimits:
     start_timeout_s: float = 60.0
 
 
-SLOT_WAIT_S: Final = 10.0
-"""How long a server may take to give back the slot of a session that has ended."""
+class RunningServer:
+    """One server of the environment under test.
+
+    Args:
+        new_provider: Makes what starts it; called again for each restart.
+
+    Attributes:
+        url: Where it is; another place after a restart.
+    """
+
+    def __init__(self, new_provider: Callable[[], Any]) -> None:
+        self._new_provider = new_provider
+        self._provider: Any = None
+        self._stopped = False
+        self.url = ""
+
+    @property
+    def container(self) -> Any:
+        """The container that it runs in; None where it is processes of this machine."""
+        return getattr(self._provider, "container", None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as far as its provider can tell."""
+        return self._provider is not None and bool(self._provider.alive)
+
+    def output(self) -> str:
+        """Return the last of what it printed."""
+        return str(self._provider.output())
+
+    def start(self) -> None:
+        """Start it, after whatever became of it before.
+
+        Raises:
+            CheckError: It does not become healthy.
+        """
+        if self._provider is not None:
+            self._provider.stop()
+        if self._stopped:
+            raise NotApplicableError(_ENDING)
+        provider = self._provider = self._new_provider()
+        try:
+            self.url = provider.start()
+        except ProviderError as error:
+            provider.stop()
+            raise CheckError(
+                f"expected a server that starts, got: {error}",
+                change="make the application importable and its server healthy: `ropewalk serve` with the same "
+                "target shows what it prints",
+            ) from error
+
+    def stop(self) -> None:
+        """Stop it for good. Idempotent."""
+        self._stopped = True
+        if self._provider is not None:
+            self._provider.stop()
+
+    def pids(self) -> list[int]:
+        """Return every process of the server, the environment's own children included.
+
+        Raises:
+            NotApplicableError: The server runs in a container, whose processes are not this machine's to look at.
+        """
+        guard = getattr(self._provider, "pid", None)
+        if guard is None:
+            raise NotApplicableError("the processes of a container are not this machine's to look at")
+        return inside.descendants(guard)
+
+    def kill(self) -> None:
+        """End it at once, as an engine that runs out of memory would: SIGKILL to every process."""
+        if self.container is not None:
+            self.container.remove()
+            return
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Subject:
@@ -105,10 +173,13 @@ class Subject:
         self.limits = limits or CheckLimits()
         self.token = token
         self._lock = threading.RLock()
-        self._servers = Servers(target, self.limits.start_timeout_s)
+        self._servers: list[RunningServer] = []
+        self._shared: RunningServer | None = None
+        self._start_failure: CheckError | None = None
+        self._closed = False
         self._app: LoadedApp | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
-        self._pool: action_source.ActionPool | None = None
+        self._pool: drawing.ActionPool | None = None
         self._found: dict[str, Any] = {}
         self.told: dict[str, str] = {}
 
@@ -156,20 +227,15 @@ class Subject:
         """What sort of thing it is."""
         return self.target.kind
 
-    @property
-    def folder(self) -> Path | None:
-        """The environment's own folder; None for a URL and an image."""
-        return self.target.folder
-
     def need_folder(self) -> Path:
         """Return the folder.
 
         Raises:
             NotApplicableError: There is none.
         """
-        if self.folder is None:
+        if self.target.folder is None:
             raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
-        return self.folder
+        return self.target.folder
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -181,7 +247,7 @@ class Subject:
         """
         try:
             if self.kind is TargetKind.IMAGE:
-                return manifest_in(self._servers.shared())
+                return self._manifest_in_image()
             return read_manifest(self.need_folder())
         except ManifestError as error:
             raise CheckError(
@@ -209,7 +275,7 @@ class Subject:
         with self._lock:
             if self._app is None:
                 assert self.url
-                self._app = imported(self.target.text, self.limits.start_timeout_s)
+                self._app = _imported(self.target.text, self.limits.start_timeout_s)
             if isinstance(self._app, Exception):
                 raise self._app
             return self._app
@@ -231,7 +297,48 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             return self.target.text.rstrip("/")
-        return self._servers.shared().url
+        return self._shared_server().url
+
+    def _shared_server(self) -> RunningServer:
+        with self._lock:
+            if self._start_failure is not None:
+                raise self._start_failure
+            if self._shared is None or not self._shared.alive:
+                first = self._shared is None
+                server = self._shared = self._new_server()
+                try:
+                    server.start()
+                except CheckError as failure:
+                    if first:  # it would be the same for every check, each after as long a wait
+                        self._start_failure = failure
+                    raise
+            return self._shared
+
+    def _new_server(
+        self,
+        env_vars: Mapping[str, str] | None = None,
+        docker_options: Mapping[str, Any] | None = None,
+        serve_options: Mapping[str, Any] | None = None,
+    ) -> RunningServer:
+        words = [
+            word
+            for name, value in (serve_options or {}).items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        provider = partial(
+            provider_of,
+            self.target,
+            env_vars=env_vars,
+            start_timeout_s=self.limits.start_timeout_s,
+            docker_options=docker_options,
+            serve_options=tuple(words),
+        )
+        if self._closed:
+            raise NotApplicableError(_ENDING)
+        server = RunningServer(provider)
+        with self._lock:
+            self._servers.append(server)
+        return server
 
     @contextmanager
     def server(
@@ -255,8 +362,14 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("a server at a URL is not the checker's to start, kill or measure")
-        with self._servers.own(env_vars, docker_options, serve_options) as server:
+        server = self._new_server(env_vars, docker_options, serve_options)
+        try:
+            server.start()
             yield server
+        finally:
+            server.stop()
+            with self._lock:
+                self._servers.remove(server)
 
     @contextmanager
     def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
@@ -350,7 +463,7 @@ class Subject:
         """
         with self._lock:
             if self._pool is None:
-                self._pool = action_source.pool(
+                self._pool = drawing.pool(
                     self.schema["action"],
                     self.promises.validation.episodes.example_actions,
                     self._tools,
@@ -395,15 +508,34 @@ class Subject:
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
         clients, self._clients = self._clients, []
-        self._servers.close()
+        self._closed = True
+        for server in list(self._servers):
+            server.stop()
         for client in clients:
-            _attempt(client.close)
+            with suppress(Exception):  # a failure changes nothing any more
+                within(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _manifest_in_image(self) -> Manifest:
+        from openenv_core.providers.docker.engine import DockerEngine
+
+        container = self._shared_server().container
+        if container is None:
+            raise NotApplicableError("there is no container to look into")
+        try:
+            packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                member = next((one for one in archive if one.isfile()), None)
+                file = None if member is None else archive.extractfile(member)
+                text = "" if file is None else file.read().decode("utf-8", "replace")
+        except (OpenEnvError, tarfile.TarError) as error:
+            raise NotApplicableError(f"the image has no {_MANIFEST_IN_IMAGE}: {error}") from error
+        return load_manifest(text, _MANIFEST_IN_IMAGE)
 
     def _tools(self) -> list[dict[str, Any]]:
         """Ask the environment which tools it has."""
@@ -424,9 +556,21 @@ def _require_image(image: str) -> None:
         )
 
 
-def _attempt(work: Callable[[], object]) -> None:
-    """Do something at the end whose failure changes nothing."""
+def _imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicableError:
+    """Import an application; return what became of it where that cannot be done in so many seconds."""
     try:
-        within(SLOT_WAIT_S, work)
-    except Exception:
-        return
+        return within(seconds, lambda: load_app(text), "openenv-import")
+    except ConfigurationError as error:
+        return NotApplicableError(str(error))
+    except CheckTimeoutError:
+        return CheckError(
+            f"expected to import {text} within {seconds:g} s, got no end",
+            change="do the work in the environment's constructor or reset, not while the module is imported",
+        )
+    except BaseException as error:  # anybody's code
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return CheckError(
+            f"expected to import {text}, got {type(error).__name__}: {error}",
+            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
+        )

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError, NotApplicableError
-from openenv_core.checker.servers import RunningServer
-from openenv_core.checker.subject import Subject
+from openenv_core.checker.subject import RunningServer, Subject
 from openenv_core.errors import ProviderError
 from openenv_core.targets import TargetKind
 
