@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import random
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,27 +174,20 @@ class Sampler:
         return self._source.random() < 0.5
 
     def _integer(self, schema: Json, _: int) -> int:
-        low, high = _bounds(schema)
-        if self._modest or (low is not None and high is not None):
-            least, most = _ends(low, high, 1000)
-        else:
+        low, high = _bounds(schema, step=1)
+        if not self._modest and None in (low, high) and self._source.random() < 0.7:
             wide = [n for n in _WIDE if (low is None or n >= low) and (high is None or n <= high)]
-            if wide and self._source.random() < 0.7:
+            if wide:
                 return self._source.choice(wide)
-            least, most = _ends(low, high, 10**6)
+        least, most = _ends(low, high, 1000 if self._modest else 10**6)
         step = schema.get("multipleOf", 1)
         step = int(step) if isinstance(step, int) and step > 0 else 1
-        first, last = -(-int(least) // step), int(most) // step
-        if schema.get("exclusiveMinimum") == first * step:
-            first += 1
-        if schema.get("exclusiveMaximum") == last * step:
-            last -= 1
+        first, last = -(-math.ceil(least) // step), math.floor(most) // step
         if first > last:
             raise UndrawableError("no whole number between the bounds")
         if self._modest and self._source.random() < 0.5:  # small numbers mean something more often
             nearest = min(max(0, first), last)
-            last = min(last, nearest + 10)
-            first = max(first, nearest - 10)
+            first, last = max(first, nearest - 10), min(last, nearest + 10)
         return step * self._source.randint(first, last)
 
     def _number(self, schema: Json, _: int) -> float:
@@ -274,23 +268,21 @@ def _merged(first: Mapping[str, Any], second: Any) -> Json:
     return found
 
 
-def _bounds(schema: Json) -> tuple[float | None, float | None]:
-    low = [schema[key] for key in ("minimum", "exclusiveMinimum") if _is_number(schema.get(key))]
-    high = [schema[key] for key in ("maximum", "exclusiveMaximum") if _is_number(schema.get(key))]
+def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
+    """Return both bounds of a number; exclusive ones are a step away from what the schema says."""
+
+    def said(bound: str, exclusive: str, by: int) -> list[float]:
+        given = ((schema.get(bound), 0), (schema.get(exclusive), by))
+        return [n + more for n, more in given if isinstance(n, int | float) and not isinstance(n, bool)]
+
+    low, high = said("minimum", "exclusiveMinimum", step), said("maximum", "exclusiveMaximum", -step)
     return max(low, default=None), min(high, default=None)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _ends(low: float | None, high: float | None, span: float) -> tuple[float, float]:
     """Return both ends of a range of which one or both may be open."""
-    if low is None and high is None:
-        return -span, span
     if low is None:
-        assert high is not None
-        return min(-span, high - span), high
+        return (-span, span) if high is None else (min(-span, high - span), high)
     return low, max(span, low + span) if high is None else high
 
 

@@ -274,7 +274,7 @@ def plays(subject: Subject, client: Client) -> Iterator[Turn]:
 def plays_here(subject: Subject) -> Iterator[Turn]:
     """Play the same in this process: each answer as the environment returned it."""
     for seed in seeds():
-        with LocalEnvironment(subject.app.served, subject.reset_options) as environment:
+        with LocalEnvironment(subject.served, subject.reset_options) as environment:
             episode = turns(environment, environment.reset, seed, subject.actions(seed))
             yield from _left_early(episode, STEPS, SUFFICIENT_PLAY_S)
 
@@ -365,7 +365,7 @@ def _short(value: Any) -> str:
 
 def main(target: str, job: str, out: str) -> None:
     """Play each episode in an instance of its own."""
-    served = load_app(target).served
+    served = load_app(target)
     told = json.loads(Path(job).read_text(encoding="utf-8"))
     episodes = []
     for seed, actions in told["episodes"]:

@@ -229,7 +229,7 @@ def _need_seeds(subject: Subject) -> None:
         raise NotApplicableError(
             "the manifest says that the seed does not decide (validation.episodes.deterministic)"
         )
-    if _is_local(subject) and takes_seed(subject.app.served) is False:
+    if _is_local(subject) and takes_seed(subject.served) is False:
         raise NotApplicableError("the environment's reset takes no seed")
 
 
@@ -254,7 +254,7 @@ def repeats(subject: Subject) -> bool:
 def _is_local(subject: Subject) -> bool:
     """Whether the environment can be played in this process."""
     try:
-        return subject.app is not None
+        return subject.served is not None
     except NotApplicableError:
         return False
 
@@ -273,7 +273,7 @@ def _unlike_here(subject: Subject) -> str | None:
 
 def _shared(subject: Subject) -> str | None:
     """Return an attribute of the environment's class that an episode changes: its name and type."""
-    if not _is_local(subject) or not isinstance(factory := subject.app.served.factory, type):
+    if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
         return None
 
     held = {name: value for one in reversed(factory.__mro__) for name, value in vars(one).items()}
@@ -295,7 +295,7 @@ def _job(subject: Subject, count: int = _SEEDS) -> Job:
 def _instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
     """Make an instance: in this process where the environment can be played in it, at the URL where there is one."""
     if url is None and _is_local(subject):
-        with LocalEnvironment(subject.app.served, subject.reset_options) as environment:
+        with LocalEnvironment(subject.served, subject.reset_options) as environment:
             yield environment
     else:
         with subject.client(url) as client:

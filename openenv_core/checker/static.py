@@ -30,7 +30,7 @@ def classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
         NotApplicableError: There is no code to look into.
     """
     seen: set[type[Any]] = set()
-    for key, model in subject.app.served.models.items():
+    for key, model in subject.served.models.items():
         for one in arms(model):
             if one not in seen:
                 seen.add(one)
@@ -148,13 +148,13 @@ _MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
 @check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
     """The application can be imported, and serves what create_app was told."""
-    assert subject.app.served.models
+    assert subject.served.models
 
 
 @check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
-    factory = subject.app.served.factory
+    factory = subject.served.factory
     if not isinstance(factory, type):
         raise NotApplicableError(
             "a factory makes the environment, whose class is not known before there is one"
@@ -253,7 +253,7 @@ def check_reserved_fields(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
     """No tool that the action model names is called reset, step, state or close."""
-    schema = TypeAdapter(subject.app.served.action).json_schema()
+    schema = TypeAdapter(subject.served.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
     for part in parts:
@@ -271,7 +271,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
     """What the action's schema allows, the action model takes."""
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
@@ -291,7 +291,7 @@ def check_example_actions(subject: Subject) -> str:
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
         raise NotApplicableError("the manifest gives no example_actions")
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
     for example in examples:
         if (fault := _refusal(adapter, example)) is not None:
             raise CheckError(

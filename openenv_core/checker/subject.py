@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from openenv_core.apps import LoadedApp, load_app
+from openenv_core.apps import Described, load_app
 from openenv_core.checker import drawing, inside
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
 from openenv_core.client import GenericEnvClient, SyncEnvClient
@@ -177,7 +177,7 @@ class Subject:
         self._shared: RunningServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
-        self._app: LoadedApp | CheckError | NotApplicableError | None = None
+        self._served: Described | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
         self._pool: drawing.ActionPool | None = None
         self._found: dict[str, Any] = {}
@@ -263,8 +263,8 @@ class Subject:
             return Manifest(spec_version=1, name="unknown")
 
     @property
-    def app(self) -> LoadedApp:
-        """The application, imported into this process, after a process of its own has survived importing it.
+    def served(self) -> Described:
+        """What the application serves. It is imported here, once a process of its own has survived importing it.
 
         Raises:
             NotApplicableError: A URL or an image, or an application that cannot be looked into.
@@ -273,18 +273,18 @@ class Subject:
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
         with self._lock:
-            if self._app is None:
+            if self._served is None:
                 assert self.url
-                self._app = _imported(self.target.text, self.limits.start_timeout_s)
-            if isinstance(self._app, Exception):
-                raise self._app
-            return self._app
+                self._served = _imported(self.target.text, self.limits.start_timeout_s)
+            if isinstance(self._served, Exception):
+                raise self._served
+            return self._served
 
     @property
     def cap(self) -> int | None:
         """How many sessions the server takes at once; None where that cannot be known beforehand."""
         try:
-            return self.app.served.cap
+            return self.served.cap
         except (CheckError, NotApplicableError):
             return None
 
@@ -556,7 +556,7 @@ def _require_image(image: str) -> None:
         )
 
 
-def _imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicableError:
+def _imported(text: str, seconds: float) -> Described | CheckError | NotApplicableError:
     """Import an application; return what became of it where that cannot be done in so many seconds."""
     try:
         return within(seconds, lambda: load_app(text), "openenv-import")

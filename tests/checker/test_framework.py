@@ -204,7 +204,7 @@ def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
     assert subject.cap is None
     for use in (
         lambda: subject.manifest,
-        lambda: subject.app,
+        lambda: subject.served,
         lambda: subject.need_folder(),
         lambda: subject.server().__enter__(),
     ):
@@ -254,7 +254,7 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
-    assert apps.load_app("blackjack").served.name == "blackjack"
+    assert apps.load_app("blackjack").name == "blackjack"
     monkeypatch.setattr(apps, "GROUP", "ropewalk.nobody")
     with pytest.raises(ConfigurationError, match=r"ropewalk\[server\]"):
         apps.load_app("blackjack")

@@ -101,8 +101,8 @@ class Here(Subject):
         self._stop: asyncio.Event
 
     @property
-    def app(self) -> Any:
-        return self._here
+    def served(self) -> Any:
+        return self._here.served
 
     @property
     def url(self) -> str:
