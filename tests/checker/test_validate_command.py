@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(folder: Path, number: signal
     assert list(temporary.rglob("*")) == []
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder: Path) -> None:
     app = folder / "server" / "app.py"
     app.write_text(
@@ -138,7 +138,7 @@ def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder:
         + APP.format(env="Walk")
         + "Walk.step = lambda self, action: os._exit(7)\n"
     )
-    names = ["health", "reward_finite", "readme", "metadata", "episode_ends"]
+    names = ["health", "reward_finite", "readme", "metadata", "episode_ends", "network_policy_holds"]
     words = [word for name in names for word in ("--check", name)]
     done = validate(str(folder), *words, "--json", cwd=folder)
     assert done.returncode == 1
@@ -152,6 +152,7 @@ def test_an_environment_that_ends_the_process_that_plays_it_is_a_finding(folder:
         "failed",
     ]
     assert found["episode_ends"]["status"] == "failed"
+    assert found["network_policy_holds"]["status"] == "skipped"  # by the next process
 
 
 @pytest.mark.soak
