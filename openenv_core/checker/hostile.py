@@ -135,16 +135,14 @@ def _need_lost(client: Client) -> None:
 Json: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str | int, ...]
 
-BASES: Final = 4
+_BASES: Final = 4
 """Different actions of which one value after the other is replaced."""
 
-PLACES: Final = 8
+_PLACES: Final = 8
 """Values of one action that are replaced."""
 
-LONG: Final = 1 << 20
+_LONG: Final = 1 << 20
 """Characters of a long text."""
-
-DEPTH: Final = 150
 
 
 def _nested(depth: int) -> Any:
@@ -154,12 +152,12 @@ def _nested(depth: int) -> Any:
     return value
 
 
-EXTREMES: Final[tuple[Any, ...]] = (
+_EXTREMES: Final[tuple[Any, ...]] = (
     "",
     " ",
     "\x00",
     "\u202e\U0001d573\ufeff",
-    "a" * LONG,
+    "a" * _LONG,
     0,
     -1,
     1,
@@ -181,14 +179,14 @@ EXTREMES: Final[tuple[Any, ...]] = (
     None,
     [],
     list(range(10_000)),
-    _nested(DEPTH),
+    _nested(150),
     {},
     {"": None},
     {str(number): number for number in range(1000)},
 )
 """What each value of an action is replaced with, whatever it should be."""
 
-RAW: Final[tuple[bytes, ...]] = (
+_RAW: Final[tuple[bytes, ...]] = (
     b'{"type":"step","data":{}}',
     b'{"type":"step","data":null}',
     b'{"type":"step","data":[]}',
@@ -215,7 +213,7 @@ RAW: Final[tuple[bytes, ...]] = (
 """Whole frames that no client of ours would send."""
 
 
-def frame(action: object) -> bytes:
+def _frame(action: object) -> bytes:
     """Write the frame of a step, as JSON that a client of any sort might write."""
     return b'{"type":"step","data":%b}' % json.dumps(action).encode()
 
@@ -248,17 +246,17 @@ def _bases(subject: Subject) -> list[Json]:
             str(value) for key, value in action.items() if key in ("type", "tool_name")
         )
         chosen.setdefault(keys, action)
-    return list(chosen.values())[:BASES]
+    return list(chosen.values())[:_BASES]
 
 
 def _changed(base: Json, schema: Json) -> Iterator[Any]:
     """Yield an action with one thing changed at a time."""
     # What the schema has by default may be left out of an example, and is replaced all the same.
     names = [name for name in schema.get("properties", {}) if name != "metadata" and name not in base]
-    paths = [*_paths(base), *((name,) for name in names)][:PLACES]
+    paths = [*_paths(base), *((name,) for name in names)][:_PLACES]
     for path in paths:
         bounds = _bounds(schema["properties"][path[0]]) if path[0] in schema.get("properties", {}) else ()
-        for value in (*EXTREMES, *bounds):
+        for value in (*_EXTREMES, *bounds):
             yield _with(base, path, value)
         if len(path) == 1:
             yield {key: value for key, value in base.items() if key != path[0]}
@@ -275,7 +273,7 @@ def _bounds(schema: Json) -> list[Any]:
         if isinstance(schema.get(name), (int, float)):
             found += [schema[name], schema[name] + step]
     for name in ("minLength", "maxLength"):
-        if isinstance(schema.get(name), int) and schema[name] <= LONG:
+        if isinstance(schema.get(name), int) and schema[name] <= _LONG:
             found.append("a" * schema[name])
     return found
 
@@ -313,9 +311,9 @@ def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
     return allows
 
 
-DEADLINE_S: Final = 600.0
+_DEADLINE_S: Final = 600.0
 
-SHOWN: Final = 120
+_SHOWN: Final = 120
 """Characters of an action that a message shows."""
 
 
@@ -327,25 +325,25 @@ class _Frames(GenericEnvClient):
         return await self._request(text, "observation")
 
 
-@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
     valid, _ = split(subject)
     _bombard(
         subject,
-        (frame(action) for action in valid),
+        (_frame(action) for action in valid),
         change="bound the action's fields to what the environment can do (Field(ge=, le=, max_length=)), and "
         "raise an exception for what it cannot",
     )
 
 
-@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_invalid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
     _, invalid = split(subject)
     _bombard(
         subject,
-        (*RAW, *(frame(action) for action in invalid)),
+        (*_RAW, *(_frame(action) for action in invalid)),
         change="let validators of the action raise ValueError at once for whatever they do not know",
     )
 
@@ -377,7 +375,7 @@ def _send(subject: Subject, client: Any, text: bytes) -> None:
 
 def _told(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
     sent = last.decode("utf-8", "replace")
-    shown = sent if len(sent) <= SHOWN else f"{sent[:SHOWN]}... ({len(sent)} characters)"
+    shown = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
     if taken:
         came = f"{taken[0] // MIB} MiB more memory taken, and stopped it there"
     elif server is not None and not server.alive:

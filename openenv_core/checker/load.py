@@ -144,7 +144,7 @@ def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     ready = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
 
     def play(number: int) -> SessionTrace:
-        trace = SessionTrace()
+        trace: SessionTrace = []
         session = play_session(subject, clients[number], number, trace)
         try:
             next(session)

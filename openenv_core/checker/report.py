@@ -12,21 +12,15 @@ from xml.etree import ElementTree
 from openenv_core.checker.check import Check, CheckLevel
 from openenv_core.checker.results import BAD, Result, Status
 
-_MARKS: Final[Mapping[Status, str]] = {
-    Status.PASSED: "✓",
-    Status.WARNED: "?",
-    Status.FAILED: "✗",
-    Status.SKIPPED: "-",
-    Status.CRASHED: "!",
+_MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
+    Status.PASSED: ("✓", "+", "32"),
+    Status.WARNED: ("?", "?", "33"),
+    Status.FAILED: ("✗", "x", "31"),
+    Status.SKIPPED: ("-", "-", "2"),
+    Status.CRASHED: ("!", "!", "35"),
 }
-_PLAIN_MARKS: Final[Mapping[Status, str]] = {**_MARKS, Status.PASSED: "+", Status.FAILED: "x"}
-_COLOURS: Final[Mapping[Status, str]] = {
-    Status.PASSED: "32",
-    Status.WARNED: "33",
-    Status.FAILED: "31",
-    Status.SKIPPED: "2",
-    Status.CRASHED: "35",
-}
+"""The mark of each, the same where the output has no such letters, and its colour."""
+
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 34
 
@@ -82,14 +76,14 @@ class Console:
         self._done += 1
         # What a subject says is shown, and must not move the cursor.
         beside = f"  {_printable(result.message)}" if result.message and not result.change else ""
-        mark = self._paint(result.status, self._marks[result.status])
+        mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
         self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
 
     def finish(self, report: CheckReport) -> None:
         """Tell what failed or is doubtful, what to change, and how many there were of each."""
         for result in report.of(*BAD, Status.WARNED):
-            mark = self._paint(result.status, self._marks[result.status])
+            mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
             self._write(f"    {result.status}: {_indented(result.message)}\n")
             self._write(f"    change: {_indented(result.change)}\n")
@@ -109,15 +103,13 @@ class Console:
     def _terminal(self) -> bool:
         return self.out.isatty()
 
-    @property
-    def _marks(self) -> Mapping[Status, str]:
-        encoding = (getattr(self.out, "encoding", None) or "ascii").lower()
-        return _MARKS if encoding.startswith("utf") else _PLAIN_MARKS
-
-    def _paint(self, status: Status, text: str) -> str:
+    def _mark(self, status: Status) -> str:
+        mark, plain, colour = _MARKS[status]
+        if not (getattr(self.out, "encoding", None) or "ascii").lower().startswith("utf"):
+            mark = plain
         if not self._terminal or os.environ.get("NO_COLOR"):
-            return text
-        return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m"
+            return mark
+        return f"\x1b[{colour}m{mark}\x1b[0m"
 
     def _write(self, text: str) -> None:
         encoding = getattr(self.out, "encoding", None) or "utf-8"

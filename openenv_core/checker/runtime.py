@@ -3,11 +3,10 @@
 from typing import Any, Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, need
-from openenv_core.checker.drawing import fault_of, is_of_tools
+from openenv_core.checker.drawing import is_of_tools, require_own_names, require_schema
 from openenv_core.checker.playing import plays
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ServerError
-from openenv_core.tools import RESERVED_TOOL_NAMES
 from openenv_core.types import EnvironmentMetadata
 
 _NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
@@ -54,11 +53,9 @@ def check_schema_valid(subject: Subject) -> None:
     """GET /schema gives JSON schemas of the action, the observation and the state."""
     for name in ("action", "observation", "state"):
         schema = subject.schema[name]
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected the schema of the {name} to be one, got a fault at {fault.json_path}: {fault.message}",
-                change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from fault
+        require_schema(
+            schema, f"the {name}", "correct what json_schema_extra or WithJsonSchema says of that field"
+        )
         if not schema:
             raise CheckError(
                 f"expected the schema of the {name} to say something, got an empty one",
@@ -135,18 +132,10 @@ def check_tools_listed(subject: Subject) -> str:
         raise CheckError(
             f"expected each tool once, got {', '.join(twice)} several times", change="rename or remove one"
         )
-    if reserved := sorted(RESERVED_TOOL_NAMES & set(names)):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(reserved)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(names)
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected a JSON schema of the arguments of {tool.get('name')}, got: {fault.message}",
-                change="describe the tool's arguments",
-            ) from fault
+        require_schema(schema, f"the arguments of {tool.get('name')}", "describe the tool's arguments")
     declared = set(subject.promises.validation.capabilities.declared_tools)
     if declared and declared != set(names):
         raise CheckError(

@@ -8,8 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -352,31 +352,8 @@ def _no_end(what: str) -> CheckError:
     )
 
 
-@dataclass(slots=True)
-class SessionTrace:
-    """What one session saw of its episode.
-
-    Attributes:
-        results: As `play` returns them.
-        states: The episode's id and the number of steps that the state told after each.
-    """
-
-    results: list[Result] = field(default_factory=list)
-    states: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def parting(self, other: "SessionTrace", results: bool) -> str | None:
-        """Return where two traces part.
-
-        Args:
-            other: The one to compare with.
-            results: Whether what the environment answered is to be the same, or only what its state tells.
-        """
-        if results and (found := parting(self.results, other.results)) is not None:
-            return found
-        for step, (one, two) in enumerate(zip(self.states, other.states, strict=False)):
-            if one != two:
-                return f"after {step} steps, the state's episode_id and step_count are {one} and {two}"
-        return None
+SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
+"""What one session saw of its episode: each answer, and the episode's id and number of steps in the state after it."""
 
 
 def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
@@ -396,9 +373,8 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
         episode_id=f"ropewalk-session-{number}",
     )
     for turn in episode:
-        trace.results.append(turn.plain)
         state = client.state()
-        trace.states.append((state.get("episode_id"), state.get("step_count")))
+        trace.append((turn.plain, (state.get("episode_id"), state.get("step_count"))))
         yield
 
 
@@ -424,7 +400,7 @@ def touching(subject: Subject) -> str | None:
 def _touching(subject: Subject) -> str | None:
     numbers = (0, 1)
     alone = [solo(subject, number) for number in numbers]
-    together = [SessionTrace() for _ in numbers]
+    together: list[SessionTrace] = [[] for _ in numbers]
     with ExitStack() as stack, answered("two episodes at once"):
         clients = [stack.enter_context(subject.client()) for _ in numbers]
         sessions = [play_session(subject, clients[n], n, together[n]) for n in numbers]
@@ -433,14 +409,14 @@ def _touching(subject: Subject) -> str | None:
                 next(session)
         except CapacityError:
             raise NotApplicableError("the server takes one session at a time") from None
-        while [True for session in sessions if next(session, session) is None]:
-            pass  # a step of each
+        for _ in zip_longest(*sessions):
+            pass  # a step of each, in turns, until all have ended
     return compared(alone, together, repeats(subject))
 
 
 def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while there is no other."""
-    trace = SessionTrace()
+    trace: SessionTrace = []
     with subject.client(url) as client, answered("an episode"):
         for _ in play_session(subject, client, number, trace):
             pass
@@ -456,6 +432,10 @@ def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], re
         results: Whether episodes repeat, so that all of them can be compared.
     """
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
-        if (found := one.parting(other, results)) is not None:
+        found = parting(*([result for result, _ in trace] for trace in (one, other))) if results else None
+        for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):
+            if found is None and left != right:
+                found = f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
+        if found is not None:
             return f"in session {number}, {found} (alone, and beside {len(alone) - 1} others)"
     return None

@@ -8,13 +8,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.drawing import fault_of, sample
+from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
-from openenv_core.tools import RESERVED_TOOL_NAMES
 from openenv_core.types import Action, Observation, State
 
-BASES: Final[Mapping[str, type[BaseModel]]] = {
+_BASES: Final[Mapping[str, type[BaseModel]]] = {
     "action": Action,
     "observation": Observation,
     "reset_observation": Observation,
@@ -23,39 +22,45 @@ BASES: Final[Mapping[str, type[BaseModel]]] = {
 """What each model of an application is derived from."""
 
 
-def classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
-    """Yield the key in /schema and the class of every model, those of a union one by one.
+_FORBIDDING: Final = ("action", "observation", "reset_observation")
+"""Models whose unknown keys a released client refuses."""
 
-    Raises:
-        NotApplicableError: There is no code to look into.
-    """
+_MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+    "action": {"metadata": frozenset({"object"})},
+    "observation": {
+        "done": frozenset({"boolean"}),
+        "reward": frozenset({"boolean", "integer", "number", "null"}),
+        "metadata": frozenset({"object"}),
+    },
+    "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
+}
+"""The JSON types that the wire gives the fields which every model has."""
+
+
+def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
+    """Yield the key in /schema and the class of every model, those of a union one by one."""
     seen: set[type[Any]] = set()
     for key, model in subject.served.models.items():
-        for one in arms(model):
+        for one in _arms(model):
             if one not in seen:
                 seen.add(one)
                 yield key, one
 
 
-def arms(model: Any) -> list[Any]:
+def _arms(model: Any) -> list[Any]:
     """Return the classes of a union; of a class, itself."""
     if isinstance(model, type):
         return [model]
     if get_origin(model) is Annotated:
-        return arms(get_args(model)[0])
-    found = [one for part in get_args(model) for one in arms(part)]
+        return _arms(get_args(model)[0])
+    found = [one for part in get_args(model) for one in _arms(part)]
     if not found:
         raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
     return found
 
 
-def name(model: type[Any]) -> str:
-    """Return how a message calls a class."""
+def _name(model: type[Any]) -> str:
     return getattr(model, "__qualname__", repr(model))
-
-
-README_WORDS: Final = 12
-"""Lines with something on them, below which a README says nothing."""
 
 
 @check(CheckLevel.STATIC)
@@ -105,11 +110,7 @@ def check_declared_tools(subject: Subject) -> None:
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
         raise NotApplicableError("the manifest declares no tools")
-    if wrong := sorted(RESERVED_TOOL_NAMES & set(declared)):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(declared)
 
 
 @check(CheckLevel.STATIC)
@@ -123,26 +124,11 @@ def check_readme(subject: Subject) -> None:
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
     words = found.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < README_WORDS:
+    if len(words) < 12:  # fewer say nothing
         raise CheckError(
             f"expected {found.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
         )
-
-
-FORBIDDING: Final = ("action", "observation", "reset_observation")
-"""Models whose unknown keys a released client refuses."""
-
-_MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
-    "action": {"metadata": frozenset({"object"})},
-    "observation": {
-        "done": frozenset({"boolean"}),
-        "reward": frozenset({"boolean", "integer", "number", "null"}),
-        "metadata": frozenset({"object"}),
-    },
-    "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
-}
-"""The JSON types that the wire gives the fields which every model has."""
 
 
 @check(CheckLevel.STATIC)
@@ -163,79 +149,75 @@ def check_environment_methods(subject: Subject) -> None:
         found = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(found):
             raise CheckError(
-                f"expected {name(factory)}.{method} to be a method, got {found!r}",
-                change=f"write {method}() on {name(factory)}",
+                f"expected {_name(factory)}.{method} to be a method, got {found!r}",
+                change=f"write {method}() on {_name(factory)}",
             )
         if getattr(found, "__isabstractmethod__", False):
             raise CheckError(
-                f"expected {name(factory)} to have a {method} of its own, got none",
-                change=f"write {method}() on {name(factory)}",
+                f"expected {_name(factory)} to have a {method} of its own, got none",
+                change=f"write {method}() on {_name(factory)}",
             )
     state = inspect.getattr_static(factory, "state", None)
     if inspect.isfunction(state):
         raise CheckError(
-            f"expected {name(factory)}.state to be a property, got a method",
+            f"expected {_name(factory)}.state to be a property, got a method",
             change="put @property before def state(self)",
         )
     if state is None or getattr(state, "__isabstractmethod__", False):
         raise CheckError(
-            f"expected {name(factory)}.state to be a property, got none",
-            change=f"write the property `state` on {name(factory)}, returning a State",
+            f"expected {_name(factory)}.state to be a property, got none",
+            change=f"write the property `state` on {_name(factory)}, returning a State",
         )
 
 
 @check(CheckLevel.STATIC)
 def check_models_derived(subject: Subject) -> None:
     """Actions, observations and states are derived from Action, Observation and State."""
-    for key, model in classes(subject):
-        base = BASES[key]
+    for key, model in _classes(subject):
+        base = _BASES[key]
         if issubclass(model, base):
             continue
         if not issubclass(model, BaseModel) or set(base.model_fields) - set(model.model_fields):
             raise CheckError(
-                f"expected the {key} model {name(model)} to be a {base.__name__}, got a class that is none and "
+                f"expected the {key} model {_name(model)} to be a {base.__name__}, got a class that is none and "
                 f"lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
-                change=f"derive it: class {name(model)}({base.__name__})",
+                change=f"derive it: class {_name(model)}({base.__name__})",
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_forbid_unknown_keys(subject: Subject) -> None:
     """Actions and observations refuse keys that they do not know, as the wire does."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         extra = getattr(model, "model_config", {}).get("extra")
-        if key in FORBIDDING and extra != "forbid":
+        if key in _FORBIDDING and extra != "forbid":
             raise CheckError(
-                f"expected the {key} model {name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
+                f"expected the {key} model {_name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
                 "key would pass unseen here and be refused by other servers and clients",
-                change=f'leave model_config of {name(model)} as its base has it, with extra="forbid"',
+                change=f'leave model_config of {_name(model)} as its base has it, with extra="forbid"',
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
     """Every field of every model can be described in a JSON schema, and the schema is one."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         try:
             schema = TypeAdapter(model).json_schema()
         except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError) as error:
             raise CheckError(
-                f"expected every field of {name(model)} ({key}) in a JSON schema, got: {_first_line(error)}",
+                f"expected every field of {_name(model)} ({key}) in a JSON schema, got: {str(error).splitlines()[0]}",
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected a JSON schema of {name(model)} ({key}), got a fault at "
-                f"{fault.json_path}: {fault.message}",
-                change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from fault
+        change = "correct what json_schema_extra or WithJsonSchema says of that field"
+        require_schema(schema, f"{_name(model)} ({key})", change)
 
 
 @check(CheckLevel.STATIC)
 def check_reserved_fields(subject: Subject) -> None:
     """Fields that every model has, such as reward and done, keep the types that the wire gives them."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
         for field, allowed in _MEANS[key.removeprefix("reset_")].items():
@@ -244,9 +226,9 @@ def check_reserved_fields(subject: Subject) -> None:
             kinds = _kinds(TypeAdapter(info.annotation or Any).json_schema())
             if wrong := sorted(kinds - allowed):
                 raise CheckError(
-                    f"expected {name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
+                    f"expected {_name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
                     f"got {' or '.join(wrong)}: it hides what the wire means by {field!r}",
-                    change=f"rename the field {field!r} of {name(model)}",
+                    change=f"rename the field {field!r} of {_name(model)}",
                 )
 
 
@@ -261,11 +243,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
         named |= {str(one) for one in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]}
     if not any("tool_name" in part.get("properties", {}) for part in parts):
         raise NotApplicableError("its actions are no calls of tools")
-    if wrong := sorted(RESERVED_TOOL_NAMES & named):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(named)
 
 
 @check(CheckLevel.STATIC)
@@ -322,7 +300,3 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
         return {kind for arm in arms for kind in _kinds({"$defs": schema.get("$defs", {}), **arm})}
     kind = schema.get("type", [])
     return {kind} if isinstance(kind, str) else set(kind)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
