@@ -12,9 +12,6 @@ from typing import Any, Final, TypeVar
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
-MODULES: Final = ("static", "static_image", "runtime", "runtime_episodes", "semantic", "hostile", "load")
-"""Those that hold checks, by level."""
-
 DEADLINE_S: Final = 120.0
 """Seconds that a check may take, unless it says otherwise."""
 
@@ -111,8 +108,8 @@ def check(
 
 @cache
 def checks() -> tuple[Check, ...]:
-    """Return all checks: module by module, each as its file has them."""
-    modules = [importlib.import_module(f"{__package__}.{name}") for name in MODULES]
+    """Return all checks: level by level, each a module, as its file has them."""
+    modules = [importlib.import_module(f"{__package__}.{level}") for level in CheckLevel]
     return tuple(
         value
         for module in modules
