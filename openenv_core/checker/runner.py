@@ -29,6 +29,7 @@ SHUTDOWN_TIMEOUT_S: Final = 60.0
 """How long a worker may take to stop its servers at the end."""
 
 _TAIL_CHARS: Final = 2000
+_DUMPED_LINES: Final = 20
 
 _CHANGE: Final = (
     "leave the process alone: no os._exit, no abort, no library that crashes; run what may crash in a process of "
@@ -122,14 +123,14 @@ class _Worker:
 
     def _what_became(self, late: bool) -> str:
         if late:
-            self._process.send_signal(signal.SIGABRT)  # its last words are where each of its threads is
+            self._process.send_signal(signal.SIGABRT)  # it says where its threads are, and ends
         try:
             status = self._process.wait(DEADLINE_MARGIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-_TAIL_CHARS:].strip()
+        said = _last_words(self._log.read().decode(errors="replace"))
         how = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
             "expected the check to end, got a process that never lets go of the interpreter; it was killed"
@@ -137,6 +138,12 @@ class _Worker:
             else f"expected the process that plays the environment to live on, but it ended with {how}"
         )
         return f"{message}; it said: {said}" if said else message
+
+
+def _last_words(text: str) -> str:
+    """Return the end of what a process said; of a dump of its threads the first lines, which are the check's own."""
+    _, fatal, dump = text.rpartition("Fatal Python error: ")
+    return "\n".join(dump.splitlines()[:_DUMPED_LINES]) if fatal else text[-_TAIL_CHARS:].strip()
 
 
 @contextmanager
