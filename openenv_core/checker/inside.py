@@ -1,8 +1,13 @@
-"""Put first on a server's path as `sitecustomize`: what an interpreter does for the checker.
+"""What is done inside of a server's processes and containers. Standard library alone: it is also run as a text.
 
-It notes whom its process talks to and stops what is not allowed, or throws away its garbage when it is told to, so
-that what is left is what is held. Standard library alone: it runs before anything else, and in every Python process
-that the server starts.
+As `sitecustomize`, first on a server's path, in every Python process that the server starts: it notes whom the
+process talks to and stops what is not allowed, or throws away its garbage when it is told to, so that what is left is
+what is held.
+
+In a container, as `python3 -c` with `look`, or with `collect` and the file in which processes note that they have
+thrown their garbage away: what the server holds, as JSON on standard output. The processes are those that the
+container's command started; what was brought in from outside, as this one and the health check were, is not the
+server's.
 """
 
 import _socket
@@ -14,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import wraps
@@ -27,11 +33,14 @@ OUT = "ROPEWALK_CHECK_NETWORK"
 COLLECTED = "ROPEWALK_CHECK_COLLECTED"
 """The variable that names another file of notes: a process that has thrown its garbage away adds a line."""
 
-COLLECT = signal.SIGUSR2
-"""Tells a process to throw its garbage away."""
-
 HOSTS = "ROPEWALK_CHECK_HOSTS"
 """The variable with the hosts that are allowed, as a list in JSON."""
+
+_COLLECT = signal.SIGUSR2
+"""Tells a process to throw its garbage away."""
+
+_COLLECT_TIMEOUT_S = 5.0
+"""How long a process may take to do so, unless it is busy with something else."""
 
 _OF_ADDRESSES = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _OF_NAMES = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
@@ -52,18 +61,16 @@ def is_allowed(host: str, allowed: list[str]) -> bool:
     )
 
 
-def is_address(host: str) -> bool:
+def _is_address(host: str) -> bool:
     """Whether a host is given by its number."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        try:
+        with suppress(OSError, ValueError):
             socket.inet_pton(family, host.partition("%")[0])
-        except (OSError, ValueError):
-            continue
-        return True
+            return True
     return False
 
 
-def host_in(event: str, args: tuple[Any, ...]) -> str | None:
+def _host_in(event: str, args: tuple[Any, ...]) -> str | None:
     """Return the host that an event of the interpreter is about; None where it is about none beyond this machine."""
     if event in _OF_NAMES:
         host = args[0]
@@ -76,10 +83,10 @@ def host_in(event: str, args: tuple[Any, ...]) -> str | None:
     if not isinstance(host, str) or is_local(host):
         return None
     # To look up a number asks nobody; to connect to it does.
-    return None if event in _OF_NAMES and is_address(host) else host
+    return None if event in _OF_NAMES and _is_address(host) else host
 
 
-def install_collecting(out: str) -> None:
+def _install_collecting(out: str) -> None:
     """Begin to throw garbage away when told to: what Python would some time, and what the allocator keeps."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -90,10 +97,10 @@ def install_collecting(out: str) -> None:
         _note(out, str(os.getpid()))
 
     with suppress(ValueError):  # not in the main thread: an interpreter inside of another
-        signal.signal(COLLECT, collect)
+        signal.signal(_COLLECT, collect)
 
 
-def install_watching(out: str, allowed: list[str]) -> None:
+def _install_watching(out: str, allowed: list[str]) -> None:
     """Begin to note whom this process talks to, and to stop what is not allowed."""
     found: set[str] = set()
     _record_answers(found, allowed)
@@ -101,10 +108,8 @@ def install_watching(out: str, allowed: list[str]) -> None:
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event not in _OF_NAMES and event not in _OF_ADDRESSES:
             return
-        host = host_in(event, args)
-        if host is None:
-            return
-        if is_allowed(host, allowed):
+        host = _host_in(event, args)
+        if host is None or is_allowed(host, allowed):
             return
         if event in _OF_ADDRESSES and _plain(host) in found:
             return  # what an allowed name was looked up for
@@ -149,7 +154,7 @@ def _note(out: str, line: str) -> None:
         os.close(file)
 
 
-def run_next() -> None:
+def _run_next() -> None:
     """Run the `sitecustomize` that this one stands before."""
     here = os.path.dirname(os.path.abspath(__file__))
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != here])
@@ -157,9 +162,71 @@ def run_next() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
+def usage(pids: "Iterable[int]") -> "dict[str, int]":
+    """Return the bytes of memory, threads, open files and sockets of processes, and how many of them live."""
+    held = {"memory": 0, "threads": 0, "files": 0, "processes": 0}
+    for pid in pids:
+        try:
+            status = _status(pid)
+            memory, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+        except (OSError, KeyError):  # it has ended, or is the container's own init, which is somebody else's
+            continue
+        for name, value in (("memory", memory), ("threads", threads), ("files", files), ("processes", 1)):
+            held[name] += value
+    return held
+
+
+def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
+    """Tell the processes that listen to throw their garbage away, and wait until they have; return how many do."""
+    with open(notes, "w", encoding="utf-8"):
+        pass
+    told = 0
+    for pid in pids:
+        # The signal would end one that has no handler for it.
+        with suppress(OSError, KeyError):
+            if int(_status(pid)["SigCgt"], 16) >> (_COLLECT - 1) & 1:
+                os.kill(pid, _COLLECT)
+                told += 1
+    deadline = time.monotonic() + _COLLECT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        with open(notes, encoding="utf-8") as file:
+            if len(file.read().split()) >= told:
+                break
+        time.sleep(0.01)
+    return told
+
+
+def descendants(pid: int) -> "list[int]":
+    """Return the processes that descend from one."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, KeyError):
+                parents[int(name)] = int(_status(int(name))["PPid"])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def _status(pid: int) -> "dict[str, str]":
+    """Return what the kernel tells of a process."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
+
+
+def _main(what: str, notes: str = "") -> None:
+    pids = [1, *descendants(1)]
+    found = {"told": collect_garbage(pids, notes)} if what == "collect" else usage(pids)
+    sys.stdout.write(json.dumps(found))
+
+
 if __name__ == "sitecustomize":
     if OUT in os.environ:
-        install_watching(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
+        _install_watching(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
     if COLLECTED in os.environ:
-        install_collecting(os.environ[COLLECTED])
-    run_next()
+        _install_collecting(os.environ[COLLECTED])
+    _run_next()
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
