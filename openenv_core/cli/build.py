@@ -11,14 +11,11 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    import docker
-
     from openenv_core.images.build import BuildPlan
+    from openenv_core.providers.docker.engine import DockerEngine
 
 BASE: Final = "base"
 """The word that stands for the base images."""
-
-FAILED: Final = 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"an environment's folder or name; several for several; `{BASE}` for the base images themselves",
     )
     add(
-        "-t",
-        "--tag",
+        *("-t", "--tag"),
         action="append",
         default=[],
         metavar="IMAGE",
@@ -48,8 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--base", metavar="IMAGE", help="image to stand on, instead of ours (ARG BASE_IMAGE)")
     add(
-        "-f",
-        "--file",
+        *("-f", "--file"),
         metavar="PATH",
         help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
     )
@@ -64,20 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: What is asked for is impossible; nothing was built then.
         EngineUnavailableError: No engine answers.
     """
-    plans = _plans(arguments)
-    from openenv_core.images.engine import engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
-    failures: dict[str, OpenEnvError] = {}
-    with engine() as api:
-        for target, planned in plans:
-            try:
-                _build(api, target, planned, arguments)
-            except OpenEnvError as error:
-                print(f"ropewalk: {target}: {error}", file=sys.stderr)
-                failures[target] = error
+    plans = _plans(arguments)
+    engine = DockerEngine.find()
+    engine.ping()
+    failures = []
+    for target, planned in plans:
+        try:
+            _build(engine, target, planned, arguments)
+        except OpenEnvError as error:
+            print(f"ropewalk: {target}: {error}", file=sys.stderr)
+            failures.append(target)
     if failures and len(plans) > 1:
         print(f"ropewalk: {len(failures)} of {len(plans)} failed: {', '.join(failures)}", file=sys.stderr)
-    return FAILED if failures else 0
+    return 1 if failures else 0
 
 
 def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]":
@@ -86,14 +82,14 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
 
     build_args = read_build_args(arguments.build_arg)
     targets = list(dict.fromkeys(arguments.targets))
-    several = len(targets) > 1
-    if several and (fixed := [tag for tag in arguments.tag if "{name}" not in tag]):
+    if len(targets) > 1 and (fixed := [tag for tag in arguments.tag if "{name}" not in tag]):
         raise ConfigurationError(
             f"expected {{name}} in the tags of several environments, got {fixed[0]!r}; "
             "write --tag 'registry.example.org/team/{name}:1.0'"
         )
     found: list[tuple[str, BuildPlan | None]] = []
     folders: set[Path] = set()
+    taken: dict[str, str] = {}
     for target in targets:
         if target == BASE and not Path(target, MANIFEST).is_file():
             if arguments.tag or arguments.base or arguments.file:
@@ -116,20 +112,14 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             no_cache=arguments.no_cache,
             pull=arguments.pull,
         )
-        found.append((target, planned))
-    _refuse_same_tags(found)
-    return found
-
-
-def _refuse_same_tags(plans: "list[tuple[str, BuildPlan | None]]") -> None:
-    taken: dict[str, str] = {}
-    for target, planned in plans:
-        for tag in planned.request.tags if planned is not None else ():
+        for tag in planned.request.tags:
             if taken.setdefault(tag, target) != target:
                 raise ConfigurationError(
                     f"expected environments with names of their own, got {taken[tag]} and {target}, which both "
                     f"become {tag}; build them one by one with --tag"
                 )
+        found.append((target, planned))
+    return found
 
 
 def _folder(target: str) -> Path:
@@ -147,29 +137,29 @@ def _folder(target: str) -> Path:
 
 
 def _build(
-    api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
+    engine: "DockerEngine", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
-    from openenv_core.images.engine import find_image
-    from openenv_core.images.errors import BuildError
+    from openenv_core.images.engine import BuildError
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
     if planned is not None:
-        built = {planned.request.tags: build(api, planned)}
+        built = {planned.request.tags: build(engine, planned)}
     else:
-        for variant in base.Variant:
-            base.ensure(
-                api,
+        built = {
+            base.tags(variant): base.ensure(
+                engine,
                 variant,
                 build_args=read_build_args(arguments.build_arg),
                 no_cache=arguments.no_cache,
                 pull=arguments.pull,
             )
-        built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
+            for variant in base.Variant
+        }
     for tags, image in built.items():
-        found = find_image(api, image)
+        found = engine.find_image(image)
         if found is None:
             raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
         size = f"{found['Size'] / 1e6:.0f} MB"

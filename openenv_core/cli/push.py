@@ -3,16 +3,11 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from openenv_core.images.space import Staged
-
-FAILED: Final = 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,25 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _push_images(arguments: argparse.Namespace) -> int:
-    from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
+    from openenv_core.providers.docker.engine import DockerEngine
 
     images = [_image(target) for target in dict.fromkeys(arguments.targets)]
     planned = [(image, remote_name(image, arguments.registry)) for image in images]
+    engine = DockerEngine.find()
+    engine.ping()
     failed = 0
-    with engine() as api:
-        for image, remote in planned:
-            print(f"{image} -> {remote}", file=sys.stderr)
-            try:
-                digest = push(api, image, remote)
-            except OpenEnvError as error:
-                print(f"ropewalk: {error}", file=sys.stderr)
-                failed += 1
-            else:
-                print(f"{remote}  {digest}")
+    for image, remote in planned:
+        print(f"{image} -> {remote}", file=sys.stderr)
+        try:
+            print(f"{remote}  {push(engine, image, remote)}")
+        except OpenEnvError as error:
+            print(f"ropewalk: {error}", file=sys.stderr)
+            failed += 1
     if failed and len(planned) > 1:
         print(f"ropewalk: {failed} of {len(planned)} did not arrive", file=sys.stderr)
-    return FAILED if failed else 0
+    return 1 if failed else 0
 
 
 def _image(target: str) -> str:
@@ -91,7 +85,7 @@ def _image(target: str) -> str:
 def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
-    from openenv_core.images.errors import PushError
+    from openenv_core.images.push import PushError
     from openenv_core.images.space import check_name, stage, upload
 
     if arguments.registry is not None:
@@ -104,33 +98,27 @@ def _push_space(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.targets[0]).expanduser().resolve()
     with TemporaryDirectory(prefix="ropewalk-space-") as made:
         staged = stage(folder, Path(made), base_image=arguments.base_image)
-        _show(staged, arguments)
+        visibility = "private" if arguments.private else "public"
+        verb = "would upload" if arguments.dry_run else "uploading"
+        print(
+            f"{verb} {len(staged.files)} files, {sum(staged.files.values()) / 1e3:.0f} kB, to the Space "
+            f"{arguments.space} ({visibility} where it is new, sdk docker, port {staged.port})"
+        )
+        for name, size in staged.files.items() if arguments.dry_run else ():
+            print(f"  {size:>9,}  {name}")
+        for name, reason in staged.left_out.items():
+            print(f"left out: {name} ({reason})")
+        for note in staged.notes:
+            print(f"note: {note}")
         if arguments.dry_run:
             return 0
         try:
             url = upload(Path(made), arguments.space, private=arguments.private)
         except PushError as error:
             print(f"ropewalk: {error}", file=sys.stderr)
-            return FAILED
+            return 1
     print(url)
     return 0
-
-
-def _show(staged: "Staged", arguments: argparse.Namespace) -> None:
-    visibility = "private" if arguments.private else "public"
-    verb = "would upload" if arguments.dry_run else "uploading"
-    size = sum(staged.files.values())
-    print(
-        f"{verb} {len(staged.files)} files, {size / 1e3:.0f} kB, to the Space {arguments.space} "
-        f"({visibility} where it is new, sdk docker, port {staged.port})"
-    )
-    if arguments.dry_run:
-        for name, count in staged.files.items():
-            print(f"  {count:>9,}  {name}")
-    for name, reason in staged.left_out.items():
-        print(f"left out: {name} ({reason})")
-    for note in staged.notes:
-        print(f"note: {note}")
 
 
 COMMAND: Final = Command(

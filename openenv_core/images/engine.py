@@ -1,6 +1,5 @@
-"""The engine that images are built and kept with: `docker build`, and the removal of images that a build supersedes."""
+"""`docker build` and `docker push`, what to do where a build fails, and the images that a build supersedes."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -11,69 +10,30 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.images.errors import BuildError, remedy_for
-
-if TYPE_CHECKING:
-    import docker
-
-RESPONSE_TIMEOUT_S: Final = 120
-"""Seconds that the engine may take to answer."""
-
-
-@contextmanager
-def engine() -> Iterator["docker.APIClient"]:
-    """Open a connection to the engine, and close it in the end.
-
-    Raises:
-        ConfigurationError: The Docker SDK is not installed, or the engine is named in a way that cannot be followed.
-        EngineUnavailableError: Nobody answers, or not to this user.
-    """
-    try:
-        import docker
-        from docker.errors import DockerException
-        from docker.tls import TLSConfig
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the Docker SDK, got: {error}; pip install 'ropewalk[docker]'"
-        ) from error
-    from openenv_core.errors import EngineUnavailableError
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    found = DockerEngine.find()
-    found.ping()
-    address = found.address
-    tls: TLSConfig | bool = False
-    if address.certificates is not None:
-        folder = Path(address.certificates)
-        tls = TLSConfig(
-            client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
-            ca_cert=str(folder / "ca.pem"),
-            verify=address.verify,
-        )
-    try:
-        client = docker.APIClient(base_url=address.url, tls=tls, timeout=RESPONSE_TIMEOUT_S, version="auto")
-    except DockerException as error:
-        raise EngineUnavailableError(
-            f"expected the Docker engine at {address.url} to speak with the Docker SDK, got: {error}; "
-            "pip install -U docker"
-        ) from error
-    try:
-        yield client
-    finally:
-        client.close()
-
+from openenv_core.errors import ConfigurationError, OpenEnvError, ProviderError
+from openenv_core.providers.docker.engine import DockerEngine, find_engine
 
 CANCEL_TIMEOUT_S: Final = 15.0
 """Seconds that the command `docker` gets to cancel what it does."""
 
 _KEPT_LINES: Final = 200
 """Lines of the command's output that are kept for an error."""
+
+
+class ImageError(OpenEnvError):
+    """The root of what goes wrong with images."""
+
+
+class BuildError(ImageError):
+    """A step of a Dockerfile failed, or the engine refused the build."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message}\n{remedy}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,33 +70,20 @@ def build_image(request: BuildRequest) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
         identity = Path(folder) / "image"
-        arguments = [
-            "--force-rm",
-            "--iidfile",
-            str(identity),
-            "--file",
-            str(request.context / request.dockerfile),
-        ]
-        for option, values in (
-            ("--tag", request.tags),
-            ("--build-arg", [f"{name}={value}" for name, value in request.build_args.items()]),
-            ("--label", [f"{name}={value}" for name, value in request.labels.items()]),
-            ("--target", [request.target] if request.target else []),
-        ):
-            arguments += [argument for value in values for argument in (option, value)]
-        arguments += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
-        status, output = run_docker("build", *arguments, str(request.context))
+        words = ["--force-rm", f"--iidfile={identity}", f"--file={request.context / request.dockerfile}"]
+        words += [f"--tag={tag}" for tag in request.tags]
+        words += [f"--build-arg={name}={value}" for name, value in request.build_args.items()]
+        words += [f"--label={name}={value}" for name, value in request.labels.items()]
+        words += [f"--target={request.target}"] if request.target else []
+        words += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
+        status, output = run_docker("build", *words, str(request.context))
         if status != 0:
-            said = next(
-                (
-                    line
-                    for line in reversed(output)
-                    if re.search("error|failed|returned", line, re.IGNORECASE)
-                ),
-                f"exit status {status}",
+            telling = (
+                line for line in reversed(output) if re.search("error|failed|returned", line, re.IGNORECASE)
             )
             raise BuildError(
-                f"docker could not build {request.context}: {said.strip()}", remedy_for("\n".join(output))
+                f"docker could not build {request.context}: {next(telling, f'exit status {status}').strip()}",
+                remedy_for("\n".join(output)),
             )
         return identity.read_text().strip()
 
@@ -149,8 +96,6 @@ def run_docker(*arguments: str) -> tuple[int, list[str]]:
     Raises:
         ConfigurationError: There is no such command.
     """
-    from openenv_core.providers.docker.engine import find_engine
-
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
@@ -190,71 +135,112 @@ def run_docker(*arguments: str) -> tuple[int, list[str]]:
         process.stdout.close()
 
 
-def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return what the engine knows of an image; None where it has none of that name."""
-    from docker.errors import ImageNotFound
-
-    try:
-        found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound:
-        return None
-    return found
-
-
-def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of what `find_image` found."""
-    return (image.get("Config") or {}).get("Labels") or {}
-
-
 PARTS: Final = "ropewalk.parts"
 """The label of the base's first stage, which stays behind nameless as the engine's cache."""
 
 RECENT_STAGE_AGE_S: Final = 600
 """Seconds in which a first stage may still be waited for by another build on this engine."""
 
-_OURS: Final = "ropewalk."
+
+def labels_of(image: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the labels of what `DockerEngine.find_image` found."""
+    return ((image or {}).get("Config") or {}).get("Labels") or {}
 
 
-@contextlib.contextmanager
-def replacing(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
+@contextmanager
+def replacing(engine: DockerEngine, tags: Sequence[str]) -> Iterator[None]:
     """Remove what had these names before the block, where it ended well and nothing needs that any more.
 
     Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or
     that another image stands on stays; it goes when the last of those is built anew.
     """
-    before = {found for tag in tags if (found := _ours(api, tag)) is not None}
+    found = [engine.find_image(tag) for tag in tags]
+    before = {
+        image["Id"]: image
+        for image in found
+        if image is not None and any(name.startswith("ropewalk.") for name in labels_of(image))
+    }
     yield
-    for image in before:
-        _remove(api, image)
-    _remove_old_parts(api)
-
-
-def _ours(api: "docker.APIClient", tag: str) -> str | None:
-    found = find_image(api, tag)
-    if found is None or not any(name.startswith(_OURS) for name in labels_of(found)):
-        return None
-    return str(found["Id"])
-
-
-def _remove(api: "docker.APIClient", image: str) -> None:
-    """Remove an image without names, and what was only its own of the steps below."""
-    from docker.errors import APIError
-
-    # What cannot be removed is left: the build itself has gone well.
-    with contextlib.suppress(APIError, OSError):
-        found = find_image(api, image)
-        if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
-            api.remove_image(image)
-
-
-def _remove_old_parts(api: "docker.APIClient") -> None:
-    """Keep the newest of the first stages, which the next base is made from, and those that may be in use."""
-    from docker.errors import APIError
-
+    for identity in before:
+        _remove(engine, identity)
+    # The newest of the first stages is what the next base is made from; others may be in use.
     parts: list[dict[str, Any]] = []
-    with contextlib.suppress(APIError, OSError):
-        parts = api.images(filters={"dangling": True, "label": PARTS})
-    parts.sort(key=lambda one: one["Created"], reverse=True)
-    for one in parts[1:]:
-        if one["Created"] < time.time() - RECENT_STAGE_AGE_S:
-            _remove(api, one["Id"])
+    with suppress(ProviderError):
+        wanted = {"dangling": ["true"], "label": [PARTS]}
+        parts = engine.call("GET", "/images/json", query={"filters": wanted})
+    parts.sort(key=lambda part: part["Created"], reverse=True)
+    for part in parts[1:]:
+        if part["Created"] < time.time() - RECENT_STAGE_AGE_S:
+            _remove(engine, part["Id"])
+
+
+def _remove(engine: DockerEngine, image: str) -> None:
+    """Remove an image without names, and what was only its own of the steps below."""
+    # What cannot be removed is left: the build itself has gone well.
+    with suppress(ProviderError):
+        found = engine.find_image(image)
+        if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
+            engine.call("DELETE", f"/images/{image}")
+
+
+_REMEDIES: Final = (
+    (
+        r"requires BuildKit|unknown instruction|dockerfile parse error|Unknown flag",
+        "the builder does not know what the Dockerfile says: install docker's component buildx (`apt-get install "
+        "docker-buildx`, or docker-buildx-plugin), or begin the file with `# syntax=docker/dockerfile:1` where the "
+        "engine reaches a registry",
+    ),
+    (
+        r"pull access denied|manifest unknown|manifest for .* not found|repository does not exist|"
+        r"failed to resolve source metadata|no such image|dial tcp|server misbehaving|lookup .* on ",
+        "the image that it stands on is neither here nor to be had: make ours with `ropewalk build base`, name another "
+        "with --base, or `docker pull` it where the network allows",
+    ),
+    (
+        r"certificate verify failed|SSLCertVerificationError|invalid peer certificate|UnknownIssuer",
+        "the network's proxy has a certificate that the image does not know: use a base image that holds it "
+        "(`ropewalk build base --build-arg PYTHON_IMAGE=...`)",
+    ),
+    (
+        r"No matching distribution found|Could not find a version that satisfies|No solution found when resolving",
+        "a requirement of pyproject.toml cannot be had from the index: see its name and version",
+    ),
+    (
+        r"does not appear to be a Python project|neither 'setup.py' nor 'pyproject.toml'",
+        "the image got no pyproject.toml: see that the folder has one and that .dockerignore leaves it in",
+    ),
+    (
+        r"(gcc|cc|g\+\+|cmake|cargo|rustc)['\"]?:? .*(not found|No such file)|command '[^']*gcc' failed|"
+        r"Unable to find a compiler|error: linker",
+        "the base has no compiler: use a dependency that comes as a wheel, or install one in a stage of its own",
+    ),
+    (
+        r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
+        "a path that is copied is not there, or .dockerignore leaves it out; COPY sees the environment's folder alone",
+    ),
+    (
+        r"Permission denied|EACCES|Read-only file system",
+        "the base's user is `env`: put USER root before what writes, and USER env after it",
+    ),
+    (
+        r"No space left on device|disk quota",
+        "the disk is full: `docker system df`, then `docker system prune`",
+    ),
+    (
+        r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
+        r"dns error|Connection refused",
+        "the build reached no network: see the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
+    ),
+    (
+        r"returned a non-zero code: 137|exit code: 137|OOMKilled",
+        "the step was killed, most often for memory: give the engine more",
+    ),
+)
+
+
+def remedy_for(said: str) -> str:
+    """Return what to do about what was said; the first thing that fits, and something general where none does."""
+    for pattern, remedy in _REMEDIES:
+        if re.search(pattern, said, re.IGNORECASE):
+            return remedy
+    return "correct that step of the Dockerfile, or what it works on, and build again: earlier steps are kept"

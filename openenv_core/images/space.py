@@ -11,8 +11,8 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
 from openenv_core.images.build import name_of, variant_for
 from openenv_core.images.dockerfile import BASE_ARG, PLACES, Dockerfile
-from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
 from openenv_core.images.leaving_out import secret_in, walk
+from openenv_core.images.push import NotAllowedError, NotReachedError, PushError
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
 

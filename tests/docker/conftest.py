@@ -4,7 +4,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import docker
 import pytest
 from docker_engine import engine, hostile_image
 
@@ -15,13 +14,6 @@ __all__ = ["engine", "hostile_image"]
 
 ROOT = Path(__file__).parents[2]
 BLACKJACK = "ropewalk-test-blackjack:latest"
-
-
-@pytest.fixture(scope="session")
-def api(engine: DockerEngine) -> Iterator[docker.APIClient]:
-    client = docker.APIClient(base_url=engine.address.url)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="session")

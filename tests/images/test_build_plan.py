@@ -8,15 +8,8 @@ from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base, push
 from openenv_core.images.build import default_tag, named, plan, read_build_args
-from openenv_core.images.engine import BuildRequest, build_image
-from openenv_core.images.errors import (
-    BuildError,
-    NoSuchImageError,
-    NotAllowedError,
-    NotReachedError,
-    PushError,
-    remedy_for,
-)
+from openenv_core.images.engine import BuildError, BuildRequest, build_image, remedy_for
+from openenv_core.images.push import NoSuchImageError, NotAllowedError, NotReachedError, PushError
 
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
 
@@ -181,7 +174,7 @@ def test_what_docker_says_passes_and_its_failure_says_what_to_do(
 
 
 def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker_that(tmp_path, monkeypatch, f'echo "$@" >{tmp_path}/words; echo sha256:1 >"$4"')
+    docker_that(tmp_path, monkeypatch, f'echo "$@" >{tmp_path}/words; echo sha256:1 >"${{3#*=}}"')
     request = BuildRequest(
         context=tmp_path,
         dockerfile="D",
@@ -193,9 +186,9 @@ def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pull=True,
     )
     assert build_image(request) == "sha256:1"
-    words = (tmp_path / "words").read_text().split(" ", 4)[4]
+    words = (tmp_path / "words").read_text().split(" ", 3)[3]
     assert words == (
-        f"--file {tmp_path}/D --tag a:1 --tag b:2 --build-arg A=1 2 --label l=x --target t --no-cache --pull "
+        f"--file={tmp_path}/D --tag=a:1 --tag=b:2 --build-arg=A=1 2 --label=l=x --target=t --no-cache --pull "
         f"{tmp_path}\n"
     )
 

@@ -14,7 +14,7 @@ from fake_hub import FakeHub, fake_hub
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
-from openenv_core.images.errors import NotReachedError
+from openenv_core.images.push import NotReachedError
 from openenv_core.images.space import PARTS, Staged, stage, upload, with_default
 
 ROOT = Path(__file__).parents[2]

@@ -160,19 +160,23 @@ class DockerEngine:
         """
         self._ask("GET", "/_ping", None, None, timeout_s)
 
-    def has_image(self, name: str) -> bool:
-        """Whether the engine has an image of this name.
+    def find_image(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine knows of an image; None where it has none of that name.
 
         Raises:
             EngineUnavailableError: The engine does not answer.
         """
         try:
-            self._ask("GET", f"/images/{name}/json", None, None, CALL_TIMEOUT_S)
+            found: dict[str, Any] = self.call("GET", f"/images/{name}/json")
         except EngineRefusedError as error:
             if error.status in (400, 404):
-                return False
+                return None
             raise
-        return True
+        return found
+
+    def has_image(self, name: str) -> bool:
+        """Whether the engine has an image of this name."""
+        return self.find_image(name) is not None
 
     def inspect(self, container: str) -> dict[str, Any]:
         """Return what the engine knows of a container."""
