@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
-from openenv_core.providers.remote.api import (
+from openenv_core.providers.remote import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
     ROOT,

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.process import LocalProcessProvider
-from openenv_core.providers.remote.api import SandboxSpec
+from openenv_core.providers.remote import SandboxSpec
 from servers.sandboxes.limits import SandboxRefusalError
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from openenv_core.providers.remote.api import SandboxSpec
+from openenv_core.providers.remote import SandboxSpec
 
 
 class SandboxRefusalError(Exception):

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core.errors import OpenEnvError, ServerStartError
-from openenv_core.providers.remote.api import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
+from openenv_core.providers.remote import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
 from servers.sandboxes.backends import Backend, SandboxProvider
 from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError, no_such_sandbox
 

@@ -15,8 +15,8 @@ from openenv_core.providers.remote import (
     SandboxAccessRefusedError,
     SandboxLimitReachedError,
     SandboxRefusedError,
+    SandboxSpec,
 )
-from openenv_core.providers.remote.api import SandboxSpec
 from servers.sandboxes.app import SandboxApp
 from servers.sandboxes.backends import SandboxProvider
 from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
