@@ -98,7 +98,7 @@ def _attended(
     from openenv_core.play.form import forms_of
     from openenv_core.play.loop import Loop
     from openenv_core.play.prompts import Prompts, described
-    from openenv_core.providers.adapt import has_died
+    from openenv_core.providers.base import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
     terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")

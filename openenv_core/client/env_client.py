@@ -257,7 +257,7 @@ class EnvClient(ClientSession[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: There is no such option, or a value that no engine could honour.
         """
-        from openenv_core.providers.docker.provider import provider_for
+        from openenv_core.providers.docker.container import provider_for
 
         known = inspect.signature(cls).parameters.keys() | inspect.signature(ClientSession).parameters.keys()
         of_client = known - {"base_url", "provider"}

@@ -31,7 +31,7 @@ from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
-from openenv_core.providers.adapt import adapted, last_words
+from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 if TYPE_CHECKING:

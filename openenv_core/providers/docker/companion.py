@@ -16,7 +16,7 @@ from typing import Final
 
 from openenv_core.errors import ProviderError
 from openenv_core.providers.base import LOOPBACK
-from openenv_core.providers.docker._owner import LABEL, RUN, owner
+from openenv_core.providers.docker._companion import LABEL, RUN, owner
 from openenv_core.providers.docker._wire import EngineAddress
 
 SCRIPT: Final = Path(__file__).with_name("_companion.py")
