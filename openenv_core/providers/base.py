@@ -1,5 +1,6 @@
 """What a client needs of whatever runs its server: start, health, stop, a token."""
 
+import fcntl
 import inspect
 import json
 import socket
@@ -160,6 +161,17 @@ ELSEWHERE_FACTOR: Final = 20.0
 """How much longer the pauses are where the server is on another machine: 60 ms to 1 s."""
 
 RETRY_INTERVAL_S: Final = 0.05
+
+
+def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
+    """Return a socket that listens on the loopback interface and whose descriptor a child may inherit.
+
+    In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
+    own streams would take its place.
+    """
+    first_free = 3  # below are the standard streams
+    with socket.create_server((LOOPBACK, port), backlog=backlog) as listener:
+        return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, first_free))
 
 
 class OwnedServerProvider(ABC):

@@ -3,7 +3,6 @@
 from openenv_core.providers.docker.container import (
     Container,
     ContainerState,
-    ContainerStats,
     LocalDockerProvider,
     start_container,
 )
@@ -14,7 +13,6 @@ __all__ = [
     "Container",
     "ContainerOptions",
     "ContainerState",
-    "ContainerStats",
     "DockerEngine",
     "LocalDockerProvider",
     "start_container",

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -215,11 +214,6 @@ class DockerEngine:
             return bool(self._ask("GET", "/events", query, None, 5.0).body.strip())
         except EngineUnavailableError:
             return False
-
-    def execute(self, container: str, command: Sequence[str]) -> str:
-        """Prepare a command inside a container and return the id that starts it."""
-        body = {"Cmd": list(command), "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-        return str(self.call("POST", f"/containers/{container}/exec", body=body)["Id"])
 
     def _ask(
         self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
