@@ -187,7 +187,7 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
     from openenv_core.client.settings import http_url
-    from openenv_core.providers.remote import client_for
+    from openenv_core.proxies import client_for
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:

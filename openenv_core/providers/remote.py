@@ -3,14 +3,12 @@
 import json
 import os
 import re
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Any, Final, Literal, Self
 
 import httpx
@@ -20,7 +18,7 @@ from openenv_core.errors import ConfigurationError, ProviderError, ServerStartEr
 from openenv_core.protocol.http import is_bearer_token, redact_url
 from openenv_core.providers.base import ELSEWHERE_FACTOR, OwnedServerProvider, wait_healthy
 from openenv_core.providers.docker.options import size_of
-from openenv_core.proxies import proxy_for
+from openenv_core.proxies import client_for
 
 
 class SandboxError(ProviderError):
@@ -325,35 +323,6 @@ def _fetch(
     return response, bytes(body)
 
 
-def client_for(url: str, headers: dict[str, str] | None = None) -> httpx.Client:
-    """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
-
-    Args:
-        url: Where the server is.
-        headers: Sent with every request.
-
-    Raises:
-        ConfigurationError: The proxy of the environment cannot be used.
-    """
-    proxy = proxy_for(url)
-    plain = url.startswith("http://") and proxy is None
-    try:
-        # Reading the system's certificates takes longer than a request to a server nearby.
-        transport = httpx.HTTPTransport(verify=False if plain else _trust(), proxy=proxy)
-    except ImportError as error:
-        raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
-    # Bounds on answers hold for what comes over the wire, so nothing is compressed.
-    identity = {"Accept-Encoding": "identity"}
-    return httpx.Client(
-        transport=transport, headers=identity | (headers or {}), follow_redirects=False, trust_env=False
-    )
-
-
-@cache
-def _trust() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
-
-
 def healthy(url: str, timeout_s: float) -> str | None:
     """Return None where /health says healthy, else what was seen.
 
@@ -378,8 +347,6 @@ def healthy(url: str, timeout_s: float) -> str | None:
 
 RENEWALS: Final = 3
 """How often a lease is renewed within its time, so that one lost request costs nothing."""
-
-JOIN_TIMEOUT_S: Final = 1.0
 
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is asked for."""
@@ -407,42 +374,33 @@ class _LeasedSandbox:
         self._delete_timeout_s = delete_timeout_s
         self._pid = os.getpid()
         self._lost: str | None = None
-        self._ended = threading.Event()
+        self.ended = threading.Event()  # it was told to end
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="openenv-sandbox-lease", daemon=True)
         self._thread.start()
 
     @property
-    def ended(self) -> bool:
-        """Whether it was told to end."""
-        return self._ended.is_set()
-
-    @property
     def lost(self) -> str | None:
         """Why it must be taken for gone; None while its lease is kept."""
-        if self._lost is None and not self._ended.is_set() and not self._thread.is_alive():
+        if self._lost is None and not self.ended.is_set() and not self._thread.is_alive():
             return "the thread that renews its lease has ended"
         return self._lost
-
-    def wait(self, seconds: float) -> bool:
-        """Wait; return whether it was told to end meanwhile."""
-        return self._ended.wait(seconds)
 
     def end(self) -> None:
         """Give it back, and let the connections go. Idempotent. Does nothing in a fork of the owner."""
         if os.getpid() != self._pid:
             return
         with self._ending:
-            if self._ended.is_set():
+            if self.ended.is_set():
                 return
-            self._ended.set()
+            self.ended.set()
             try:
                 # A service that cannot be reached reaps it when the lease runs out.
                 with suppress(ProviderError):
                     self._api.delete(self.id, self._delete_timeout_s)
             finally:
                 if threading.current_thread() is not self._thread:
-                    self._thread.join(JOIN_TIMEOUT_S)
+                    self._thread.join(1.0)
                 self._api.close()
 
     def _main(self) -> None:
@@ -455,12 +413,12 @@ class _LeasedSandbox:
         """Renew the lease until it ends; return why it was lost."""
         pause_s = self._lease_s / RENEWALS
         expires = time.monotonic() + self._lease_s
-        while not self._ended.wait(pause_s):
+        while not self.ended.wait(pause_s):
             asked = time.monotonic()
             try:
                 seen = self._api.renew(self.id, self._lease_s, min(self._api.timeout_s, pause_s))
             except ProviderError as error:
-                if self._ended.is_set():
+                if self.ended.is_set():
                     return None
                 if isinstance(error, SandboxLostError | SandboxRefusedError):
                     return str(error)
@@ -557,7 +515,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
     def alive(self) -> bool:
         """Whether the sandbox that was started still runs, as far as can be told within a moment."""
         leased, api = self._leased, self._api
-        if leased is None or api is None or leased.ended or leased.lost is not None:
+        if leased is None or api is None or leased.ended.is_set() or leased.lost is not None:
             return False
         try:
             return api.get(leased.id, timeout_s=LOOK_TIMEOUT_S).state is SandboxState.RUNNING
@@ -569,7 +527,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
     def output(self) -> str:
         """Return the last of what the server printed; where its lease was lost, that as well."""
         leased, api = self._leased, self._api
-        if leased is None or api is None or leased.ended:
+        if leased is None or api is None or leased.ended.is_set():
             return ""
         lines = [] if leased.lost is None else [f"[{leased.lost}]"]
         try:
@@ -602,7 +560,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
                 try:
                     seen = api.get(leased.id, wait_s=min(LONG_POLL_S, left_s))
                 except (ProviderError, RuntimeError):  # a client that was closed raises the latter
-                    if not leased.ended:
+                    if not leased.ended.is_set():
                         raise
             if seen.state is SandboxState.ENDED:
                 why = seen.reason or "no reason given"
@@ -615,7 +573,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
             return healthy(seen.url, asked_s)
 
         def pause(seconds: float) -> None:
-            if leased.wait(seconds):
+            if leased.ended.wait(seconds):
                 raise SandboxLostError(
                     f"expected the sandbox {leased.id} to start, but it was stopped meanwhile"
                 )

@@ -104,9 +104,9 @@ def home() -> Iterator[Home]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDLE_INTERVAL_S", "MIN_BACKOFF_S", "REMOVE_RETRY_INTERVAL_S"):
-        monkeypatch.setattr(f"openenv_core.providers.pool.{name}", 0.02)
-    monkeypatch.setattr("openenv_core.providers.pool.MAX_BACKOFF_S", 0.05)
-    monkeypatch.setattr("openenv_core.providers.pool.POLL_INTERVAL_S", 0.02)
+        monkeypatch.setattr(f"openenv_core.providers.keeper.{name}", 0.02)
+    monkeypatch.setattr("openenv_core.providers.keeper.MAX_BACKOFF_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.keeper.POLL_INTERVAL_S", 0.02)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -198,7 +198,7 @@ def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
 def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv_core.providers.pool.HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.keeper.HEALTH_TIMEOUT_S", 0.05)
     with filled(home, 3) as pool:
         hanging = list(home.made)
         keeper, turns, looks = pool._keeper, itertools.count(), []
@@ -215,13 +215,13 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
             return member not in hanging
 
         monkeypatch.setattr(keeper, "_turn", counted)
-        monkeypatch.setattr("openenv_core.providers.pool._healthy", healthy)
+        monkeypatch.setattr("openenv_core.providers.keeper.healthy", healthy)
         eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
         assert len(set(looks)) == 6  # each twice, and each time in a turn of its own
 
 
 def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openenv_core.providers.pool.IDLE_INTERVAL_S", 60)  # nobody looks but the hand-out
+    monkeypatch.setattr("openenv_core.providers.keeper.IDLE_INTERVAL_S", 60)  # nobody looks but the hand-out
     with filled(home, 2) as pool:
         dead = list(home.made)
         for member in dead:
