@@ -1,7 +1,6 @@
 """`ropewalk play`: any environment, in the terminal."""
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -116,12 +115,11 @@ def _attended(
 def _unattended(arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]) -> int:
     from openenv_core.play.game import play_actions, play_at_random
 
-    options = _options(arguments)
     if arguments.action:
-        play_actions(game, arguments.action, options)
+        play_actions(game, arguments.action, _options(arguments))
     else:
-        actions = _drawn(arguments, game, target, schema)
-        play_at_random(game, islice(actions, arguments.random), options)
+        actions = islice(_drawn(arguments, game, target, schema), arguments.random)
+        play_at_random(game, actions, _options(arguments))
     game.leave()
     return 0
 
@@ -200,13 +198,12 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
+    from openenv_core.play.form import FormField, value_of
+
     try:
-        found = json.loads(text)
+        return dict(value_of(FormField("option", "object"), text))
     except ValueError as error:
-        raise ConfigurationError(f"expected a JSON object, got {text!r}: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"expected a JSON object, got {text!r}")
-    return found
+        raise ConfigurationError(str(error)) from None
 
 
 def _positive(text: str) -> int:

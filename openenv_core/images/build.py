@@ -51,13 +51,13 @@ class BuildPlan:
         name: What the environment is called.
         request: The image to build; a base that is made first is already named in its arguments.
         variant: The base of ours that it stands on; None: it stands on something else.
-        notes: What a person should know before.
+        note: What a person should know before; empty where that is nothing.
     """
 
     name: str
     request: BuildRequest
     variant: base.Variant | None
-    notes: tuple[str, ...]
+    note: str
 
 
 def plan(
@@ -91,9 +91,6 @@ def plan(
             f"build {folder.parent}"
         )
     dockerfile = Dockerfile.read(folder / path)
-    notes: list[str] = []
-    if not (folder / MANIFEST).is_file():
-        notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
     name = name_of(folder)
     given = dict(build_args or {})
     if base_image is not None:
@@ -125,7 +122,9 @@ def plan(
             pull=pull and variant is None,
         ),
         variant=variant,
-        notes=tuple(notes),
+        note=""
+        if (folder / MANIFEST).is_file()
+        else f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one",
     )
 
 
@@ -239,8 +238,8 @@ def build(engine: DockerEngine, planned: BuildPlan) -> str:
         BuildError: A step failed, or the engine refused the build.
         ConfigurationError: There is no command `docker`.
     """
-    for note in planned.notes:
-        sys.stderr.write(f"note: {note}\n")
+    if planned.note:
+        sys.stderr.write(f"note: {planned.note}\n")
     if planned.variant is not None:
         base.ensure(engine, planned.variant)
     with replacing(engine, planned.request.tags):
