@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import serving
 
 from openenv_core import ClientError, ConnectionLostError, GenericEnvClient, ServerStartError
 from openenv_core.providers.docker import (
@@ -209,6 +210,19 @@ async def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, wh
         with ours, pytest.raises(_relay.MuxBrokenError, match=why):
             await mux.ended
         assert mux.streams == {}
+
+
+async def test_a_connection_that_was_reset_ends_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    async with scripted() as (mux, _):
+        await asyncio.get_running_loop().create_connection(lambda: mux.add(1), sock=theirs)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        ours.close()
+        mux.data_received(framed(_relay.END, 1))
+        await serving.eventually(lambda: not mux.streams)
+        assert not mux.ended.done()
 
 
 def eventually(condition: Callable[[], object]) -> None:

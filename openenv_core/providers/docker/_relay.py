@@ -101,12 +101,10 @@ class Stream(asyncio.Protocol):
         self.written()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the other side."""
         if self.mux.forget(self) and not (self.end_sent and self.write_end):
             self.mux.send(RESET, self.number)
 
     def flush(self) -> None:
-        """Send to the other side what it takes."""
         assert self.transport is not None
         while self.unsent and self.credit:
             data = bytes(self.unsent[: min(self.credit, CHUNK)])
@@ -134,7 +132,6 @@ class Stream(asyncio.Protocol):
             self.written()
 
     def take_end(self) -> None:
-        """Note that no more comes for the connection."""
         self.write_end = True
         self.written()
 
@@ -154,8 +151,12 @@ class Stream(asyncio.Protocol):
             self.owed -= taken
             self.mux.send(CREDIT, self.number, struct.pack(">I", taken))
         if self.write_end and not self.transport.is_closing():
-            self.transport.write_eof()
-            self.finish()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the connection was reset, and asyncio does not know yet
+                self.transport.abort()
+            else:
+                self.finish()
 
     def finish(self) -> None:
         """Let go of a connection that has ended in both directions."""
@@ -183,7 +184,6 @@ class Mux(asyncio.Protocol):
             self.carrier = transport
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End all streams."""
         self.stop(MuxBrokenError(str(error) if error else "the inner side ended"))
 
     def pause_writing(self) -> None:
@@ -199,7 +199,6 @@ class Mux(asyncio.Protocol):
                 stream.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the other side sent."""
         self.arrived += data
         at = 0
         try:
@@ -238,7 +237,6 @@ class Mux(asyncio.Protocol):
             raise MuxBrokenError("a frame of no known kind")
 
     def send(self, kind: int, number: int, data: bytes = b"") -> None:
-        """Send a frame to the other side."""
         if self.carrier is not None and not self.ended.done():
             self.carrier.write(HEADER.pack(kind, number, len(data)) + data)
 
@@ -318,7 +316,6 @@ class Attached(Mux):
         self.said = bytearray()  # on standard error
 
     def data_received(self, data: bytes) -> None:
-        """Take what the engine sent."""
         self.raw += data
         if self.in_head:
             head, end, rest = bytes(self.raw).partition(b"\r\n\r\n")
