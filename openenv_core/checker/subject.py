@@ -412,7 +412,7 @@ class Subject:
         """
         import httpx
 
-        from openenv_core.providers.remote.api import client_for
+        from openenv_core.proxies import client_for
 
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"

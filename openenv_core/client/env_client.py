@@ -37,7 +37,7 @@ from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
-from openenv_core.providers.adapt import adapted, last_words
+from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: There is no such option, or a value that no engine could honour.
         """
-        from openenv_core.providers.docker.provider import provider_for
+        from openenv_core.providers.docker.container import provider_for
 
         known = inspect.signature(cls).parameters.keys() | inspect.signature(EnvClient).parameters.keys()
         starter, client_options = provider_for(image, provider, options, known - {"base_url", "provider"})

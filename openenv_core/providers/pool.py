@@ -7,92 +7,29 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import health_of, stopped
+from openenv_core.providers.base import OwnedServerProvider
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
-from openenv_core.providers.pool.keeper import (
+from openenv_core.providers.keeper import (
     MemberT,
     PoolClosedError,
     PoolError,
     PoolKeeper,
-    PoolLease,
-    PoolMember,
     PoolState,
-    Start,
-    Stock,
+    PoolTimeoutError,
+    healthy,
 )
 from openenv_core.types import ActT, ObsT, StateT
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, SyncEnvClient
 
-
-class PoolProvider(Generic[MemberT]):
-    """Takes one container from a pool at a time.
-
-    Args:
-        lease: Takes one, within so many seconds, or raises once the event is set.
-        timeout_s: Seconds that a container may take to be free.
-    """
-
-    def __init__(
-        self, lease: Callable[[float, threading.Event], PoolLease[MemberT]], timeout_s: float
-    ) -> None:
-        self._take = lease
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._lease: PoolLease[MemberT] | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the container that was taken still runs."""
-        lease = self._lease
-        if lease is None or lease.closed:
-            return False
-        alive: Any = getattr(lease.container, "alive", True)
-        try:
-            return bool(alive() if callable(alive) else alive)
-        except ProviderError:
-            return True  # an engine that does not answer says nothing of its containers
-
-    def output(self) -> str:
-        """Return the last of what the container printed; empty where there is none."""
-        lease = self._lease
-        logs: Any = getattr(lease.container, "logs", None) if lease is not None and not lease.closed else None
-        try:
-            return str(logs()) if callable(logs) else ""
-        except ProviderError as error:
-            return f"[no output: {error}]"
-
-    def start(self) -> str:
-        """Take a container, and return its URL. A second call returns the same.
-
-        Raises:
-            PoolTimeoutError: None was free in time.
-            PoolError: The pool was closed, or cannot go on.
-        """
-        with self._lock:
-            if self._lease is None:
-                self._stopping.clear()
-                self._lease = self._take(self._timeout_s, self._stopping)
-            return self._lease.url
-
-    def stop(self) -> None:
-        """Give the container back. Idempotent. A start that waits in another thread fails then."""
-        with stopped(self._stopping.set, self._lock):
-            if self._lease is not None:
-                self._lease.close()
-                self._lease = None
-
+__all__ = ["DockerPool", "PoolClosedError", "PoolError", "PoolLease", "PoolTimeoutError"]
 
 logger = logging.getLogger("openenv_core")
-
-ClientT = TypeVar("ClientT", bound="EnvClient[Any, Any, Any]")
 
 LEASE_TIMEOUT_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 30.0
@@ -104,11 +41,116 @@ LEND_HEALTH_TIMEOUT_S: Final = 2.0
 """How long a container may take, when it is handed out, to say that it is healthy. It mostly takes 2 ms."""
 
 
+class PoolLease(Generic[MemberT]):
+    """A container that is one caller's until it is closed; nobody gets it after that.
+
+    One that is dropped without `close` is given back when it is collected.
+
+    Args:
+        container: The container.
+        give_back: Takes it back. Must not block.
+        pool: Is kept for as long as the lease: one that is collected removes all its containers.
+    """
+
+    def __init__(self, container: MemberT, give_back: Callable[[MemberT], None], pool: object) -> None:
+        self._pool = pool
+        self._container = container
+        self._return = weakref.finalize(self, give_back, container)
+        self._return.atexit = False  # all of the pool goes then
+
+    @property
+    def container(self) -> MemberT:
+        """The container.
+
+        Raises:
+            PoolError: It was given back. Its port may be another's by now.
+        """
+        if self.closed:
+            raise PoolError(
+                "expected a container that is this lease's, got one that was given back; take another lease"
+            )
+        return self._container
+
+    @property
+    def url(self) -> str:
+        """Where its server is. Raises as `container` does."""
+        return self.container.url
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back."""
+        return not self._return.alive
+
+    def close(self) -> None:
+        """Give the container back, to be removed and replaced. Does not wait for that. Idempotent."""
+        self._return()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PoolProvider(OwnedServerProvider, Generic[MemberT]):
+    """Takes one container from a pool at a time. A start raises what `lease` of the pool does.
+
+    Args:
+        lease: Takes one, within so many seconds, or raises once the event is set.
+        timeout_s: Seconds that a container may take to be free.
+    """
+
+    def __init__(
+        self, lease: Callable[[float, threading.Event], PoolLease[MemberT]], timeout_s: float
+    ) -> None:
+        super().__init__()
+        self._take = lease
+        self._timeout_s = timeout_s
+        self._stopping = threading.Event()
+        self._lease: PoolLease[MemberT] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container that was taken still runs."""
+        lease = self._lease
+        if lease is None:
+            return False
+        alive: Any = getattr(lease.container, "alive", True)
+        try:
+            return bool(alive() if callable(alive) else alive)
+        except ProviderError:
+            return True  # an engine that does not answer says nothing of its containers
+
+    def output(self) -> str:
+        """Return the last of what the container printed; empty where there is none."""
+        lease = self._lease
+        logs: Any = None if lease is None else getattr(lease.container, "logs", None)
+        try:
+            return str(logs()) if callable(logs) else ""
+        except ProviderError as error:
+            return f"[no output: {error}]"
+
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._lease = self._take(self._timeout_s, self._stopping)
+        return self._lease.url
+
+    def _interrupt(self) -> None:
+        self._stopping.set()
+
+    def _stop(self) -> None:
+        self._url = None
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+
 class ServerPool(Generic[MemberT]):
     """Keeps servers warm and hands each out once. `DockerPool` is one of containers.
 
     Args:
-        start: Makes a member; called from threads of the pool.
+        start: Makes a member and returns once it is healthy; raises where the event is set meanwhile. Called from
+            threads of the pool.
         size: How many members there are, warm or handed out.
         max_starting: How many are started at once.
 
@@ -116,24 +158,21 @@ class ServerPool(Generic[MemberT]):
         ConfigurationError: A number is below 1.
     """
 
-    def __init__(self, start: Start, size: int, max_starting: int) -> None:
+    def __init__(self, start: Callable[[threading.Event], MemberT], size: int, max_starting: int) -> None:
         for name, number in (("size", size), ("max_starting", max_starting)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigurationError(
                     f"expected {name} to be a whole number of at least 1, got {number!r}"
                 )
-        self._start = start
-        self._max_starting = max_starting
-        self._stock = Stock(size)
-        self._lock = threading.Lock()
-        self._keeper: PoolKeeper | None = None
-        self._closed = False
-        _pools.add(self)
+        self._size = size
+        self._keeper = PoolKeeper(start, size, max_starting)
+        _keepers.add(self._keeper)
+        weakref.finalize(self, self._keeper.abandon).atexit = False  # see _close_all
 
     @property
     def state(self) -> PoolState:
         """How the pool stands."""
-        return self._stock.state()
+        return self._keeper.state()
 
     def start(self) -> Self:
         """Begin to fill the pool. The first lease does so too. Idempotent.
@@ -141,7 +180,7 @@ class ServerPool(Generic[MemberT]):
         Raises:
             PoolClosedError: The pool was closed.
         """
-        self._running()
+        self._keeper.run()
         return self
 
     def wait(self, ready: int | None = None, timeout_s: float = LEASE_TIMEOUT_S) -> None:
@@ -151,9 +190,11 @@ class ServerPool(Generic[MemberT]):
             PoolTimeoutError: They were not in time.
             PoolError: The pool was closed, or cannot go on.
         """
-        keeper = self._running()
-        wanted = self._stock.size if ready is None else ready
-        self._stock.wait_for(wanted, time.monotonic() + timeout_s, timeout_s, keeper.require_alive)
+        self._keeper.run()
+        ready = self._size if ready is None else ready
+        with self._keeper.changed:
+            deadline = time.monotonic() + timeout_s
+            self._keeper.wait(ready, f"{ready} containers to be ready", deadline, timeout_s)
 
     def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease[MemberT]:
         """Take a healthy member.
@@ -165,11 +206,11 @@ class ServerPool(Generic[MemberT]):
             PoolTimeoutError: None was free in time; the message says what the pool is doing.
             PoolError: The pool was closed, or cannot go on.
         """
-        return self._leased(timeout_s, None)
+        return self._take(timeout_s, None)
 
     def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider[MemberT]:
         """Return what takes a member when a client starts, and gives it back when the client is closed."""
-        return PoolProvider(self._leased, timeout_s)
+        return PoolProvider(self._take, timeout_s)
 
     def client(
         self,
@@ -195,11 +236,8 @@ class ServerPool(Generic[MemberT]):
 
         What cannot be removed in time, because the engine is away, is left to the companion process.
         """
-        with self._lock:
-            self._closed = self._stock.closed = True
-            keeper = self._keeper
-        if keeper is not None and (left := keeper.close(timeout_s)):
-            logger.warning("%d containers of a pool are left to the companion process", len(left))
+        if left := self._keeper.close(timeout_s):
+            logger.warning("%d containers of a pool are left to the companion process", left)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -207,36 +245,20 @@ class ServerPool(Generic[MemberT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _leased(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease[MemberT]:
-        keeper = self._running()
+    def _take(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease[MemberT]:
+        self._keeper.run()
         deadline = time.monotonic() + timeout_s
-
-        def look() -> None:
-            keeper.require_alive()
-            if stopping is not None and stopping.is_set():
-                raise PoolError("expected a container, but its taker was stopped meanwhile")
-
         while True:
-            member: Any = self._stock.take(deadline, timeout_s, look)
-            lease: PoolLease[MemberT] = PoolLease(member, keeper.give_back, self)
+            member = self._keeper.take(deadline, timeout_s, stopping)
+            lease = PoolLease(member, self._keeper.give_back, self)
             try:
-                fine = _healthy(member, LEND_HEALTH_TIMEOUT_S)
+                fine = healthy(member, LEND_HEALTH_TIMEOUT_S)
             except BaseException:
                 lease.close()
                 raise
             if fine:
                 return lease
             lease.close()  # it has died since it was last looked at
-
-    def _running(self) -> PoolKeeper:
-        with self._lock:
-            if self._closed:
-                raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
-            if self._keeper is None:
-                self._keeper = PoolKeeper(self._stock, self._start, _healthy, self._max_starting)
-                _keepers.add(self._keeper)
-                weakref.finalize(self, self._keeper.abandon).atexit = False  # see _close_all
-            return self._keeper
 
 
 class DockerPool(ServerPool[Container]):
@@ -278,8 +300,7 @@ class DockerPool(ServerPool[Container]):
         super().__init__(start, size, max_starting)
 
 
-_pools: "weakref.WeakSet[ServerPool[Any]]" = weakref.WeakSet()
-_keepers: "weakref.WeakSet[PoolKeeper]" = weakref.WeakSet()
+_keepers: "weakref.WeakSet[PoolKeeper[Any]]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -297,16 +318,9 @@ def _close_all() -> None:
 
 def _in_fork() -> None:
     """Let go of what a thread of the parent may have held: there is nobody here who would."""
-    for pool in list(_pools):
-        pool._lock = threading.Lock()
-        pool._stock.changed = threading.Condition()
+    for keeper in list(_keepers):
+        keeper.changed = threading.Condition()
 
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_in_fork)
-
-
-def _healthy(member: PoolMember, timeout_s: float) -> bool:
-    options = getattr(member, "options", None)  # of a container; its server may want a token
-    token = None if options is None else options.token
-    return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None
