@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from envs.sqlite_env.models import SqliteObservation
 from envs.sqlite_env.questions import FAMILIES as QUESTIONS
-from envs.sqlite_env.questions.family import spoken
+from envs.sqlite_env.questions import spoken
 from envs.sqlite_env.world.domains import DOMAINS, Domain
 from examples.grpo_tools.world import FAMILIES
 from rl_bridge.data.traces import Call

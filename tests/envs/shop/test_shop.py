@@ -8,13 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from envs.shop_env.server.environment import ShopEnvironment
+from envs.shop_env.server.environment import TRIES, ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
-from envs.shop_env.world.desk import TRIES, DeskReply
 from envs.shop_env.world.records import Decision, Ground
-from envs.shop_env.world.rules import RightOutcome, Score, differences, facts, judge, verdicts
+from envs.shop_env.world.rules import DeskReply, RightOutcome, Score, differences, facts, judge, verdicts
 from envs.shop_env.world.speech import PHRASINGS
 from openenv_core.tools import CallToolObservation
 from tests.envs.tool_calls import calls_of

@@ -30,9 +30,8 @@ from .hosted import (
     HostFailureError,
     InsideCall,
     NoAnswerError,
-    OutputCollector,
-    stopped,
 )
+from .outputs import OutputCollector, stopped
 
 IMAGE: Final = f"{PREFIX}CONTAINER_IMAGE"
 SIZE: Final = f"{PREFIX}CONTAINERS"
@@ -110,18 +109,12 @@ def backend_from_environment(environ: Mapping[str, str]) -> "ContainerBackend":
         ) from None
 
 
-class ContainerInterpreter(HostedInterpreter):
+class _ContainerInterpreter(HostedInterpreter):
     """One container, one session of the server in it.
 
     Where the image serves this environment, limits, files, standard input and results are the server's there. Any
     other that takes code and answers with what it printed is spoken to with code alone: a time-out is kept from here,
     by giving the container up, and there are files as far as its Python can be asked for them.
-
-    Args:
-        pool: Where containers come from.
-        settings: What a session waits for.
-        limits: Of the session.
-        packages: Imported at the start.
     """
 
     def __init__(
@@ -290,21 +283,14 @@ def _reason(refusal: str) -> str:
     return refusal.rpartition(": ")[2]
 
 
-class ContainerBackend(HostedBackend[DockerPool]):
+class ContainerBackend(HostedBackend[ContainerSettings, DockerPool]):
     """Runs code in containers, one a session, which nobody uses again.
 
     What stands between the code and the machine is the container, and within it what the server there has: an image
     of this environment answers for its own level, any other for nothing.
-
-    Args:
-        settings: Which containers.
     """
 
     isolation = "container"
-
-    def __init__(self, settings: ContainerSettings) -> None:
-        super().__init__()
-        self._settings = settings
 
     def _make_host(self) -> DockerPool:
         return DockerPool(self._settings.image, self._settings.size, options=self._settings.options)
@@ -317,8 +303,8 @@ class ContainerBackend(HostedBackend[DockerPool]):
 
     def _make_interpreter(
         self, host: DockerPool, limits: Limits, packages: tuple[str, ...]
-    ) -> ContainerInterpreter:
-        return ContainerInterpreter(host, self._settings, limits, packages)
+    ) -> _ContainerInterpreter:
+        return _ContainerInterpreter(host, self._settings, limits, packages)
 
     async def _close_host(self, host: DockerPool) -> None:
         await asyncio.to_thread(host.close)

@@ -23,15 +23,12 @@ from .hosted import (
     HostedInterpreter,
     HostFailureError,
     InsideCall,
-    OutputCollector,
     excerpt,
     make_http_client,
-    raised,
     require_plain_url,
     send_bounded,
-    stopped,
-    without_colours,
 )
+from .outputs import OutputCollector, raised, stopped, without_colours
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -123,12 +120,8 @@ class _NoRoomError(HostFailureError):
     """The gateway has as many kernels as it may have."""
 
 
-class Gateway:
-    """The gateway, asked by coroutines of one loop. Nothing is sent twice; what fails is a `HostFailureError`.
-
-    Args:
-        settings: How it is reached.
-    """
+class _Gateway:
+    """The gateway, asked by coroutines of one loop. Nothing is sent twice; what fails is a `HostFailureError`."""
 
     def __init__(self, settings: JupyterSettings) -> None:
         self._settings = settings
@@ -354,18 +347,11 @@ def _is_closed(error: Exception) -> bool:
     return isinstance(error, ConnectionClosed)
 
 
-class JupyterInterpreter(HostedInterpreter):
-    """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels.
-
-    Args:
-        gateway: Where kernels come from.
-        settings: How it is reached.
-        limits: Of the session.
-        packages: Imported at the start.
-    """
+class _JupyterInterpreter(HostedInterpreter):
+    """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels."""
 
     def __init__(
-        self, gateway: Gateway, settings: JupyterSettings, limits: Limits, packages: tuple[str, ...]
+        self, gateway: _Gateway, settings: JupyterSettings, limits: Limits, packages: tuple[str, ...]
     ) -> None:
         super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
         self._gateway = gateway
@@ -455,17 +441,12 @@ class JupyterInterpreter(HostedInterpreter):
         return request.done.done()
 
     async def _interrupt(self, channel: _Channel, request: _KernelRequest) -> bool:
-        """Interrupt the kernel; return whether it heeds that, so that its state is kept.
-
-        Raises:
-            HostFailureError: The gateway has no such kernel any more, or cannot interrupt it: it was not the code that
-                took so long.
-        """
+        """Interrupt the kernel; return whether it heeds that, so that its state is kept."""
         if self._kernel is None:
             return False
         try:
             await self._gateway.interrupt(self._kernel)
-        except HostFailureError as failure:
+        except HostFailureError as failure:  # it was not the code that took so long
             raise HostFailureError(
                 f"{failure}; the code had no end within its time", state_lost=True
             ) from failure
@@ -594,31 +575,24 @@ def _expression_value(reply: _Message) -> str:
     return shown if isinstance(shown, str) else ""
 
 
-class JupyterBackend(HostedBackend[Gateway]):
+class JupyterBackend(HostedBackend[JupyterSettings, _Gateway]):
     """Runs code in the kernels of a Jupyter kernel gateway, one a session.
 
     A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
     and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
     that is trusted, or for gateways that put each kernel into a container of its own.
-
-    Args:
-        settings: How the gateway is reached.
     """
 
-    def __init__(self, settings: JupyterSettings) -> None:
-        super().__init__()
-        self._settings = settings
+    def _make_host(self) -> _Gateway:
+        return _Gateway(self._settings)
 
-    def _make_host(self) -> Gateway:
-        return Gateway(self._settings)
-
-    async def _check(self, host: Gateway) -> None:
+    async def _check(self, host: _Gateway) -> None:
         await host.check()
 
     def _make_interpreter(
-        self, host: Gateway, limits: Limits, packages: tuple[str, ...]
-    ) -> JupyterInterpreter:
-        return JupyterInterpreter(host, self._settings, limits, packages)
+        self, host: _Gateway, limits: Limits, packages: tuple[str, ...]
+    ) -> _JupyterInterpreter:
+        return _JupyterInterpreter(host, self._settings, limits, packages)
 
-    async def _close_host(self, host: Gateway) -> None:
+    async def _close_host(self, host: _Gateway) -> None:
         await host.close()

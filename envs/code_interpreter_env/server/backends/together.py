@@ -29,17 +29,14 @@ from .hosted import (
     HostedInterpreter,
     HostFailureError,
     InsideCall,
-    OutputCollector,
     ResponseTooLargeError,
     excerpt,
     make_http_client,
-    parse_traceback,
-    raised,
     require_done,
     require_plain_url,
     send_bounded,
-    stopped,
 )
+from .outputs import OutputCollector, parse_traceback, raised, stopped
 
 DEFAULT_URL: Final = "https://api.together.ai/v1"
 TOKEN: Final = "TOGETHER_API_KEY"
@@ -149,7 +146,7 @@ class _ServiceRefusedError(HostFailureError):
     """The service understood, and said no: to a session that is gone, for one."""
 
 
-class Ran(NamedTuple):
+class _Ran(NamedTuple):
     """An execution that took place: in which session, and what it wrote and showed and was ended by, as documented."""
 
     session_id: str
@@ -172,14 +169,11 @@ class Ran(NamedTuple):
         return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
 
 
-class TogetherService:
+class _TogetherService:
     """The service, asked by coroutines of one loop; what fails is a `HostFailureError`.
 
     A request is sent again where it was refused for its rate (429), or never left. One that the service may have
     begun is sent again only where doing it twice does no harm; an execution of the session's code never is.
-
-    Args:
-        settings: How it is reached.
     """
 
     def __init__(self, settings: TogetherSettings) -> None:
@@ -196,23 +190,8 @@ class TogetherService:
         most_bytes: int,
         repeatable: bool,
         files: Sequence[Mapping[str, str]] = (),
-    ) -> Ran:
-        """Run code in a session, or in a new one.
-
-        Args:
-            code: Python source.
-            session_id: The session; None begins one.
-            timeout_s: Seconds for the code.
-            most_bytes: Of the answer.
-            repeatable: Whether running it twice does no harm.
-            files: Uploaded before: name, encoding and content.
-
-        Raises:
-            _ServiceTimeoutError: No answer in time.
-            ResponseTooLargeError: The answer is too large.
-            _ServiceRefusedError: The service said no, or could not have it take place.
-            HostFailureError: It gave no usable answer.
-        """
+    ) -> _Ran:
+        """Run code in a session, or in a new one; `repeatable` is what does no harm when it runs twice."""
         body: dict[str, Any] = {"language": "python", "code": code}
         if session_id is not None:
             body["session_id"] = session_id
@@ -309,7 +288,7 @@ class TogetherService:
         return text.replace(self._settings.token, "[token]")
 
 
-def _read(reply: Any) -> Ran:
+def _read(reply: Any) -> _Ran:
     try:
         data, errors = reply.get("data"), reply.get("errors")
         if data is None and errors:
@@ -323,24 +302,18 @@ def _read(reply: Any) -> Ran:
         raise HostFailureError(
             "expected the service to answer with data or errors, as is documented, got neither"
         )
-    return Ran(session_id, outputs)
+    return _Ran(session_id, outputs)
 
 
-class TogetherInterpreter(HostedInterpreter):
+class _TogetherInterpreter(HostedInterpreter):
     """Code, session and files through the documented requests.
 
     The interface has no way to interrupt or to end a session. One whose code takes too long is left behind, for the
     service to end after its time, and the next execution begins another.
-
-    Args:
-        service: The service.
-        limits: Of the session.
-        packages: Imported at the start.
-        report_files: See `HostedInterpreter`.
     """
 
     def __init__(
-        self, service: TogetherService, limits: Limits, packages: tuple[str, ...], report_files: bool
+        self, service: _TogetherService, limits: Limits, packages: tuple[str, ...], report_files: bool
     ) -> None:
         super().__init__(limits, packages, isolation="remote", report_files=report_files)
         self._service = service
@@ -403,7 +376,7 @@ class TogetherInterpreter(HostedInterpreter):
         *,
         repeatable: bool,
         files: tuple[dict[str, str], ...] = (),
-    ) -> Ran:
+    ) -> _Ran:
         try:
             ran = await self._service.execute(
                 code,
@@ -443,31 +416,24 @@ class TogetherInterpreter(HostedInterpreter):
             return False
 
 
-class TogetherBackend(HostedBackend[TogetherService]):
+class TogetherBackend(HostedBackend[TogetherSettings, _TogetherService]):
     """Runs code in sessions of Together's Code Interpreter.
 
     It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
     never been run against the service itself. Time and output are bounded here. Memory, disk, processes and network
     are what the service grants, and so is the end of a session, some time after its last use.
-
-    Args:
-        settings: How it is reached.
     """
 
-    def __init__(self, settings: TogetherSettings) -> None:
-        super().__init__()
-        self._settings = settings
+    def _make_host(self) -> _TogetherService:
+        return _TogetherService(self._settings)
 
-    def _make_host(self) -> TogetherService:
-        return TogetherService(self._settings)
-
-    async def _check(self, host: TogetherService) -> None:
+    async def _check(self, host: _TogetherService) -> None:
         await host.sessions()  # which shows that the token is good
 
     def _make_interpreter(
-        self, host: TogetherService, limits: Limits, packages: tuple[str, ...]
-    ) -> TogetherInterpreter:
-        return TogetherInterpreter(host, limits, packages, self._settings.report_files)
+        self, host: _TogetherService, limits: Limits, packages: tuple[str, ...]
+    ) -> _TogetherInterpreter:
+        return _TogetherInterpreter(host, limits, packages, self._settings.report_files)
 
-    async def _close_host(self, host: TogetherService) -> None:
+    async def _close_host(self, host: _TogetherService) -> None:
         await asyncio.shield(host.close())

@@ -10,11 +10,9 @@ from envs.code_interpreter_env.server.backends.hosted import (
     FileListing,
     InsideCall,
     NoAnswerError,
-    OutputCollector,
     check_path,
-    parse_traceback,
-    raised,
 )
+from envs.code_interpreter_env.server.backends.outputs import OutputCollector, parse_traceback, raised
 from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
