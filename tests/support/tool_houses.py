@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.mcp_tools_env.server.config import McpToolsSettings
-from envs.mcp_tools_env.server.config.settings import servers_of
+from envs.mcp_tools_env.server.config import McpToolsSettings, servers_of
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.house import SharedState
+from envs.mcp_tools_env.server.shared import SharedState
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 
 TOOL_SERVER = Path(__file__).with_name("tool_server.py")

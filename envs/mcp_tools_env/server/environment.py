@@ -29,9 +29,9 @@ from openenv_core.tools import (
 )
 
 from ..models import McpToolsState
-from .episode.options import chosen
-from .episode.play import Episode
-from .house import SharedState, house
+from .episode import Episode
+from .options import read_options
+from .shared import SharedState, shared_state
 from .upstream.errors import ServerFailedError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, shared: SharedState | None = None) -> None:
-        self._house = shared or house()
+        self._shared = shared or shared_state()
         self._episode: Episode | None = None
         self._beginning = asyncio.Lock()
         self._state = McpToolsState(episode_id=str(uuid4()))
@@ -80,10 +80,10 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         Raises:
             InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
-        choice = chosen(options, self._house.settings)
+        choice = read_options(options, self._shared.settings)
         await self._end()
         self._state = McpToolsState(episode_id=str(uuid4()) if episode_id is None else episode_id)
-        episode = Episode(self._house, choice)
+        episode = Episode(self._shared, choice)
         try:
             await episode.start()
         except ServerFailedError as error:

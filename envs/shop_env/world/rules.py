@@ -283,10 +283,7 @@ class Score:
 
 
 def judge(
-    verdicts: tuple[RightOutcome, ...],
-    replies: dict[int, DeskReply],
-    before: Changes,
-    after: Changes,
+    verdicts: tuple[RightOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
 ) -> Score:
     """Compare.
 

@@ -7,7 +7,7 @@ import pytest
 from mcp_types import CallToolResult
 from tool_houses import call, entry, house_of, kind, names, playing
 
-from envs.mcp_tools_env.server.episode.play import fitting, offered, prefix_of
+from envs.mcp_tools_env.server.episode import fitting, offered, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
 from openenv_core.tools import ToolContext

@@ -404,7 +404,7 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
     process = await ServerProcess.start(("sleep", "60"), {"PATH": os.defpath}, tmp_path, tmp_path)
     fault = FirstFailure()
     try:
-        async with stdio.stdio_wire(process, fault) as (_, to_server):
+        async with stdio.stdio_streams(process, fault) as (_, to_server):
             message = stdio.SessionMessage(
                 stdio.jsonrpc_message_adapter.validate_python(
                     {"jsonrpc": "2.0", "method": "x", "params": {"x": "x" * (1 << 19)}}

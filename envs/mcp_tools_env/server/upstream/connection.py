@@ -14,9 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallError, FirstFailure, ServerFailedError, describe_error, leaf
+from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, leaf
 from .results import About, broken, listed, refusal, too_long
-from .wires import UpstreamWire
 
 T = TypeVar("T")
 
@@ -27,7 +26,7 @@ ANSWER_AFTER_FAULT_S: Final = 0.05
 """What an answer gets after a fault: it may be the very error that the fault is, and say more."""
 
 
-class UpstreamLostError(Exception):
+class _UpstreamLostError(Exception):
     """The connection is no more."""
 
     def __init__(self, error: MCPError) -> None:
@@ -35,13 +34,8 @@ class UpstreamLostError(Exception):
         self.error = error
 
 
-async def wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
-    """Wait for an answer, for its time, or for a fault that means that it will not come.
-
-    Raises:
-        CallError: It does not come, or is an error.
-        UpstreamLostError: The connection is no more.
-    """
+async def _wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
+    """Wait for an answer, for its time, or for a fault that means that it will not come."""
     fault.take()  # what went wrong before is nothing of this
     began = time.monotonic()
     asking = asyncio.ensure_future(answer)
@@ -76,7 +70,7 @@ def _result_or_error(asking: "asyncio.Future[T]", fault: str | None, timeout_s: 
         if error.code == types.REQUEST_TIMEOUT and took_s >= timeout_s:
             raise too_long(timeout_s)
         if _is_loss(error):
-            raise UpstreamLostError(error)
+            raise _UpstreamLostError(error)
         if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
             raise broken(describe_error(error))
         raise refusal(error)
@@ -122,7 +116,7 @@ class UpstreamConnection:
     """A connection to a tool server. `open` first, `close` last; `open` may fail, and has closed it then.
 
     Args:
-        make_wire: Makes the way to reach it; a second one where the first protocol is not its own.
+        open_wire: Opens the way to reach it; a second one where the first protocol is not its own.
         modes: Protocols to try, in the SDK's words.
 
     Attributes:
@@ -132,8 +126,8 @@ class UpstreamConnection:
         hung: A call has taken too long: whether it still answers is not known.
     """
 
-    def __init__(self, make_wire: Callable[[], UpstreamWire], modes: tuple[str, ...]) -> None:
-        self._make_wire = make_wire
+    def __init__(self, open_wire: Callable[[], Awaitable[UpstreamWire]], modes: tuple[str, ...]) -> None:
+        self._open_wire = open_wire
         self._modes = modes
         self._wire: UpstreamWire | None = None
         self._client: Client | None = None
@@ -290,14 +284,14 @@ class UpstreamConnection:
 
     async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
         """Hold the connection from its beginning to its end."""
-        self._wire = wire = self._make_wire()
-        dying: asyncio.Task[str] | None = None
+        wire: UpstreamWire | None = None
+        dying: asyncio.Future[str] | None = None
         self._entering = self._wire_is_well = True
         try:
-            transport = await wire.open()
-            dying = asyncio.create_task(wire.died())
+            self._wire = wire = await self._open_wire()
+            dying = asyncio.ensure_future(wire.died())
             client = Client(
-                transport,
+                wire.transport,
                 mode=mode,
                 cache=None,
                 client_info=_INFO,
@@ -318,7 +312,7 @@ class UpstreamConnection:
             if not ready.done():
                 ready.set_exception(error)
                 ready.exception()  # whoever waits may have gone
-            self.dead = wire.fault.take() or describe_error(error)
+            self.dead = (wire and wire.fault.take()) or describe_error(error)
         finally:
             self._client = None
             self._entering = False
@@ -330,7 +324,8 @@ class UpstreamConnection:
                         self._wire_is_well = False
                 dying.cancel()
             self.dead = self.dead or "it was closed"
-            await wire.close()
+            if wire is not None:
+                await wire.close()
 
     async def _asked(self, answer: Awaitable[T], timeout_s: float) -> T:
         """Wait for an answer.
@@ -340,8 +335,8 @@ class UpstreamConnection:
         """
         assert self._wire is not None
         try:
-            return await wait_for_answer(answer, self._wire.fault, timeout_s)
-        except UpstreamLostError as loss:
+            return await _wait_for_answer(answer, self._wire.fault, timeout_s)
+        except _UpstreamLostError as loss:
             raise broken(await self._exit_reason(loss.error)) from None
         except CallError as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT

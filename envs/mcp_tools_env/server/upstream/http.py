@@ -4,7 +4,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 import anyio
 import httpcore2
 import httpx2
-from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefusedError, FirstFailure, describe_error
+from .errors import AddressRefusedError, FirstFailure, UpstreamWire, describe_error
 from .schemas import MAX_VALUES, Pace, Weight
 
 T = TypeVar("T")
@@ -24,11 +23,11 @@ T = TypeVar("T")
 _CANCELLED: Final = "notifications/cancelled"
 
 
-class CancelledCallError(Exception):
+class _CancelledCallError(Exception):
     """Nobody waits for the request any more."""
 
 
-class Post:
+class _Post:
     """One request, while anybody waits for it."""
 
     def __init__(self) -> None:
@@ -42,38 +41,34 @@ class Post:
             self._scope.cancel()
 
     async def within(self, work: Awaitable[T]) -> T:
-        """Wait for a part of it.
-
-        Raises:
-            CancelledCallError: It was given up before, or meanwhile.
-        """
+        """Wait for a part of it, unless it is given up before, or meanwhile."""
         with anyio.CancelScope() as self._scope:
             if self._over:
                 self._scope.cancel()
             return await work
-        raise CancelledCallError
+        raise _CancelledCallError
 
 
-class Posts:
+class _Posts:
     """The requests of one connection, by the ids of their messages."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, Post] = {}
+        self._open: dict[Any, _Post] = {}
 
-    def begin(self, body: bytes) -> tuple[Any, Post]:
+    def begin(self, body: bytes) -> tuple[Any, _Post]:
         """Note a request; one that cancels another ends that."""
         message = json.loads(body) if body else {}
         if message.get("method") == _CANCELLED:
             other = self._open.pop((message.get("params") or {}).get("requestId"), None)
             if other is not None:
                 other.abort()
-        post = Post()
+        post = _Post()
         number = message.get("id") if "method" in message else None
         if number is not None:
             self._open[number] = post
         return number, post
 
-    def end(self, number: Any, post: Post) -> None:
+    def end(self, number: Any, post: _Post) -> None:
         """Forget a request."""
         if self._open.get(number) is post:
             del self._open[number]
@@ -91,13 +86,14 @@ READ_TIMEOUT_S: Final = 3700.0
 """Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
 
 
-def http_wire(url: str, headers: dict[str, str], fault: FirstFailure, *, allow_private: bool) -> Transport:
-    """Return the streams of a server at an address, as `mcp.Client` enters them."""
-    return _wire(url, headers, fault, allow_private)
+def http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
+    """Return the wire to a server at an address; nothing is connected yet."""
+    fault = FirstFailure()
+    return UpstreamWire(_streams(url, dict(headers), fault, allow_private), fault)
 
 
 @asynccontextmanager
-async def _wire(
+async def _streams(
     url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
 ) -> AsyncIterator[Any]:
     transport = PinnedTransport(fault, allow_private=allow_private)
@@ -127,7 +123,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             network_backend=PinnedBackend(allow_private=allow_private, look_up=look_up),
         )
         self._fault = fault
-        self._posts = Posts()
+        self._posts = _Posts()
         self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -137,13 +133,13 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         if request.method != "POST":
             await self._wait_to_get(request)
             return await self._answered(
-                request, FirstFailure(), Post(), lambda: None
+                request, FirstFailure(), _Post(), lambda: None
             )  # nobody waits for these
         number, post = self._posts.begin(request.content)
         ended = partial(self._posts.end, number, post)
         try:
             return await self._answered(request, self._fault, post, ended)
-        except CancelledCallError:
+        except _CancelledCallError:
             return _instead("it was given up")
         except BaseException:
             ended()
@@ -158,7 +154,7 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             await asyncio.sleep(max(0.0, turn - now))
 
     async def _answered(
-        self, request: httpx2.Request, fault: FirstFailure, post: Post, ended: Callable[[], None]
+        self, request: httpx2.Request, fault: FirstFailure, post: _Post, ended: Callable[[], None]
     ) -> httpx2.Response:
         try:
             response = await post.within(super().handle_async_request(request))
@@ -249,7 +245,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self,
         stream: httpx2.AsyncByteStream,
         fault: FirstFailure,
-        post: Post,
+        post: _Post,
         ended: Callable[[], None],
         *,
         events: bool,
@@ -268,7 +264,7 @@ class _Bounded(httpx2.AsyncByteStream):
                 part = await self._post.within(anext(parts))
             except StopAsyncIteration:
                 return
-            except CancelledCallError:
+            except _CancelledCallError:
                 # The SDK tries to take up a stream of events again, except after this.
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(part)
