@@ -15,7 +15,7 @@ from envs.code_interpreter_env.models import (
     Submit,
 )
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import house
+from envs.code_interpreter_env.server.shared import shared_backend
 from examples.grpo_code.family import make_task
 from openenv_core import MCPToolClient, StepResult
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
@@ -115,5 +115,5 @@ app = create_app(
     env_name="code_family",
     max_concurrent_envs=1024,
     state_cls=CodeInterpreterState,
-    lifespan=house().lifespan,
+    lifespan=shared_backend().lifespan,
 )

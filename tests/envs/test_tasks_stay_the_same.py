@@ -8,8 +8,8 @@ import pytest
 
 from envs.code_interpreter_env.grading import JsonlTasks
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import SharedBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
+from envs.code_interpreter_env.server.shared import SharedBackend
 from envs.code_interpreter_env.tasks import SHIPPED
 from envs.shop_env.server.environment import ShopEnvironment
 from envs.sqlite_env.server.environment import SqliteEnvironment

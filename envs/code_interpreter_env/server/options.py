@@ -4,12 +4,12 @@ import asyncio
 import base64
 import binascii
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.sandbox import Backend, Interpreter, Limits, LimitsError
+from openenv_core.sandbox import Limits, LimitsError
 
 from ..grading import JsonlTasks, Task
 from ..models import MAX_PATH_CHARS, InvalidResetOptionError
@@ -41,7 +41,7 @@ class ResetChoice:
     task: Any = None
 
 
-def chosen(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetChoice:
+def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetChoice:
     """Read the options of a reset; None leaves one to the server.
 
     Raises:
@@ -177,7 +177,7 @@ def open_tasks(source: str) -> JsonlTasks | None:
     return JsonlTasks(SHIPPED_TASKS if source == SHIPPED else Path(source))
 
 
-async def chosen_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:
+async def choose_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:
     """Return the task that a reset means.
 
     Args:
@@ -222,57 +222,3 @@ def _find(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
     if "index" in option:
         return tasks.task(split, option["index"])
     return tasks.task(split, random.Random(seed).randrange(tasks.num_tasks(split)))
-
-
-class TaskMethods:
-    """The methods of `openenv_core.tasks.TaskProvider`; they show nothing that is hidden."""
-
-    _tasks: JsonlTasks | None
-
-    async def list_splits(self) -> Sequence[Any]:
-        """Return the splits of the tasks."""
-        found: Sequence[Any] = await self._about_tasks("list_splits")
-        return found
-
-    async def list_tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, without what is hidden."""
-        found: Sequence[Any] = await self._about_tasks("list_tasks", split)
-        return found
-
-    async def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
-        found: int = await self._about_tasks("num_tasks", split)
-        return found
-
-    async def get_task(self, split: str, index: int) -> Any:
-        """Return one task, without what is hidden."""
-        return await self._about_tasks("get_task", split, index)
-
-    async def get_task_range(
-        self, split: str, start: int | None = None, stop: int | None = None
-    ) -> Sequence[Any]:
-        """Return the tasks from `start` to before `stop`."""
-        found: Sequence[Any] = await self._about_tasks("get_task_range", split, start, stop)
-        return found
-
-    async def _about_tasks(self, method: str, *args: Any) -> Any:
-        if self._tasks is None:
-            raise NotImplementedError  # what the task routes answer as such
-        return await asyncio.to_thread(getattr(self._tasks, method), *args)  # it reads files
-
-
-class Judging:
-    """Opens the interpreters in which submissions are judged, apart from the session's own.
-
-    Args:
-        hold: Returns the backend, started.
-        packages: What they have imported.
-    """
-
-    def __init__(self, hold: Callable[[], Awaitable[Backend]], packages: tuple[str, ...]) -> None:
-        self._hold = hold
-        self._packages = packages
-
-    async def open(self, limits: Limits) -> Interpreter:
-        """Start one; whoever asked for it closes it."""
-        return await (await self._hold()).open(limits, packages=self._packages)

@@ -17,10 +17,10 @@ from envs.code_interpreter_env import (
     Restart,
     Submit,
 )
-from envs.code_interpreter_env.server import house as house_module
+from envs.code_interpreter_env.server import shared
 from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import SharedBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
+from envs.code_interpreter_env.server.shared import SharedBackend
 
 SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=True)
 
@@ -28,7 +28,7 @@ SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=Tr
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     found = FakeBackend()
-    monkeypatch.setattr(house_module, "make_backend", lambda *_: found)
+    monkeypatch.setattr(shared, "make_backend", lambda *_: found)
     return found
 
 

@@ -18,7 +18,7 @@ from envs.code_interpreter_env import (
 from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server.backends import make_backend
 from envs.code_interpreter_env.server.observations import full, released
-from envs.code_interpreter_env.server.options import chosen
+from envs.code_interpreter_env.server.options import read_options
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.replies import encode_observation
@@ -133,13 +133,13 @@ SETTINGS = InterpreterSettings(
 
 def test_without_options_the_server_decides() -> None:
     for options in ({}, {"packages": None, "limits": None, "files": None, "snapshot": None, "task": None}):
-        choice = chosen(options, SETTINGS)
+        choice = read_options(options, SETTINGS)
         assert (choice.packages, choice.limits.timeout_s, choice.files) == (("json",), 4.0, {})
         assert (choice.snapshot, choice.task) == (False, None)
 
 
 def test_options_are_read() -> None:
-    choice = chosen(
+    choice = read_options(
         {
             "packages": ["csv", "json", "csv"],
             "limits": {"timeout_s": 8, "memory_bytes": 64 << 20},
@@ -153,13 +153,13 @@ def test_options_are_read() -> None:
     assert (choice.limits.timeout_s, choice.limits.memory_bytes) == (8, 64 << 20)
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
     assert (choice.snapshot, choice.task) == (True, "sum")
-    assert chosen({"packages": []}, SETTINGS).packages == ()
+    assert read_options({"packages": []}, SETTINGS).packages == ()
     with pytest.raises(InvalidResetOptionError, match="CODE_INTERPRETER_MAX_SNAPSHOT=true"):
-        chosen({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
+        read_options({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
     assert InterpreterSettings.from_environment({"CODE_INTERPRETER_MAX_SNAPSHOT": "true"}).max_snapshot
-    assert chosen({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
+    assert read_options({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
     full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
-    assert len(chosen(full, SETTINGS).files) == 8
+    assert len(read_options(full, SETTINGS).files) == 8
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_options_are_read() -> None:
 )
 def test_bad_options_are_refused_with_what_was_expected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidResetOptionError, match=said):
-        chosen(options, SETTINGS)
+        read_options(options, SETTINGS)
 
 
 def test_settings_come_from_variables() -> None:
