@@ -39,12 +39,8 @@ def wishes(task: str) -> list[Wish]:
     ]
 
 
-def policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
-    """Return the numbers that a policy has where the pattern has groups.
-
-    Raises:
-        SolverError: The policy is not worded so.
-    """
+def _policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
+    """Return the numbers that a policy has where the pattern has groups."""
     if (found := re.search(pattern, text)) is None:
         raise SolverError(f"expected a policy like {pattern!r}, got {text!r}")
     return tuple(int(number) for number in found.groups())
@@ -164,7 +160,7 @@ class Outcome:
     cents: int = 0
 
 
-class Handler:
+class _Handler:
     """Handles the requests of a customer who was verified."""
 
     def __init__(self, talk: Talk, account: dict[str, Any], today: date) -> None:
@@ -217,12 +213,12 @@ class Handler:
         if line["returned"]:
             return "already_done"
         if why != "changed_mind":
-            (days,) = policy_numbers(text, r"can be sent back within (\d+) days, whatever it is")
+            (days,) = _policy_numbers(text, r"can be sent back within (\d+) days, whatever it is")
             return "window_over" if age > days else None
         product = self._talk.product(line["product_id"])
         if product["final_sale"]:
             return "final_sale"
-        usual, electronics, more = policy_numbers(
+        usual, electronics, more = _policy_numbers(
             text, r"within (\d+) days of delivery, electronics within (\d+) days.* gold have (\d+) days more"
         )
         days = electronics if product["category"] == "electronics" else usual
@@ -232,7 +228,7 @@ class Handler:
         """Take lines back, and return what they are worth."""
         numbers = [line["line"] for line in lines]
         self._talk.use("return_items", order_id=order["order_id"], lines=numbers, reason=why)
-        (kept,) = policy_numbers(
+        (kept,) = _policy_numbers(
             self._talk.policy("returns"), r"changed their mind, (\d+) percent of the price is kept"
         )
         cents = 0
@@ -246,7 +242,7 @@ class Handler:
 
     def _exchange(self, wish: Wish, order: dict[str, Any]) -> Outcome:
         (line,) = [line for line in order["lines"] if line["product"] in wish.products]
-        (days,) = policy_numbers(self._talk.policy("exchanges"), r"exchanged within (\d+) days of delivery")
+        (days,) = _policy_numbers(self._talk.policy("exchanges"), r"exchanged within (\d+) days of delivery")
         if self._age(order) > days:
             return Outcome("refused", "window_over")
         product = self._talk.product(line["product_id"])
@@ -304,7 +300,7 @@ class Handler:
         return Outcome("done", cents=_cents(seen["discount"]))
 
     def _late(self, order: dict[str, Any]) -> Outcome:
-        days, basic, gold = policy_numbers(
+        days, basic, gold = _policy_numbers(
             self._talk.policy("late_delivery"),
             r"delivered (\d+) or more days.* of (\d+) euros for it, or (\d+) euros",
         )
@@ -319,7 +315,7 @@ class Handler:
 
     @property
     def _limit(self) -> int:
-        (euros,) = policy_numbers(self._talk.policy("refunds"), r"more than (\d+) euros for one request")
+        (euros,) = _policy_numbers(self._talk.policy("refunds"), r"more than (\d+) euros for one request")
         return euros * 100
 
     def _refund(self, order: dict[str, Any], cents: int) -> None:
@@ -368,7 +364,7 @@ def solve(task: str, call: Call) -> float:
             talk.use("add_note", customer_id=candidate["customer_id"], kind="suspicious", text=text)
         outcomes = [Outcome("refused", "not_verified") for _ in wanted]
     else:
-        handler = Handler(talk, account, date.fromisoformat(found[1]))
+        handler = _Handler(talk, account, date.fromisoformat(found[1]))
         outcomes = [handler.handle(wish, _order_of(talk, wish, account)) for wish in wanted]
     for wish, outcome in zip(wanted, outcomes, strict=True):
         talk.use(

@@ -103,12 +103,7 @@ QUERIES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A domain, and what its tables and columns are called here.
-
-    Attributes:
-        tables: names by role.
-        columns: names by role.
-    """
+    """A domain, and what its tables and columns are called here, by their roles."""
 
     domain: Domain
     tables: Mapping[str, str]

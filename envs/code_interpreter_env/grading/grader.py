@@ -1,6 +1,5 @@
 """From a submission to its verdict, and the task that is being worked on."""
 
-import random
 import time
 from collections.abc import Sequence
 from typing import Any, Final, assert_never
@@ -37,8 +36,6 @@ class Grader:
             a number is for those who would rather teach a policy to be quick.
         fresh_per_case: begins every case with a fresh interpreter, so that nothing can be kept from one to the next.
             Programs ("stdio") and suites always do.
-        shuffle: the cases of each grading in an order of their own.
-        stop_early: ends at the first case that fails where the scoring is "all_or_nothing"; the rest is "not_run".
         limits: of the interpreters, where a task says nothing.
     """
 
@@ -49,8 +46,6 @@ class Grader:
         scoring: Scoring | None = None,
         timeout_reward: float | None = None,
         fresh_per_case: bool = False,
-        shuffle: bool = False,
-        stop_early: bool = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         if timeout_reward is not None and not 0 <= timeout_reward <= 1:
@@ -59,8 +54,6 @@ class Grader:
         self._scoring = scoring
         self._timeout_reward = timeout_reward
         self._fresh_per_case = fresh_per_case
-        self._order = random.SystemRandom() if shuffle else None
-        self._stop_early = stop_early
         self._limits = limits
 
     async def grade(self, task: Task, code: str) -> Verdict:
@@ -78,7 +71,7 @@ class Grader:
         scope: Scope | None = None
         trouble: str | None = None
         try:
-            scope = await self._run_cases(trial, bench, scoring, results)
+            scope = await self._run_cases(trial, bench, results)
         except GradingUnavailableError as error:
             trouble = str(error)
         except OutOfTimeError:
@@ -113,18 +106,13 @@ class Grader:
         )
 
     async def _run_cases(
-        self, trial: Trial[Any], bench: SubmissionRunner, scoring: Scoring, results: dict[int, CaseResult]
+        self, trial: Trial[Any], bench: SubmissionRunner, results: dict[int, CaseResult]
     ) -> Scope | None:
         """Run case after case, until one takes too long; return what that means."""
-        order = list(range(len(trial.cases)))
-        if self._order is not None:
-            self._order.shuffle(order)
-        for index in order:
+        for index in range(len(trial.cases)):
             results[index] = result = await trial.run(index)
             if result.category == "timeout":
                 return bench.scope
-            if self._stop_early and scoring == "all_or_nothing" and result.category != "passed":
-                break
         return None
 
 

@@ -213,11 +213,11 @@ def test_settings_come_from_variables() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("MINIMUM_ISOLATION", "strong", "namespaces, lsm, seccomp, process"),
+        ("MINIMUM_ISOLATION", "strong", "'namespaces', 'lsm', 'seccomp' or 'process'"),
         ("TIMEOUT_S", "soon", "CODE_INTERPRETER_TIMEOUT_S"),
         ("TIMEOUT_S", "61", "CODE_INTERPRETER_MAX_"),
         ("MAX_SANDBOXES", "0", "MAX_SANDBOXES"),
-        ("ALLOW_SUBPROCESS", "perhaps", "true or false"),
+        ("ALLOW_SUBPROCESS", "perhaps", "boolean"),
         ("PRELOAD", "no_such_package", "no_such_package"),
     ],
 )

@@ -91,16 +91,6 @@ def test_state_is_kept_from_step_to_step(client: Any) -> None:
     assert client.execute("x").observation.error.ename == "NameError"
 
 
-def test_released_clients_find_their_keys_and_no_other(raw: Any) -> None:
-    for result in (raw.reset(), raw.step({"code": "print(1)"})):
-        assert set(result.observation) - {"reward", "done"} == {"metadata", "stdout", "stderr", "exit_code"}
-        assert set(result.metadata) <= {"execution", "last_code"}
-    assert (result.observation["stdout"], result.metadata["last_code"]) == ("1\n", "print(1)")
-    assert raw.state()["last_exit_code"] == 0
-    typed = raw.step({"type": "execute", "code": "print(1)"})
-    assert {"status", "isolation", "truncated"} <= set(typed.observation)
-
-
 @pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
 async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess, era: str) -> None:
     path = f"/mcp/{await opened(server.address)}"

@@ -96,7 +96,7 @@ def http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> U
 async def _streams(
     url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
 ) -> AsyncIterator[Any]:
-    transport = PinnedTransport(fault, allow_private=allow_private)
+    transport = _PinnedTransport(fault, allow_private=allow_private)
     timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
     async with (
         httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as client,
@@ -105,22 +105,16 @@ async def _streams(
         yield streams
 
 
-class PinnedTransport(httpx2.AsyncHTTPTransport):
-    """Connects to checked addresses, follows nothing, and unpacks nothing.
+class _PinnedTransport(httpx2.AsyncHTTPTransport):
+    """Connects to checked addresses, follows nothing, and unpacks nothing; `fault` is told why an answer is no use."""
 
-    Args:
-        fault: Is told why an answer is of no use.
-        allow_private: Addresses that are not public are right.
-        look_up: Finds the addresses of a host.
-    """
-
-    def __init__(self, fault: FirstFailure, *, allow_private: bool, look_up: Resolve = resolve) -> None:
+    def __init__(self, fault: FirstFailure, *, allow_private: bool) -> None:
         super().__init__(verify=_certificates())
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_certificates(),
             max_connections=16,
             keepalive_expiry=5.0,
-            network_backend=PinnedBackend(allow_private=allow_private, look_up=look_up),
+            network_backend=_PinnedBackend(allow_private=allow_private),
         )
         self._fault = fault
         self._posts = _Posts()
@@ -184,14 +178,8 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         return response
 
 
-class PinnedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to addresses that were looked up once, and checked.
-
-    Args:
-        allow_private: Addresses that are not public are right.
-        look_up: Finds the addresses of a host.
-        inner: Opens the connections.
-    """
+class _PinnedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens connections to addresses that were looked up once, by `look_up`, and checked."""
 
     def __init__(
         self,
@@ -212,11 +200,7 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to one of a host's addresses.
-
-        Raises:
-            AddressRefusedError: One of them is not public.
-        """
+        """Connect to one of a host's addresses, where all of them are public."""
         addresses = await checked(host, port, allow_private=self._allow_private, look_up=self._look_up)
         for address in addresses[:-1]:
             try:
@@ -226,11 +210,7 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
-        """Refuse: an address is a host and a port.
-
-        Raises:
-            AddressRefusedError: Always.
-        """
+        """Refuse: an address is a host and a port."""
         raise AddressRefusedError("expected a host and a port, got the path of a socket")
 
     async def sleep(self, seconds: float) -> None:
