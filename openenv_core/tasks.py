@@ -1,5 +1,6 @@
 """Environments whose episodes come from a data set, or from a generator of tasks."""
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -159,3 +160,25 @@ class GeneratedTasks(IndexedTasks):
 
 class InvalidResetOptionError(EnvironmentFailureError):
     """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
+
+
+def draw_seed() -> int:
+    """Return a seed that survives a JSON reader whose integers are doubles."""
+    return secrets.randbits(53)
+
+
+def check_reset(known: Sequence[str], unknown: Mapping[str, Any], seed: Any, episode_id: Any) -> None:
+    """Refuse what no reset takes: unknown options, a seed that is no whole number from 0 on, an id that is no text.
+
+    Raises:
+        InvalidResetOptionError: There is something of that.
+    """
+    if unknown:
+        raise InvalidResetOptionError(
+            f"expected no reset options but {', '.join(known[:-1])} and {known[-1]}, got "
+            f"{', '.join(sorted(unknown))[:200]}; leave it out"
+        )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r:.40}")
+    if episode_id is not None and not isinstance(episode_id, str):
+        raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r:.40}")

@@ -2,7 +2,6 @@
 
 import argparse
 import random
-import secrets
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import EpisodeOverError
-from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError
+from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError, check_reset, draw_seed
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,
@@ -28,8 +27,7 @@ from openenv_core.types import EnvironmentMetadata, Observation, State, StepResu
 
 MAX_CALLS: Final = 200
 
-# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
-_DRAWN_SEED_BITS: Final = 53
+_OPTIONS: Final = ("seed", "episode_id", "split", "index", "difficulty", "max_calls")
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
@@ -133,15 +131,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         Raises:
             InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
-        if unknown:
-            raise InvalidResetOptionError(
-                "expected no reset options but seed, episode_id, split, index, difficulty and max_calls, "
-                f"got {', '.join(sorted(unknown))[:200]}; leave it out"
-            )
-        if episode_id is not None and not isinstance(episode_id, str):
-            raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r:.40}")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r:.40}")
+        check_reset(_OPTIONS, unknown, seed, episode_id)
         if difficulty is not None and (not isinstance(difficulty, str) or difficulty not in set(Level)):
             known = ", ".join(Level)
             raise InvalidResetOptionError(
@@ -156,7 +146,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         try:
             size = self.split_size(split)
             if index is None:
-                seed = secrets.randbits(_DRAWN_SEED_BITS) if seed is None else seed
+                seed = draw_seed() if seed is None else seed
                 index = seed % size
             else:
                 seed = None

@@ -14,6 +14,7 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import ConfigurationError, EpisodeOverError
 from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter, Limits
 from openenv_core.sandbox.results import EXIT_SANDBOX
+from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import (
     CallToolAction,
     DeclaredTools,
@@ -39,7 +40,6 @@ from ..models import (
     CodeObservation,
     Execute,
     GetFile,
-    InvalidResetOptionError,
     Path,
     PutFile,
     Restart,

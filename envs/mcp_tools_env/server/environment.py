@@ -11,16 +11,8 @@ from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import (
     SILENT,
-    ArgumentCompletion,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPromptError,
-    NoSuchResourceError,
-    PromptResult,
-    PromptSpec,
-    ResourceContents,
-    ResourceSpec,
-    ResourceTemplateSpec,
     ToolAction,
     ToolContext,
     ToolObservation,
@@ -129,40 +121,6 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         episode = await self._playing()
         self._state.step_count += 1
         return await episode.call_tool(name, arguments, context)
-
-    def list_resources(self) -> Sequence[ResourceSpec]:
-        """Return nothing: resources of tool servers are not passed on."""
-        return []
-
-    def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
-        """Return nothing, likewise."""
-        return []
-
-    def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
-        """Refuse: there is none.
-
-        Raises:
-            NoSuchResourceError: Always.
-        """
-        raise NoSuchResourceError(f"expected no resource, got {uri[:200]!r}; tools alone are passed on")
-
-    def list_prompts(self) -> Sequence[PromptSpec]:
-        """Return nothing: prompts of tool servers are not passed on."""
-        return []
-
-    def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
-        """Refuse: there is none.
-
-        Raises:
-            NoSuchPromptError: Always.
-        """
-        raise NoSuchPromptError(f"expected no prompt, got {name[:200]!r}; tools alone are passed on")
-
-    def complete(
-        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> ArgumentCompletion:
-        """Return nothing: there is nothing to complete."""
-        return ArgumentCompletion(values=[])
 
     @property
     def state(self) -> McpToolsState:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 
 from openenv_core.errors import describe_faults
+from openenv_core.tasks import InvalidResetOptionError
 
-from ..models import InvalidResetOptionError
 from .config import McpToolsSettings
 
 MAX_PATTERNS: Final = 256
@@ -60,7 +60,7 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
         )
     except ValidationError as error:
         raise InvalidResetOptionError(
-            f"expected reset options that can be, got {describe_faults(error, 'options')}"
+            f"expected reset options that can be, got {describe_faults(error, 'options')}"[:1000]
         ) from None
     if wrong := sorted(set(read.servers) - set(there)):
         raise InvalidResetOptionError(
