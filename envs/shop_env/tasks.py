@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from openenv_core.worlds import Level
 
-from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario, make_request
+from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario
 from .world.making import Maker
 from .world.policy import draw_policy
 from .world.speech import word_request
@@ -59,13 +59,13 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
     requests: list[CustomerRequest] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
-        cases = dict(CASES[kind][1])
+        make, often = CASES[kind]
+        cases = dict(often)
         if any(len(one.lines) > 1 for one in requests):
             # One of several things is enough: more take more calls than an episode is meant to.
-            cases = {case: often for case, often in cases.items() if case not in SEVERAL}
+            cases = {case: share for case, share in often.items() if case not in SEVERAL}
         (case,) = source.choices(list(cases), list(cases.values()))
-        request = make_request(bench, kind, case)
-        if request is not None:
+        if (request := make(bench, case)) is not None:
             requests.append(request)
     _fill(bench)
     impostor = source.random() < 0.07

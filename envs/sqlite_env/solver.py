@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from openenv_core.worlds import Call, SolverError, ToolUser
 
-from .questions import FAMILIES, rules, spoken
+from .questions import FAMILIES, phrase, rules
 from .questions.families import MONTHS, ORDINALS, WEEKDAYS
 from .world.domains import DOMAINS, Amounts, Domain
 from .world.records import draw_naming
@@ -209,7 +209,7 @@ def solve(task: str, call: Call) -> float:
     described = {table["name"]: user.use("describe_table", table=table["name"]) for table in tables}
     schema = _read_schema(tables, described)
     read = read_question(asked.removeprefix("Question: "), schema.domain)
-    rows = user.use("query", sql=written(read, schema))["rows"]
+    rows = user.use("query", sql=write_query(read, schema))["rows"]
     user.use("submit_answer", answer=_answer(rows, task))
     return user.total
 
@@ -227,7 +227,7 @@ def read_question(asked: str, domain: Domain) -> Read:
     return _match_family(asked, domain, False)
 
 
-def written(read: Read, schema: Schema) -> str:
+def write_query(read: Read, schema: Schema) -> str:
     """Write the query that answers a question."""
     slots = dict(read.slots)
     if "MONTH" in slots:
@@ -258,7 +258,7 @@ def _match_family(asked: str, domain: Domain, valid_only: bool) -> Read:
 def _patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
     (about,) = (one for one in DOMAINS if one.name == domain)
     return tuple(
-        (family.name, _pattern(spoken(phrasing, about)))
+        (family.name, _pattern(phrase(phrasing, about)))
         for family in FAMILIES.values()
         for phrasing in family.phrasings
     )

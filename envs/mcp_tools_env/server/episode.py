@@ -18,13 +18,13 @@ from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, 
 from servers.execution import keep
 
 from ..models import McpToolsState, ServerInfo, TranscriptEntry
-from .members import EpisodeServer, make_folder, matches, start_all
+from .members import EpisodeServer, make_folder, matches_any, start_all
 from .options import Budget, ResetOptions
 from .shared import SharedState
 from .upstream._guard import remove_tree
 from .upstream.errors import CallError, ServerFailedError
-from .upstream.results import About, result_of
-from .upstream.schemas import unfit
+from .upstream.results import result_of
+from .upstream.schemas import why_unsendable
 
 MAX_CHARS: Final = 64
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -39,19 +39,19 @@ def prefix_of(server: str, prefix: str | None, servers: int) -> str:
     return f"{server}__" if servers > 1 else ""
 
 
-def offered(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
+def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
     """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
     wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
     found: dict[str, tuple[str, str]] = {}
     changed = []
     # Names that may stay as they are come first, so that none of them gives way to one that is made up.
     for full, server, name in wanted:
-        if fitting(full) == full and full not in found:
+        if fit_name(full) == full and full not in found:
             found[full] = (server, name)
         elif found.get(full) != (server, name):
             changed.append((full, server, name))
     for full, server, name in changed:
-        short = fitting(full)
+        short = fit_name(full)
         if short in found and found[short] != (server, name):
             short = _hashed(short, f"{server}\0{name}")
         found.setdefault(short, (server, name))
@@ -59,7 +59,7 @@ def offered(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]
     return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
 
 
-def fitting(name: str) -> str:
+def fit_name(name: str) -> str:
     """Return a name that chat templates take; one that fits stays as it is."""
     if name in RESERVED_TOOL_NAMES:
         return f"{_RESERVED_PREFIX}{name}"
@@ -136,7 +136,7 @@ BUDGET: Final = "budget"
 """The key of an observation's metadata that says which part of the budget is used up."""
 
 MAX_TEXT: Final = 4096
-"""Of what a server says of itself, and of a tool's description."""
+"""Of a tool's description."""
 
 _INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
 """How servers on the TypeScript SDK begin a result that is no result: the arguments, or the tool, were not known."""
@@ -171,7 +171,17 @@ class Episode:
     @property
     def about(self) -> list[ServerInfo]:
         """What there is to know of the servers."""
-        return [_info(member) for member in self._members.values()]
+        return [
+            ServerInfo(
+                name=member.name,
+                tools=len(member.tools),
+                calls=member.calls,
+                restarts=member.restarts,
+                dead=member.death,
+                **member.about,
+            )
+            for member in self._members.values()
+        ]
 
     async def start(self) -> None:
         """Start the servers, side by side.
@@ -215,7 +225,7 @@ class Episode:
         """Call a tool by the name that it is offered under."""
         started_s = self._budget.elapsed_s()
         began = time.monotonic()
-        why = unfit(arguments)
+        why = why_unsendable(arguments)
         if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
@@ -307,7 +317,7 @@ class Episode:
     def _name(self) -> None:
         """Work out the names that tools are offered under, from the lists that the servers gave last."""
         count = len(self._shared.settings.servers)
-        found = offered(
+        found = name_tools(
             (member.name, prefix_of(member.name, member.policy.prefix, count), tool)
             for member in self._members.values()
             for tool in member.tools
@@ -315,7 +325,7 @@ class Episode:
         self._names = {
             name: place
             for name, place in found.items()
-            if matches(name, self._options.allow) and not matches(name, self._options.deny)
+            if matches_any(name, self._options.allow) and not matches_any(name, self._options.deny)
         }
         self.specs = [
             _spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
@@ -354,19 +364,4 @@ def _spec(name: str, tool: types.Tool) -> ToolSpec:
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
         annotations=annotations,
-    )
-
-
-def _info(member: EpisodeServer) -> ServerInfo:
-    about = member.about or About(name="", version="", protocol="", instructions="")
-    return ServerInfo(
-        name=member.name,
-        title=about.name[:256],
-        version=about.version[:64],
-        protocol=about.protocol,
-        instructions=about.instructions[:MAX_TEXT],
-        tools=len(member.tools),
-        calls=member.calls,
-        restarts=member.restarts,
-        dead=member.death,
     )

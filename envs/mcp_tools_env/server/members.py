@@ -17,7 +17,6 @@ from .config import HttpServer, ServerPolicy, ServerSpec, StdioServer, fill_fold
 from .upstream.connection import UpstreamConnection
 from .upstream.errors import CallError, ServerFailedError, UpstreamWire
 from .upstream.http import http_wire
-from .upstream.results import About
 from .upstream.schemas import ArgumentCheck
 from .upstream.stdio import open_stdio
 
@@ -61,7 +60,7 @@ class EpisodeServer:
         modes: The protocol that a server took, by its name: the next session begins with that.
 
     Attributes:
-        about: What it says of itself; None before it was started.
+        about: What it says of itself, fields of `ServerInfo`; empty before it was started.
         policy: What its configuration allows.
         folder: The session's, where it is a process.
         calls: How many were made.
@@ -74,7 +73,7 @@ class EpisodeServer:
         self._spec = spec
         self._known = modes
         self._connection: UpstreamConnection | None = None
-        self.about: About | None = None
+        self.about: dict[str, str] = {}
         self.policy: ServerPolicy = spec.ropewalk
         self.folder: Path | None = None
         self._checks: dict[str, ArgumentCheck] = {}
@@ -108,7 +107,7 @@ class EpisodeServer:
         timeout_s = self.policy.start_timeout_s
         try:
             await connection.open(timeout_s)
-            self.about = connection.about
+            self.about = connection.describe()
             await self._list(connection)
         except (CallError, ServerFailedError) as error:
             await self.close()
@@ -208,7 +207,7 @@ class EpisodeServer:
         self.tools = {tool.name: tool for tool in listed if self._allows(tool.name)}
 
     def _allows(self, tool: str) -> bool:
-        return matches(tool, self.policy.allow) and not matches(tool, self.policy.deny)
+        return matches_any(tool, self.policy.allow) and not matches_any(tool, self.policy.deny)
 
     async def _open_wire(self) -> UpstreamWire:
         spec = self._spec
@@ -222,7 +221,7 @@ class EpisodeServer:
         return (known,) if known is not None else _MODES[self.policy.protocol]
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name is of one of the patterns, which are those of file names."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -30,7 +30,7 @@ from ..world.records import (
     Why,
 )
 from ..world.rules import DeskReply, Fact, RightOutcome, facts, judge, verdicts
-from ..world.speech import answer, euros, shown_coupon, shown_customer, shown_order, shown_product
+from ..world.speech import answer, euros, show_coupon, show_customer, show_order, show_product
 
 TRIES: Final = 5
 """How often the facts about somebody may be wrong before nobody is verified any more."""
@@ -144,12 +144,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             raise ToolFailedError(f"expected verify_identity of {customer.id} first, got none that was right")
         orders = [order for order in self._records.orders.values() if order.customer_id == customer.id]
         orders.sort(key=lambda order: (order.placed, order.id))
-        return shown_customer(customer, orders, self._records)
+        return show_customer(customer, orders, self._records)
 
     @tool(annotations=_READS)
     def get_order(self, order_id: Id) -> dict[str, Any]:
         """Look up an order of a customer who was verified."""
-        return shown_order(self._order(order_id), self._records)
+        return show_order(self._order(order_id), self._records)
 
     @tool(annotations=_READS)
     def search_products(self, text: Short) -> list[dict[str, Any]]:
@@ -160,12 +160,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             for one in records.products.values()
             if wanted in one.name.casefold() or wanted == one.category
         ]
-        return [shown_product(one, records) for one in found[:MAX_FOUND]]
+        return [show_product(one, records) for one in found[:MAX_FOUND]]
 
     @tool(annotations=_READS)
     def get_product(self, product_id: Id) -> dict[str, Any]:
         """Look up a product: category, whether it is final sale, variants with their prices."""
-        return shown_product(_known(self._records.products, product_id, "id of a product"), self._records)
+        return show_product(_known(self._records.products, product_id, "id of a product"), self._records)
 
     @tool(annotations=_READS)
     def check_stock(self, sku: Id) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool(annotations=_READS)
     def get_coupon(self, code: Id) -> dict[str, Any]:
         """Look up a coupon."""
-        return shown_coupon(_known(self._records.coupons, code, "code of a coupon"))
+        return show_coupon(_known(self._records.coupons, code, "code of a coupon"))
 
     @tool
     def return_items(self, order_id: Id, lines: Lines, reason: Why) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         if not all(part.strip() for part in (street, postcode, city)):
             raise ToolFailedError("expected a street, a postcode and a city, got one that is empty")
         order.address = PostalAddress(street, postcode, city)
-        return {"order_id": order.id, "address": shown_order(order, self._records)["address"]}
+        return {"order_id": order.id, "address": show_order(order, self._records)["address"]}
 
     @tool
     def apply_coupon(self, order_id: Id, code: Id) -> dict[str, Any]:

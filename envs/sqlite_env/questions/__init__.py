@@ -2,7 +2,7 @@
 
 from . import families
 from .answers import ExpectedAnswer, Kind
-from .asking import FAMILIES, Question, QuestionFamily, ask, ask_of, rules, spoken
+from .asking import FAMILIES, Question, QuestionFamily, ask, ask_of, phrase, rules
 
 __all__ = [
     "FAMILIES",
@@ -13,6 +13,6 @@ __all__ = [
     "ask",
     "ask_of",
     "families",
+    "phrase",
     "rules",
-    "spoken",
 ]

@@ -67,7 +67,7 @@ def family(
 _WORD: Final = re.compile(r"\{([A-Za-z_]+)\}")
 
 
-def spoken(phrasing: str, domain: Domain) -> str:
+def phrase(phrasing: str, domain: Domain) -> str:
     """Put a domain's words into a phrasing. Slots, in capitals, stay."""
     words = dict(domain.all_words)
     words |= {name.capitalize(): word.capitalize() for name, word in domain.all_words.items()}
@@ -75,14 +75,14 @@ def spoken(phrasing: str, domain: Domain) -> str:
     return re.sub(r"\b([Aa])n? (?=(\w))", _article, said)
 
 
-def filled(said: str, slots: Mapping[str, str]) -> str:
+def fill(said: str, slots: Mapping[str, str]) -> str:
     """Put values into the slots."""
     return _WORD.sub(lambda found: slots[found[1]], said)
 
 
 def rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
     """The sentences that say which events count."""
-    return tuple(spoken(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
+    return tuple(phrase(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
 
 
 def _article(found: re.Match[str]) -> str:
@@ -132,7 +132,7 @@ def ask_of(
     if draw is None:
         return None
     *usual, kept = family.phrasings
-    said = filled(spoken(kept if held_out else source.choice(usual), domain), draw.slots)
+    said = fill(phrase(kept if held_out else source.choice(usual), domain), draw.slots)
     if family.counts_events:
         said += " " + source.choice(rules(domain, valid_only=valid_only))
     return Question(family.name, family.level, said, draw.answer)

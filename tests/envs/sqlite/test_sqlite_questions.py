@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, spoken
+from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, phrase
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import Schema, read_question, solve, written
+from envs.sqlite_env.solver import Schema, read_question, solve, write_query
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase
@@ -48,7 +48,7 @@ def compare(worlds: range) -> Counter[str]:
                 continue
             read = read_question(question.text, world.domain)
             assert read.family == family.name
-            rows = reader.query(written(read, schema_of(world)))["rows"]
+            rows = reader.query(write_query(read, schema_of(world)))["rows"]
             for answer in (rows, [row[0] for row in rows], rows[0][0] if rows else None):
                 if question.answer.matches(answer):
                     break
@@ -82,7 +82,7 @@ def test_held_out_phrasings_are_never_asked_in_training() -> None:
             found |= {
                 form
                 for form in forms
-                if re.match(re.sub(r"\\\{[A-Z]+\\\}", ".+", re.escape(spoken(form, domain))), question.text)
+                if re.match(re.sub(r"\\\{[A-Z]+\\\}", ".+", re.escape(phrase(form, domain))), question.text)
             }
         return found
 

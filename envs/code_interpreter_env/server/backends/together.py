@@ -164,7 +164,7 @@ class _Ran(NamedTuple):
             else:
                 collector.note_loss("stdout", "stderr", "outputs")
 
-    def written(self) -> str:
+    def stdout(self) -> str:
         """Return all that was written to stdout."""
         return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
 
@@ -352,7 +352,7 @@ class _TogetherInterpreter(HostedInterpreter):
         return Execution(status="ok") if collector.error is None else raised(collector.error)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
-        return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).written()
+        return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).stdout()
 
     async def _put(self, path: str, data: bytes) -> None:
         """Upload a file by the documented field, and move it to its place."""
@@ -362,7 +362,7 @@ class _TogetherInterpreter(HostedInterpreter):
         ran = await self._send(
             call.statement, INSIDE_TIMEOUT_S, MAX_REPLY_BYTES, repeatable=True, files=(upload,)
         )
-        reply = require_done(path, call.read(ran.written()))
+        reply = require_done(path, call.read(ran.stdout()))
         if reply.get("sha256") != hashlib.sha256(data).hexdigest():
             raise HostFailureError(
                 "expected the service to put a file where its code runs, and it is not there"

@@ -56,7 +56,7 @@ class FirstFailure:
         self._words: str | None = None
         self.event = asyncio.Event()
 
-    def tell(self, words: str) -> None:
+    def note(self, words: str) -> None:
         """Say what went wrong."""
         if self._words is None:
             self._words = words

@@ -153,10 +153,10 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         try:
             response = await post.within(super().handle_async_request(request))
         except AddressRefusedError as error:
-            fault.tell(describe_error(error))
+            fault.note(describe_error(error))
             raise httpx2.ConnectError(str(error)) from error
         except httpx2.TransportError as error:
-            fault.tell(f"it cannot be reached: {describe_error(error)}")
+            fault.note(f"it cannot be reached: {describe_error(error)}")
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(
@@ -174,7 +174,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             return await _refused(response, fault, "it packs its answers though it was asked not to")
         if response.status_code >= 500 or response.status_code in (401, 403, 407, 429):
-            fault.tell(f"it answered with HTTP {response.status_code}")
+            fault.note(f"it answered with HTTP {response.status_code}")
         return response
 
 
@@ -263,7 +263,7 @@ class _Bounded(httpx2.AsyncByteStream):
     def _check(self, right: bool, most: str) -> None:
         if not right:
             words = f"it answered with more than {most}, which is the most here"
-            self._fault.tell(words)
+            self._fault.note(words)
             raise (httpx2.SSEError if self._events else httpx2.StreamError)(words)
 
     async def aclose(self) -> None:
@@ -274,7 +274,7 @@ class _Bounded(httpx2.AsyncByteStream):
 async def _refused(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
-    fault.tell(why)
+    fault.note(why)
     return _instead(why)
 
 

@@ -311,7 +311,7 @@ async def stdio_streams(
                     await to_session.aclose()
                     return
                 if unread > MAX_UNREAD_BYTES:
-                    fault.tell("it does not read what it is sent")
+                    fault.note("it does not read what it is sent")
                     await to_session.aclose()
                     return
 
@@ -332,7 +332,7 @@ def _message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
             return SessionMessage(mended)
         if not _is_like_an_answer(line):
             return None
-        fault.tell(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
+        fault.note(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
         return None
 
 
@@ -373,7 +373,7 @@ class _Lines:
                 if len(line) <= MAX_VALUES or Weight().add(line):
                     found.append(line)
                 else:
-                    self._fault.tell(
+                    self._fault.note(
                         f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
                     )
             self._parts, self._length, self._dropping = [], 0, False
@@ -385,7 +385,7 @@ class _Lines:
         if self._length > MAX_MESSAGE_BYTES and not self._dropping:
             self._dropping = True
             self._parts = []
-            self._fault.tell(
+            self._fault.note(
                 f"it wrote a message of more than {MAX_MESSAGE_BYTES} bytes, which is the most here"
             )
         if part and not self._dropping:
