@@ -11,7 +11,7 @@ import pytest
 from httpx2 import Request
 from serving import serving
 from starlette.responses import Response
-from tool_houses import call, entry, house_of, kind, playing
+from tool_houses import call, entry, failure_to_begin, house_of, kind, playing
 from tool_site import Site, packed
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
@@ -124,15 +124,8 @@ async def test_no_way_of_writing_this_machine_reaches_it() -> None:
     async with serving(site.app) as address:  # type: ignore[arg-type]
         port = address.rpartition(":")[2]
         for host in ("localhost", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "localhost."):
-            env = McpToolsEnvironment(house_of({"site": {"url": f"http://{host}:{port}/mcp"}}))
-            began = await env.reset_async()
-            said = infrastructure_failure(began) or ""
-            assert began.done
-            assert any(words in said for words in ("a public address", "a host with", "Invalid IPv4")), (
-                host,
-                said,
-            )
-            await env.close_async()
+            said = await failure_to_begin({"site": {"url": f"http://{host}:{port}/mcp"}})
+            assert any(words in said for words in ("a public address", "a host with", "Invalid IPv4")), host
     assert not site.seen
 
 
@@ -226,12 +219,9 @@ async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     site = Site()
     site.handshake = False
     async with serving(site.app) as address:  # type: ignore[arg-type]
-        env = McpToolsEnvironment(house_of({"site": site_at(address, protocol="handshake")}))
         async with asyncio.timeout(10):
-            began = await env.reset_async()
-        assert began.done
-        assert "refused the connection" in (infrastructure_failure(began) or "")
-        await env.close_async()
+            why = await failure_to_begin({"site": site_at(address, protocol="handshake")})
+    assert "refused the connection" in why
 
 
 @pytest.mark.soak
