@@ -98,7 +98,9 @@ class TextEpisode:
         """
         if self.tools:
             return
-        schema = await self._action_schema()
+        schema = (await fetch_schema(self._base_url, token=self._token, timeout_s=self._reset_timeout_s))[
+            "action"
+        ]
         if _is_of_tools(schema):
             await self._patiently(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
@@ -196,23 +198,34 @@ class TextEpisode:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _action_schema(self) -> dict[str, Any]:
-        url = f"{http_url(self._base_url)}/schema"
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        try:
-            async with httpx.AsyncClient(
-                headers=headers, timeout=self._reset_timeout_s, proxy=proxy_for(url), trust_env=False
-            ) as http:
-                reply = await http.get(url)
-                reply.raise_for_status()
-                schema = reply.json()["action"]
-        except httpx.TransportError as error:
-            raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
-        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"{url} does not have an action's schema: {error!r}") from error
-        if not isinstance(schema, dict):
-            raise ProtocolError(f"{url} does not have an action's schema: {schema!r:.200}")
-        return schema
+
+async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+    """Return what `GET /schema` of a server says: the JSON schemas of its action, observation and state.
+
+    Raises:
+        ConnectionFailedError: No server answers.
+        ProtocolError: It says something else.
+    """
+    url = f"{http_url(base_url)}/schema"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with httpx.AsyncClient(
+            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False
+        ) as http:
+            reply = await http.get(url)
+            reply.raise_for_status()
+            schema = reply.json()
+    except httpx.TransportError as error:
+        raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
+    except (httpx.HTTPStatusError, ValueError) as error:
+        raise ProtocolError(f"{url} does not answer with schemas: {error!r}") from error
+    if not isinstance(schema, dict) or not all(
+        isinstance(schema.get(key), dict) for key in ("action", "observation")
+    ):
+        raise ProtocolError(
+            f"{url} does not answer with the schemas of actions and observations: {schema!r:.200}"
+        )
+    return schema
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
