@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import mcp_types as types
@@ -16,13 +17,14 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, ToolResult, ToolSpec
 from servers.execution import keep
 
-from ...models import McpToolsState, ServerInfo, TranscriptEntry
-from ..house import SharedState
-from ..upstream.errors import CallError, ServerFailedError
-from ..upstream.results import result_of
-from ..upstream.schemas import unfit
-from .member import EpisodeServer, Folder, matches, start_all
-from .options import Budget, ResetChoice
+from ..models import McpToolsState, ServerInfo, TranscriptEntry
+from .members import EpisodeServer, make_folder, matches_any, start_all
+from .options import Budget, ResetOptions
+from .shared import SharedState
+from .upstream._guard import remove_tree
+from .upstream.errors import CallError, ServerFailedError
+from .upstream.results import result_of
+from .upstream.schemas import why_unsendable
 
 MAX_CHARS: Final = 64
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -31,35 +33,25 @@ _RESERVED_PREFIX: Final = "tool_"
 
 
 def prefix_of(server: str, prefix: str | None, servers: int) -> str:
-    """Return what stands before the names of a server's tools.
-
-    Args:
-        server: Its name.
-        prefix: What its configuration says.
-        servers: How many are configured.
-    """
+    """Return what stands before the names of a server's tools: what is configured, or by how many servers there are."""
     if prefix is not None:
         return prefix
     return f"{server}__" if servers > 1 else ""
 
 
-def offered(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
-    """Return servers and tools by the names that they are offered under.
-
-    Args:
-        tools: Server, prefix and name of each, in the order of the list.
-    """
+def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
+    """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
     wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
     found: dict[str, tuple[str, str]] = {}
     changed = []
     # Names that may stay as they are come first, so that none of them gives way to one that is made up.
     for full, server, name in wanted:
-        if _fits(full) and full not in found:
+        if fit_name(full) == full and full not in found:
             found[full] = (server, name)
         elif found.get(full) != (server, name):
             changed.append((full, server, name))
     for full, server, name in changed:
-        short = fitting(full)
+        short = fit_name(full)
         if short in found and found[short] != (server, name):
             short = _hashed(short, f"{server}\0{name}")
         found.setdefault(short, (server, name))
@@ -67,16 +59,12 @@ def offered(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]
     return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
 
 
-def fitting(name: str) -> str:
+def fit_name(name: str) -> str:
     """Return a name that chat templates take; one that fits stays as it is."""
     if name in RESERVED_TOOL_NAMES:
         return f"{_RESERVED_PREFIX}{name}"
     plain = _FOREIGN.sub("_", name) or "_"
     return plain if len(plain) <= MAX_CHARS else _hashed(plain, name)
-
-
-def _fits(name: str) -> bool:
-    return fitting(name) == name
 
 
 def _hashed(name: str, of: str) -> str:
@@ -90,24 +78,12 @@ MAX_RESULT_CHARS: Final = 1024
 MAX_NAME_CHARS: Final = 256
 
 
-class Transcript:
-    """The calls of an episode, in order.
-
-    Args:
-        kept: False keeps none.
-
-    Attributes:
-        dropped: How many of the first were given up.
-    """
+class _Transcript:
+    """The calls of an episode, in order; how many of the first were given up is `dropped`."""
 
     def __init__(self, kept: bool) -> None:
-        self._entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if kept else 0)
+        self.entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if kept else 0)
         self.dropped = 0
-
-    @property
-    def entries(self) -> list[TranscriptEntry]:
-        """What is kept."""
-        return list(self._entries)
 
     def add(
         self,
@@ -118,15 +94,15 @@ class Transcript:
         seconds: float,
     ) -> None:
         """Keep a call; of arguments that cannot be kept, why."""
-        if self._entries.maxlen == 0:
+        if self.entries.maxlen == 0:
             return
-        self.dropped += len(self._entries) == self._entries.maxlen
-        self._entries.append(
+        self.dropped += len(self.entries) == self.entries.maxlen
+        self.entries.append(
             TranscriptEntry(
                 tool=tool[:MAX_NAME_CHARS].encode(errors="replace").decode(),
                 arguments=_short(arguments),
                 outcome="ok" if result.error is None else result.error.error_type.value,
-                result=_said(result),
+                result=_result_text(result),
                 started_s=round(started_s, 4),
                 seconds=round(seconds, 4),
                 metadata=result.metadata,
@@ -141,7 +117,7 @@ def _short(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
     return dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _text(encoded, MAX_ARGUMENT_BYTES)
 
 
-def _said(result: ToolResult) -> str:
+def _result_text(result: ToolResult) -> str:
     if result.error is not None:
         return result.error.message[:MAX_RESULT_CHARS]
     if isinstance(result.value, str):
@@ -160,7 +136,7 @@ BUDGET: Final = "budget"
 """The key of an observation's metadata that says which part of the budget is used up."""
 
 MAX_TEXT: Final = 4096
-"""Of what a server says of itself, and of a tool's description."""
+"""Of a tool's description."""
 
 _INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
 """How servers on the TypeScript SDK begin a result that is no result: the arguments, or the tool, were not known."""
@@ -170,33 +146,42 @@ class Episode:
     """An episode. `start` first, `close` last.
 
     Args:
-        house: What the sessions of the process share.
-        choice: What the reset asked for.
+        shared: What the sessions of the process share.
+        options: What the reset asked for.
 
     Attributes:
         ended: Why it has; None while it has not.
         specs: The tools as they were listed last, by the names that they are offered under.
     """
 
-    def __init__(self, house: SharedState, choice: ResetChoice) -> None:
-        self._house = house
-        self._choice = choice
-        self._folder = Folder()
+    def __init__(self, shared: SharedState, options: ResetOptions) -> None:
+        self._shared = shared
+        self._options = options
+        self._folder: Path | None = None
         self._members = {
-            name: EpisodeServer(name, house.settings.servers[name], self._folder, house.modes)
-            for name in choice.servers
+            name: EpisodeServer(name, shared.settings.servers[name], shared.modes) for name in options.servers
         }
-        self._budget = Budget(choice.calls, choice.time_s)
-        self._transcript = Transcript(choice.transcript)
+        self._budget = Budget(options.calls, options.time_s)
+        self._transcript = _Transcript(options.transcript)
         self._names: dict[str, tuple[str, str]] = {}
-        self._time_left_s = choice.time_s  # as of the last call: two looks at a state see the same
+        self._time_left_s = options.time_s  # as of the last call: two looks at a state see the same
         self.ended: Literal["calls", "time", "infrastructure"] | None = None
         self.specs: list[ToolSpec] = []
 
     @property
     def about(self) -> list[ServerInfo]:
         """What there is to know of the servers."""
-        return [_info(member) for member in self._members.values()]
+        return [
+            ServerInfo(
+                name=member.name,
+                tools=len(member.tools),
+                calls=member.calls,
+                restarts=member.restarts,
+                dead=member.death,
+                **member.about,
+            )
+            for member in self._members.values()
+        ]
 
     async def start(self) -> None:
         """Start the servers, side by side.
@@ -206,10 +191,12 @@ class Episode:
         """
         try:
             if any(member.is_process for member in self._members.values()):
-                self._folder.make()
-            await start_all(list(self._members.values()), self._house.starts)
+                self._folder = make_folder()
+                for member in self._members.values():
+                    member.folder = self._folder
+            await start_all(list(self._members.values()), self._shared.starts)
             # A start is nothing of the policy's time.
-            self._budget = Budget(self._choice.calls, self._choice.time_s)
+            self._budget = Budget(self._options.calls, self._options.time_s)
             self._name()
         except BaseException as error:
             await self.close()
@@ -238,7 +225,7 @@ class Episode:
         """Call a tool by the name that it is offered under."""
         started_s = self._budget.elapsed_s()
         began = time.monotonic()
-        why = unfit(arguments)
+        why = why_unsendable(arguments)
         if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
@@ -248,7 +235,7 @@ class Episode:
         else:
             self._budget.made += 1
             if why is None:
-                result = await self._called(name, arguments, context)
+                result = await self._call_by_name(name, arguments, context)
             else:
                 result = _failed(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
@@ -266,15 +253,18 @@ class Episode:
         state.time_left_s = self._time_left_s
         state.done = self.ended is not None
         state.ended = self.ended
-        state.transcript = self._transcript.entries
+        state.transcript = list(self._transcript.entries)
         state.transcript_dropped = self._transcript.dropped
 
     async def _close(self) -> None:
         self.ended = self.ended or "infrastructure"
         await asyncio.gather(*(member.close() for member in self._members.values()), return_exceptions=True)
-        await self._folder.remove()
+        if self._folder is not None:
+            await asyncio.to_thread(remove_tree, str(self._folder))
 
-    async def _called(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    async def _call_by_name(
+        self, name: str, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult:
         if name not in self._names:
             await self.list_tools()
         if name not in self._names:
@@ -296,10 +286,10 @@ class Episode:
         if member.policy.calls is not None and member.calls >= member.policy.calls:
             words = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
             return _failed(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
-        result = await self._asked(member, name, tool, arguments, context)
+        result = await self._call(member, name, tool, arguments, context)
         return replace(result, metadata={**metadata, **result.metadata})
 
-    async def _asked(
+    async def _call(
         self, member: EpisodeServer, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult:
         timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s()))
@@ -326,8 +316,8 @@ class Episode:
 
     def _name(self) -> None:
         """Work out the names that tools are offered under, from the lists that the servers gave last."""
-        count = len(self._house.settings.servers)
-        found = offered(
+        count = len(self._shared.settings.servers)
+        found = name_tools(
             (member.name, prefix_of(member.name, member.policy.prefix, count), tool)
             for member in self._members.values()
             for tool in member.tools
@@ -335,7 +325,7 @@ class Episode:
         self._names = {
             name: place
             for name, place in found.items()
-            if matches(name, self._choice.allow) and not matches(name, self._choice.deny)
+            if matches_any(name, self._options.allow) and not matches_any(name, self._options.deny)
         }
         self.specs = [
             _spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
@@ -357,10 +347,10 @@ def _failed(
     infrastructure: bool = False,
     done: bool = False,
 ) -> ToolResult:
-    told = dict(metadata or {})
+    known = dict(metadata or {})
     if infrastructure:
-        told[INFRASTRUCTURE_ERROR] = message
-    return replace(ToolResult.failed(error_type, message, **told), done=done)
+        known[INFRASTRUCTURE_ERROR] = message
+    return replace(ToolResult.failed(error_type, message, **known), done=done)
 
 
 def _spec(name: str, tool: types.Tool) -> ToolSpec:
@@ -374,24 +364,4 @@ def _spec(name: str, tool: types.Tool) -> ToolSpec:
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
         annotations=annotations,
-    )
-
-
-def _info(member: EpisodeServer) -> ServerInfo:
-    about = member.about
-    told: dict[str, Any] = {}
-    if about is not None:
-        told = {
-            "title": about.name[:256],
-            "version": about.version[:64],
-            "protocol": about.protocol,
-            "instructions": about.instructions[:MAX_TEXT],
-        }
-    return ServerInfo(
-        name=member.name,
-        tools=len(member.tools),
-        calls=member.calls,
-        restarts=member.restarts,
-        dead=member.death,
-        **told,
     )

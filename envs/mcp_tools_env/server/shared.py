@@ -44,13 +44,13 @@ async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
     Raises:
         ConfigurationError: A value cannot be used.
     """
-    house()
+    shared_state()
     yield
 
 
 @lru_cache(maxsize=1)
-def house() -> SharedState:
-    """Return the house of this process, by its environment variables.
+def shared_state() -> SharedState:
+    """Return what is shared in this process, by its environment variables.
 
     Raises:
         ConfigurationError: A variable cannot be used.

@@ -1,4 +1,4 @@
-"""One tool server of an episode, and the folder that its processes have to themselves."""
+"""The tool servers of an episode, and the folder that their processes have to themselves."""
 
 import asyncio
 import fnmatch
@@ -13,13 +13,12 @@ import mcp_types as types
 from openenv_core.tools import ToolContext, ToolErrorType
 from servers.execution import keep
 
-from ..config.servers import HttpServer, ServerPolicy, ServerSpec, StdioServer, placed
-from ..upstream._guard import remove_tree
-from ..upstream.connection import UpstreamConnection
-from ..upstream.errors import CallError, ServerFailedError
-from ..upstream.results import About
-from ..upstream.schemas import ArgumentCheck
-from ..upstream.wires import HttpWire, StdioWire, UpstreamWire
+from .config import HttpServer, ServerPolicy, ServerSpec, StdioServer, fill_folder
+from .upstream.connection import UpstreamConnection
+from .upstream.errors import CallError, ServerFailedError, UpstreamWire
+from .upstream.http import http_wire
+from .upstream.schemas import ArgumentCheck
+from .upstream.stdio import open_stdio
 
 _PREFIX: Final = "ropewalk-mcp-"
 
@@ -29,43 +28,19 @@ PASSED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 _DEFAULTS: Final = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 
-class Folder:
-    """A folder for this user alone, once it is made.
+def make_folder() -> Path:
+    """Make a folder for this user alone, under a name that nobody can guess."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
-    Attributes:
-        path: Where it is.
-    """
 
-    path: Path
-
-    def make(self) -> None:
-        """Make it, under a name that nobody can guess."""
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-
-    def environment(self, server: StdioServer, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a server's process.
-
-        Args:
-            server: What its configuration adds, which comes last.
-            environ: Those of the environment's server, of which a few are passed on.
-        """
-        home = str(self.path)
-        passed = {name: environ[name] for name in (*PASSED, *server.ropewalk.env_pass) if name in environ}
-        told = {name: placed(value, home) for name, value in server.env.items()}
-        return {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed, **told}
-
-    def command(self, server: StdioServer) -> tuple[str, ...]:
-        """Return the program and its arguments."""
-        return (placed(server.command, ""), *(placed(argument, str(self.path)) for argument in server.args))
-
-    def cwd(self, server: StdioServer) -> Path:
-        """Return where a server runs."""
-        return self.path if server.cwd is None else Path(placed(server.cwd, str(self.path)))
-
-    async def remove(self) -> None:
-        """Remove it and all that is in it, where it was made."""
-        if hasattr(self, "path"):
-            await asyncio.to_thread(remove_tree, str(self.path))
+def _process(server: StdioServer, folder: Path) -> tuple[tuple[str, ...], dict[str, str], Path]:
+    """Return the command, the variables and the working directory of a server's process."""
+    home = str(folder)
+    command = (fill_folder(server.command, ""), *(fill_folder(argument, home) for argument in server.args))
+    passed = {name: os.environ[name] for name in (*PASSED, *server.ropewalk.env_pass) if name in os.environ}
+    configured = {name: fill_folder(value, home) for name, value in server.env.items()}
+    cwd = folder if server.cwd is None else Path(fill_folder(server.cwd, home))
+    return command, {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed, **configured}, cwd
 
 
 _MODES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -82,41 +57,34 @@ class EpisodeServer:
     Args:
         name: As it is configured.
         spec: Likewise.
-        folder: The session's.
         modes: The protocol that a server took, by its name: the next session begins with that.
 
     Attributes:
+        about: What it says of itself, fields of `ServerInfo`; empty before it was started.
+        policy: What its configuration allows.
+        folder: The session's, where it is a process.
         calls: How many were made.
         restarts: How often it was started anew.
         tools: What it offers, by its own names, as far as its configuration allows; of its last list.
     """
 
-    def __init__(self, name: str, spec: ServerSpec, folder: Folder, modes: dict[str, str]) -> None:
+    def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str]) -> None:
         self.name = name
         self._spec = spec
         self._known = modes
-        self._folder = folder
         self._connection: UpstreamConnection | None = None
-        self._about: About | None = None
+        self.about: dict[str, str] = {}
+        self.policy: ServerPolicy = spec.ropewalk
+        self.folder: Path | None = None
         self._checks: dict[str, ArgumentCheck] = {}
         self.calls = 0
         self.restarts = 0
         self.tools: dict[str, types.Tool] = {}
 
     @property
-    def policy(self) -> ServerPolicy:
-        """What its configuration allows."""
-        return self._spec.ropewalk
-
-    @property
     def is_process(self) -> bool:
         """Whether it is a process of the session's own, which needs a folder."""
         return not isinstance(self._spec, HttpServer)
-
-    @property
-    def about(self) -> About | None:
-        """What it says of itself; None before it was started."""
-        return self._about
 
     @property
     def death(self) -> str | None:
@@ -134,12 +102,12 @@ class EpisodeServer:
         Raises:
             ServerFailedError: It does not come, or not in time.
         """
-        connection = UpstreamConnection(self._wire, self._modes())
+        connection = UpstreamConnection(self._open_wire, self._modes())
         self._connection = connection
         timeout_s = self.policy.start_timeout_s
         try:
             await connection.open(timeout_s)
-            self._about = connection.about
+            self.about = connection.describe()
             await self._list(connection)
         except (CallError, ServerFailedError) as error:
             await self.close()
@@ -239,22 +207,21 @@ class EpisodeServer:
         self.tools = {tool.name: tool for tool in listed if self._allows(tool.name)}
 
     def _allows(self, tool: str) -> bool:
-        return matches(tool, self.policy.allow) and not matches(tool, self.policy.deny)
+        return matches_any(tool, self.policy.allow) and not matches_any(tool, self.policy.deny)
 
-    def _wire(self) -> UpstreamWire:
-        spec, folder = self._spec, self._folder
+    async def _open_wire(self) -> UpstreamWire:
+        spec = self._spec
         if isinstance(spec, HttpServer):
-            return HttpWire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
-        return StdioWire(
-            folder.command(spec), folder.environment(spec, os.environ), folder.cwd(spec), folder.path
-        )
+            return http_wire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
+        assert self.folder is not None
+        return await open_stdio(*_process(spec, self.folder), self.folder)
 
     def _modes(self) -> tuple[str, ...]:
         known = self._known.get(self.name) if self.policy.protocol == "auto" else None
         return (known,) if known is not None else _MODES[self.policy.protocol]
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name is of one of the patterns, which are those of file names."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -1,7 +1,7 @@
 """Runs in the session's own interpreter, sent there as text: workspace, files, standard input.
 
 Standard library only, for Python 3.9 and newer; imports nothing of ours. The session's code can change what this
-builds on, so that nothing that it answers is proof of anything.
+builds on, so that nothing that it answers is proof of anything. Each function takes one dictionary of arguments.
 """
 
 import base64
@@ -139,19 +139,13 @@ def _digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def answer(verb: str, packed: str, marker: str) -> str:
+def answer(function: str, packed: str, marker: str) -> str:
     """Do what is asked, and return the answer between two markers."""
-    verbs: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-        "begin": begin,
-        "end": end,
-        "put": put,
-        "take": take,
-        "get": get,
-        "files": files,
-        "stdin": stdin,
+    functions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        each.__name__: each for each in (begin, end, put, take, get, files, stdin)
     }
     try:
-        said = verbs[verb](json.loads(base64.b64decode(packed)))
+        reply = functions[function](json.loads(base64.b64decode(packed)))
     except Exception as error:
-        said = {"refused": f"{type(error).__name__}: {str(error)[:500]}"}
-    return marker + base64.b64encode(json.dumps(said).encode()).decode() + marker
+        reply = {"refused": f"{type(error).__name__}: {str(error)[:500]}"}
+    return marker + base64.b64encode(json.dumps(reply).encode()).decode() + marker
