@@ -59,6 +59,11 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
         assert len(shares[0]) <= -(-lengths.sum() // (0.75 * 16_384 * ranks))
 
 
+def test_another_pass_is_made_where_documents_do_not_fit_together() -> None:
+    (passes,) = share_out(np.array([7, 7, 7]), ranks=1, budget=12)  # which two of 12 would hold by their sum
+    assert [one.tolist() for one in passes] == [[0], [1], [2]]
+
+
 def test_a_document_that_no_pass_holds_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"a row of 9 tokens is longer than a pass of 8; raise trainer\.tokens"
