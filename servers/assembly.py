@@ -13,8 +13,7 @@ from servers.fleet.peers import UnixPeers
 from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
 from servers.hosting import Assembled
-from servers.security import Guard
-from servers.security.tokens import principals
+from servers.security import Guard, principals
 from servers.settings import ServerSettings
 
 

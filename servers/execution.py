@@ -1,4 +1,4 @@
-"""Where a method of an environment runs: on the event loop, or in a thread of a bounded pool.
+"""How the methods of an environment are called, and where: on the event loop, or in a thread of a bounded pool.
 
 - async methods run on the loop;
 - plain methods of a class with `BLOCKING = False` run on the loop too, without a hop;
@@ -12,12 +12,14 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
-from servers.methods import accepted, is_environment, plan_of
 from servers.threads import Outcome, ThreadCall, ThreadPool, contained
 
 logger = logging.getLogger("servers")
@@ -26,20 +28,102 @@ Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
 
 T = TypeVar("T")
 
-MAX_THREADS = 64
+_MAX_THREADS: Final = 64
 """Threads of the shared pool, unless the cap on sessions needs fewer."""
 
-MIN_THREADS = 4
+_MIN_THREADS: Final = 4
 """Even one session's server needs a second thread, for the calls of plain HTTP and of closing."""
 
-MAX_ABANDONED = 64
+_MAX_ABANDONED: Final = 64
 """Threads that abandoned calls may hold. Beyond them a server takes no further sessions."""
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment gets to close, or an async method to heed its cancellation."""
 
-FATAL = (Exception, SystemExit)
+FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without ending its server."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Which options a method takes: their names, or None for any; and parameters that are none (itself, the action)."""
+
+    names: frozenset[str] | None
+    barred: frozenset[str]
+
+    def accept(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options that the method takes."""
+        if self.names is None:
+            return {name: value for name, value in given.items() if name not in self.barred}
+        return {name: value for name, value in given.items() if name in self.names}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentMethods:
+    """What there is to know of an environment class, worked out once.
+
+    Attributes:
+        inline: Every method runs on the loop and returns without waiting.
+        on_loop: Plain methods run on the loop.
+        reset: Name of the method that resets, which may be `reset_async`.
+        step: Likewise.
+        close: Likewise.
+        step_async: `step` is a coroutine function.
+        reset_options: What the method takes.
+        step_options: What the method takes beside the action.
+    """
+
+    inline: bool
+    on_loop: bool
+    reset: str
+    step: str
+    close: str
+    step_async: bool
+    reset_options: _Options
+    step_options: _Options
+
+
+@lru_cache(maxsize=256)
+def plan_of(cls: type) -> EnvironmentMethods:
+    """Work out how the methods of an environment class are run."""
+    reset, step, close = (
+        f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
+    )
+    reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
+    on_loop = not getattr(cls, "BLOCKING", True)
+    # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
+    # all that share the session.
+    may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
+    return EnvironmentMethods(
+        inline=on_loop and not reset_async and not step_async and not may_wait,
+        on_loop=on_loop,
+        reset=reset,
+        step=step,
+        close=close,
+        step_async=step_async,
+        reset_options=_options_of(getattr(cls, reset), skip=1),
+        step_options=_options_of(getattr(cls, step), skip=2),
+    )
+
+
+def _options_of(method: Callable[..., Any], skip: int) -> _Options:
+    parameters = list(inspect.signature(method).parameters.values())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return _Options(None, barred)
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
+
+
+def _is_environment(value: object) -> bool:
+    """Whether a factory has returned what can be served; the class need not be ours, but has to have the methods."""
+    return hasattr(type(value), "reset") and hasattr(type(value), "step")
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return what a class, or whatever else makes environments, is called."""
+    return str(getattr(factory, "__name__", type(factory).__name__))
 
 
 class Executor:
@@ -54,9 +138,9 @@ class Executor:
     """
 
     def __init__(self, sessions: int) -> None:
-        self.pool = ThreadPool(min(MAX_THREADS, max(MIN_THREADS, 2 * sessions)))
+        self.pool = ThreadPool(min(_MAX_THREADS, max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
-        self.limit = MAX_ABANDONED
+        self.limit = _MAX_ABANDONED
 
     @property
     def exhausted(self) -> bool:
@@ -86,7 +170,7 @@ class Executor:
             elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
                 self.end(pool)
             raise
-        if succeeded and is_environment(value):
+        if succeeded and _is_environment(value):
             return EnvironmentRunner(value, self, pool)
         self.end(pool)
         if succeeded:
@@ -124,7 +208,7 @@ class Executor:
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
         """Close what a constructor has brought, if it has, after its caller had left."""
         succeeded, value = outcome
-        if succeeded and is_environment(value):
+        if succeeded and _is_environment(value):
             EnvironmentRunner(value, self, pool).discard()
         else:
             self.end(pool)
@@ -133,22 +217,13 @@ class Executor:
 class EnvironmentRunner:
     """One environment and the place where its methods run. One call at a time.
 
+    What an environment raises comes out of every method here that awaits one of its own.
+
     Attributes:
         plan: How its methods are run.
-        step_inline: The environment's own `step`, where it may be called straight away; else None.
     """
 
-    __slots__ = (
-        "_closing",
-        "_environment",
-        "_executor",
-        "_late",
-        "_pool",
-        "_reset",
-        "_step",
-        "plan",
-        "step_inline",
-    )
+    __slots__ = ("_closing", "_environment", "_executor", "_late", "_pool", "_reset", "_step", "plan")
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
@@ -159,46 +234,34 @@ class EnvironmentRunner:
         self._step: Callable[..., Any] = getattr(environment, plan.step)
         self._late: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
-        self.step_inline = self._step if plan.inline else None
 
     async def reset(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode with the options that the environment takes.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        options = accepted(options, self.plan.reset_options)
-        if self.plan.reset_async:
-            return await _awaited(self._reset(**options))  # type: ignore[no-any-return]
-        return await self._run(self._reset, (), options)  # type: ignore[no-any-return]
+        """Start an episode with the options that the environment takes."""
+        return await self._run(self._reset, options=self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
 
     async def step(self, action: Action, options: Mapping[str, Any] | None = None) -> Observation:
-        """Apply an action.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        options = accepted(options, self.plan.step_options) if options else {}
-        if self.plan.step_async:
-            return await _awaited(self._step(action, **options))  # type: ignore[no-any-return]
-        return await self._run(self._step, (action,), options)  # type: ignore[no-any-return]
+        """Apply an action."""
+        plan = self.plan
+        if plan.inline and not options:
+            return _on_loop(self._step, action)  # type: ignore[no-any-return]
+        return await self._run(  # type: ignore[no-any-return]
+            self._step,
+            (action,),
+            plan.step_options.accept(options) if options else {},
+            on_loop=plan.on_loop or plan.step_async,
+        )
 
     async def state(self) -> State:
-        """Read the environment's state.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        return await self._run(lambda: self._environment.state, (), {})  # type: ignore[no-any-return]
+        """Read the environment's state."""
+        return await self._run(lambda: self._environment.state)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's.
 
         Raises:
             AttributeError: It has none of that name.
-            Exception: Whatever the environment raised.
         """
-        return await self._run(getattr(self._environment, name), args, {})
+        return await self._run(getattr(self._environment, name), args)
 
     async def begin(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's up to its first wait.
@@ -209,9 +272,8 @@ class EnvironmentRunner:
 
         Raises:
             AttributeError: It has none of that name.
-            Exception: Whatever the environment raised.
         """
-        return await self._start(getattr(self._environment, name), args, {}, None)
+        return await self._run(getattr(self._environment, name), args, whole=False)
 
     @property
     def is_tool_host(self) -> bool:
@@ -246,20 +308,19 @@ class EnvironmentRunner:
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
+        end_own_pool = partial(self._executor.end, self._pool)
         try:
             # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
                     getattr(self._environment, self.plan.close),
-                    (),
-                    {},
-                    then=self._end_own_pool,
+                    then=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
         except FATAL:
-            logger.exception("closing %s failed", type(self._environment).__name__)
+            logger.exception("closing %s failed", self.name)
         if self._late is None:
-            self._end_own_pool()
+            end_own_pool()
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it."""
@@ -286,8 +347,11 @@ class EnvironmentRunner:
     async def _run(
         self,
         fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
+        args: tuple[Any, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        on_loop: bool | None = None,
+        whole: bool = True,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Any:
@@ -297,33 +361,37 @@ class EnvironmentRunner:
             fn: The method.
             args: Its arguments.
             options: Its options.
+            on_loop: It runs on the loop, where that is known already.
+            whole: What it returns is awaited too, where it is awaitable.
             then: What follows an abandoned call; by default it closes the environment.
             on_begin: Called on the loop once it begins, which is later where it has to wait for a thread.
         """
-        result = await self._start(fn, args, options, then, on_begin)
-        return await _awaited(result) if inspect.isawaitable(result) else result
-
-    async def _start(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
-        then: Callable[[], None] | None,
-        on_begin: Callable[[], None] | None = None,
-    ) -> Any:
-        if self.plan.on_loop or inspect.iscoroutinefunction(fn):
+        if on_loop is None:
+            on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
+        if on_loop:
             if on_begin is not None:
                 on_begin()
-            return _on_loop(fn, *args, **options)
-        call = self._pool.submit(lambda: fn(*args, **options), on_begin=on_begin)
+            result = _on_loop(fn, *args, **options)
+        else:
+            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
+            try:
+                succeeded, result = await call.waiter
+            except asyncio.CancelledError:
+                if call.outcome is None:
+                    self._abandon(call, then or self.discard)
+                else:
+                    _drop(call.outcome)
+                raise
+            if not succeeded:
+                raise result
+        if not whole or not inspect.isawaitable(result):
+            return result
         try:
-            return await outcome_of(call)
-        except asyncio.CancelledError:
-            if call.outcome is None:
-                self._abandon(call, then or self.discard)
-            else:
-                _drop(call.outcome)
+            return await result
+        except (*FATAL, asyncio.CancelledError):
             raise
+        except BaseException as error:
+            raise contained(error) from error
 
     def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
         def late(outcome: Outcome) -> None:
@@ -333,9 +401,6 @@ class EnvironmentRunner:
 
         if self._executor.abort(call, self._pool, late):
             self._late = call
-
-    def _end_own_pool(self) -> None:
-        self._executor.end(self._pool)
 
 
 def _drop(outcome: Outcome) -> None:
@@ -352,23 +417,6 @@ def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         raise
     except BaseException as error:
         raise contained(error) from error
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    try:
-        return await result
-    except (*FATAL, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise contained(error) from error
-
-
-async def outcome_of(call: ThreadCall) -> Any:
-    """Wait for a call; return what it returned or raise what it raised."""
-    succeeded, value = await call.waiter
-    if not succeeded:
-        raise value
-    return value
 
 
 _kept: set[asyncio.Task[Any]] = set()

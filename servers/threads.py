@@ -130,7 +130,8 @@ class ThreadPool:
             self._outstanding += 1
             number = self._grow()
         self._queue.put(call)
-        self._start(number)
+        if number is not None:
+            self._start(number)
         return call
 
     def _grow(self) -> int | None:
@@ -140,9 +141,8 @@ class ThreadPool:
         self._threads += 1
         return self._threads
 
-    def _start(self, number: int | None) -> None:
-        if number is not None:
-            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+    def _start(self, number: int) -> None:
+        threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
 
     def abort(self, call: ThreadCall, replace: bool = True) -> bool:
         """Stop waiting for a call; return whether it still holds a thread.
@@ -161,7 +161,8 @@ class ThreadPool:
             self._threads -= 1
             self._outstanding -= 1
             number = self._grow()
-        self._start(number)
+        if number is not None:
+            self._start(number)
         return True
 
     def close(self) -> None:

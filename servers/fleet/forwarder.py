@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol.errors import RefusalError
-from servers.mcp.requests import INITIALIZE, is_mcp, parse_request
-from servers.routes.connection import MCP_PATH, SESSION_PATH, path_of
-from servers.routes.http import NEW, session_named_by
-from servers.security.bodies import replay
+from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
+from servers.routes.http import NEW, path_of, session_named_by
+from servers.routes.websocket import SESSION_PATH
+from servers.security import replay
 
 
 def worker_of(session_id: str, workers: int) -> int:
@@ -158,8 +158,8 @@ def _named_session(scope: Scope) -> str | None:
 
 async def _peek(receive: Receive) -> tuple[bytes, Receive]:
     """Return the body, and what gives it once more. The guard has read it whole, and bounded it."""
-    first = await receive()
-    return first.get("body", b""), replay(first, receive)
+    body: bytes = (await receive()).get("body", b"")
+    return body, replay(body, receive)
 
 
 def _asked_in(body: bytes) -> tuple[str | None, str | None]:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
-from servers.security.refusal import TurnedAwayError, turn_away
+from servers.security import TurnedAwayError, turn_away
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -14,11 +14,10 @@ from mcp.server.stdio import stdio_server
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.execution import end
+from servers.execution import EnvironmentRunner, end
 from servers.mcp.context import RequestSeat
-from servers.mcp.handlers import Handlers
-from servers.mcp.links import Hub, Peer
-from servers.mcp.server import make_server
+from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
 
@@ -154,7 +153,7 @@ async def serve_stdio(
         try:
             if not app.tooling.has_tools(session.runner):
                 raise _no_tools(name)
-            await app.sessions.call(session, lambda runner: runner.reset(options))
+            await session.run(EnvironmentRunner.reset, options)
             return await _serve(app, name, session, wire)
         finally:
             if not session.over:

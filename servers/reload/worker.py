@@ -33,7 +33,7 @@ def _turn_all_away(plan: ReloadPlan, why: str) -> int:
     """Answer every request with 503 and the reason, until the supervisor ends this process."""
     try:
         from servers.hosting import Assembled, host
-        from servers.security.refusal import TurnedAwayError, turn_away
+        from servers.security import TurnedAwayError, turn_away
     except ModuleNotFoundError:
         return FAILED
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.answers import json_answer, read_model, refused, reported, while_connected
 from servers.routes.description import answer, body, describe, problem
-from servers.security.guard import owner_of
+from servers.routes.http import json_answer, read_model, refused, reported, respond
+from servers.security import owner_of
 from servers.sessions import SessionTable
 
 KNOWN_SPLITS = frozenset({"train", "validation", "test"})
@@ -144,7 +144,7 @@ class _Tasks:
         if isinstance(factory, type) and not callable(getattr(factory, method, None)):
             return _unsupported(method)  # without an instance, which would take a slot
         owner = owner_of(request.scope)
-        return await while_connected(request, self._ask(owner, shape, method, arguments))
+        return await respond(request, self._ask(owner, shape, method, arguments))
 
     async def _ask(
         self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
@@ -156,7 +156,7 @@ class _Tasks:
 
         try:
             async with self._sessions.session(owner) as session:
-                found = await self._sessions.call(session, work)
+                found = await session.run(work)
         except RefusalError as refusal:
             return refused(refusal)
         except NotImplementedError:

@@ -13,8 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from servers import create_app
-from servers.security import Guard
-from servers.security.tokens import Tokens
+from servers.security import Guard, Tokens
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -196,7 +195,7 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         compared.append(len(one))
         return one == other
 
-    monkeypatch.setattr("servers.security.tokens.hmac.compare_digest", compare)
+    monkeypatch.setattr("servers.security.hmac.compare_digest", compare)
     tokens = Tokens([TOKEN, OTHER, "a-third-token-of-good-length"])
     for presented in (TOKEN, OTHER):
         tokens.principal([f"Bearer {presented}".encode()])

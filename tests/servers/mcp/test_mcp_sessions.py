@@ -16,7 +16,7 @@ from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
-from servers.mcp.links import MAX_LINKS
+from servers.mcp.engine import MAX_CONNECTIONS
 from servers.sessions import table as reaper
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
@@ -151,7 +151,8 @@ async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_late
     async with serving(boxes()) as address:
         handle = await opened(address)
         links = [
-            (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"] for _ in range(MAX_LINKS + 1)
+            (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
+            for _ in range(MAX_CONNECTIONS + 1)
         ]
         found = [
             (await request(address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": link})).status_code
@@ -236,7 +237,7 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
             (listened,) = app.sessions.standing
             await eventually(lambda: listened.listeners == 1)  # the stream of GET
             unused = (await greet(address)).headers["mcp-session-id"]
-            app.sessions._reaper._idle_s = 0.2  # from when both stand, however long that took
+            app.sessions._idle_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
@@ -260,7 +261,7 @@ async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
             assert stream.status_code == 200
             (session,) = app.sessions.standing
             await eventually(lambda: session.listeners == 1)
-            app.sessions._reaper._idle_s = 0.2  # from when the stream stands, however long that took
+            app.sessions._idle_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 
