@@ -212,12 +212,15 @@ class EnvironmentApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
         if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, self._without_traceback(send))
+            await self.serve_admitted(scope, receive, send)
         else:
             await self._built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that the guard has let in."""
+        """Serve a connection that the guard has let in, or the application's lifespan."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, self._without_traceback(send))
+            return
         parts = self._built()
         path = path_of(scope)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:

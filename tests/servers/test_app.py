@@ -281,7 +281,7 @@ async def test_a_lifespan_begins_before_the_first_connection_and_ends_after_the_
 def test_a_server_loads_no_page_and_no_client() -> None:
     code = (
         "import json, sys\n"
-        "import servers.cli.serve, servers.hosting, servers.protocols, servers.assembly\n"
+        "import servers.cli.serve, servers.hosting, servers.protocols, servers.fleet.worker\n"
         "from servers import create_app\n"
         "from openenv_core import Action, Environment, Observation\n"
         "create_app(Environment, Action, Observation)\n"

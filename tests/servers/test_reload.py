@@ -15,7 +15,7 @@ from terminal_process import in_terminal
 from openenv_core import CapacityError, ConfigurationError, GenericEnvClient
 from openenv_core.cli.main import main
 from servers.environments import source_of
-from servers.reload.supervisor import SourceFilter
+from servers.reload import SourceFilter
 
 APP = '''
 import os

@@ -9,8 +9,8 @@ import pytest
 
 from openenv_core import ConfigurationError
 from openenv_core.protocol.errors import RefusalError
-from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
+from servers.fleet.worker import WorkerPlan
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -82,7 +82,7 @@ def test_the_plan_of_a_worker_arrives_as_it_was_sent() -> None:
         log_level="info",
         settings=ServerSettings(tokens=(TOKEN,), allowed_hosts=("a", "b"), step_timeout_s=None),
     )
-    assert WorkerPlan.read(plan.line()) == plan
+    assert WorkerPlan.from_json(plan.to_json()) == plan
     assert TOKEN not in repr(plan)
 
 

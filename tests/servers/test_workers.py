@@ -23,7 +23,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from servers.fleet.forwarder import ids_of, worker_of
-from servers.fleet.peers import ExchangeError, Exchanges
+from servers.fleet.peers import UnixPeers
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
@@ -457,13 +457,25 @@ async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> No
         await writer.drain()
         writer.close()
 
+    async def ask(peers: UnixPeers) -> int:
+        messages: list[Any] = []
+        scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h")]}
+
+        async def receive() -> Any:
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        await peers.http(0, scope, b"", receive, send)
+        await peers.close()
+        status: int = messages[0]["status"]
+        return status
+
     path = str(tmp_path / "late.sock")
-    exchanges = Exchanges(path, 20.0, 20.0)
-    asked = asyncio.create_task(exchanges.exchange("GET", b"/", [(b"host", b"h")], b""))
+    asked = asyncio.create_task(ask(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
     await asyncio.sleep(0.1)
     assert not asked.done()
     async with await asyncio.start_unix_server(answer, path):
-        assert (await asked).body == b"hi"
-        exchanges.close()
-    with pytest.raises(ExchangeError):
-        await Exchanges(str(tmp_path / "never.sock"), 0.1, 20.0).exchange("GET", b"/", [(b"host", b"h")], b"")
+        assert await asked == 200
+    assert await ask(UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)) == 502
