@@ -41,16 +41,7 @@ Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppSettings:
-    """What an app serves, as `create_app` was told.
-
-    Attributes:
-        factory: The environment class, or a callable without arguments that returns an environment.
-        action: The action model.
-        models: The models to describe, under the keys of /schema.
-        name: What the environment is called; None: as its class.
-        cap: The greatest number of sessions, unless the settings say otherwise.
-        lifespan: What the environments share for as long as the app is served.
-    """
+    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema."""
 
     factory: Factory
     action: Any

@@ -59,7 +59,7 @@ class _Options:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentMethods:
+class _EnvironmentMethods:
     """What there is to know of an environment class, worked out once.
 
     Attributes:
@@ -84,7 +84,7 @@ class EnvironmentMethods:
 
 
 @lru_cache(maxsize=256)
-def plan_of(cls: type) -> EnvironmentMethods:
+def plan_of(cls: type) -> _EnvironmentMethods:
     """Work out how the methods of an environment class are run."""
     reset, step, close = (
         f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
@@ -94,7 +94,7 @@ def plan_of(cls: type) -> EnvironmentMethods:
     # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
     # all that share the session.
     may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
-    return EnvironmentMethods(
+    return _EnvironmentMethods(
         inline=on_loop and not reset_async and not step_async and not may_wait,
         on_loop=on_loop,
         reset=reset,
@@ -355,16 +355,10 @@ class EnvironmentRunner:
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a method.
+        """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        Args:
-            fn: The method.
-            args: Its arguments.
-            options: Its options.
-            on_loop: It runs on the loop, where that is known already.
-            whole: What it returns is awaited too, where it is awaitable.
-            then: What follows an abandoned call; by default it closes the environment.
-            on_begin: Called on the loop once it begins, which is later where it has to wait for a thread.
+        `then` follows an abandoned call, which by default closes the environment. `on_begin` is called on the loop
+        once the method begins, which is later where it has to wait for a thread.
         """
         if on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)

@@ -68,12 +68,8 @@ class _ReloadPlan(ServePlan):
     again: bool = False
 
 
-class SourceFilter:
-    """Tells a change of the source from all the others in its folders.
-
-    Args:
-        roots: The folders that are watched.
-    """
+class _SourceFilter:
+    """Tells a change of the source from all the others in its folders."""
 
     def __init__(self, roots: Iterable[Path]) -> None:
         self._roots = tuple(roots)
@@ -132,7 +128,7 @@ class Reloader:
             try:
                 changes = watch(
                     *self._folders,
-                    watch_filter=SourceFilter(self._folders),
+                    watch_filter=_SourceFilter(self._folders),
                     step=_SETTLE_MS,
                     rust_timeout=_LOOK_MS,
                     yield_on_timeout=True,

@@ -102,9 +102,9 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._tokens = Tokens(settings.tokens)
-        self._hosts = AllowedHosts(settings.allowed_hosts)
-        self._origins = Origins(settings.allowed_origins)
+        self._tokens = _Tokens(settings.tokens)
+        self._hosts = _AllowedHosts(settings.allowed_hosts)
+        self._origins = _Origins(settings.allowed_origins)
         self._max_body_bytes = settings.max_body_bytes
         self._body_timeout_s = settings.body_timeout_s
 
@@ -250,18 +250,12 @@ class _Netloc(NamedTuple):
     port: int | None
 
 
-class AllowedHosts:
+class _AllowedHosts:
     """Which hosts a server answers to.
 
     On a connection to a loopback address a name other than localhost is somebody's name for this machine, and
     most likely a trap. On other addresses a name without a dot passes as well (containers and neighbours are
     called so, and nobody can own one in the public DNS). IP addresses always pass: rebinding needs a name.
-
-    Args:
-        allowed: Further names; `*.example.org` for all names under one, `*` for any.
-
-    Raises:
-        ConfigurationError: One of them is no name.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -276,15 +270,7 @@ class AllowedHosts:
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
 
     def check(self, values: Sequence[bytes], local: object) -> _Netloc:
-        """Return what Host names.
-
-        Args:
-            values: The values of the header Host.
-            local: The local address of the connection, or the path of a Unix socket.
-
-        Raises:
-            TurnedAwayError: 400 where there is not one well-formed Host, 421 where it is foreign.
-        """
+        """Return what Host names."""
         if len(values) != 1:
             raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
         match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
@@ -309,15 +295,8 @@ class AllowedHosts:
         return "." not in host and not (isinstance(local, str) and is_loopback(local))
 
 
-class Origins:
-    """Which pages may use a server: those that it serves itself, and those that are allowed.
-
-    Args:
-        allowed: Further origins, as in `https://example.org`; `null` is one too; `*` for any.
-
-    Raises:
-        ConfigurationError: One of them is no origin.
-    """
+class _Origins:
+    """Which pages may use a server: those that it serves itself, and those that are allowed."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = _ANY in allowed
@@ -329,15 +308,7 @@ class Origins:
                 )
 
     def check(self, values: Sequence[bytes], host: _Netloc) -> None:
-        """Let pass a request without Origin, and those whose Origin is the host's own or allowed.
-
-        Args:
-            values: The values of the header Origin.
-            host: What Host names.
-
-        Raises:
-            TurnedAwayError: 403.
-        """
+        """Let pass a request without Origin, and those whose Origin is the host's own or allowed."""
         if not values or self._any:
             return
         text = values[0].decode("latin-1").strip()
@@ -378,12 +349,8 @@ def _parse_origin(origin: str) -> tuple[str, str, int] | None:
     return scheme, netloc.host, netloc.port or _DEFAULT_PORTS[scheme]
 
 
-class Tokens:
-    """The tokens of a server, kept as digests.
-
-    Args:
-        tokens: Any of them lets a caller in; none: everybody may come in.
-    """
+class _Tokens:
+    """The tokens of a server, kept as digests."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
@@ -393,12 +360,6 @@ class Tokens:
         """Return the name of the caller's token; empty where no token is asked for.
 
         Every digest is compared, whole, whichever fits: the time tells nothing.
-
-        Args:
-            authorizations: The values of the header Authorization.
-
-        Raises:
-            TurnedAwayError: 401, no token or not one of them.
         """
         if not self._principals:
             return ""

@@ -264,9 +264,6 @@ def _take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
     """Return the settings, and take the tokens out of the environment.
 
     What an environment's code starts, or prints of its surroundings, should not have them.
-
-    Raises:
-        ConfigurationError: A value cannot be used.
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)

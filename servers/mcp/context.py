@@ -85,12 +85,8 @@ def lacking(
     }
 
 
-class Rounds:
+class _Rounds:
     """What a call has been answered so far.
-
-    Args:
-        state: What the call returned the round before, unsealed; None in the first.
-        responses: What the caller answers now.
 
     Attributes:
         open: The questions that the call ends with; empty where it does not.
@@ -352,8 +348,8 @@ def _least_level(ctx: ServerRequestContext[Any, Any], seat: RequestSeat) -> int 
     return LEVELS.index("debug" if seat.peer is None else seat.peer.level)
 
 
-def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> Rounds | None:
+def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> _Rounds | None:
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
     params = ctx.params or {}
-    return Rounds(params.get("requestState"), params.get("inputResponses"))
+    return _Rounds(params.get("requestState"), params.get("inputResponses"))

@@ -51,11 +51,6 @@ MAX_CONNECTIONS: Final = 64
 class _Connection:
     """One connection of the handshake versions.
 
-    Args:
-        session: What it speaks to.
-        owns: It opened the session, whose id it goes by, and which ends with it.
-        held: Bounds what is kept of all connections.
-
     Attributes:
         id: What the client, and the SDK, know it by.
         peer: The client.
@@ -283,11 +278,7 @@ class McpEngine:
     # Sessions
 
     async def _session_of(self, asked: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
-        """Return the session that a request is about, or a new one; and whether it was opened for it.
-
-        Raises:
-            McpRequestRefusedError: It is not there, or cannot be opened.
-        """
+        """Return the session that a request is about, or a new one; and whether it was opened for it."""
         sessions = self._sessions
         wanted = asked.in_header
         if asked.in_path is None and wanted is not None:

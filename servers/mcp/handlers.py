@@ -249,13 +249,7 @@ class Handlers:
         begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
         over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
-        """Do something in the request's session that may tell and ask its caller, and that it may give up.
-
-        Args:
-            ctx: The handler's.
-            begin: Does it, up to its first wait; see `EnvironmentRunner.begin`.
-            over: Makes a value of the end of the episode, where that is no failure.
-        """
+        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
         seat = self.seat(ctx)
         session = seat.session
         if session is None:

@@ -45,7 +45,7 @@ class HeldEvents:
         self._weights: dict[RecentEvents, int] = {}
         self._weight = 0
 
-    def weigh(self, events: "RecentEvents") -> None:
+    def count(self, events: "RecentEvents") -> None:
         """Take note of what a connection holds now, and make the others forget where all hold too much."""
         self._weight += events.weight - self._weights.pop(events, 0)
         self._weights[events] = events.weight
@@ -79,16 +79,16 @@ class RecentEvents(EventStore):
         self._last += 1
         if stream_id == GET_STREAM_KEY:
             self._standing = self._last
-        weight = len(stream_id) + weigh(message)  # streams are named by clients
+        weight = len(stream_id) + _weigh(message)  # streams are named by clients
         if weight > MAX_WEIGHT:
             message = _in_place_of(message)
-            weight = len(stream_id) + weigh(message)
+            weight = len(stream_id) + _weigh(message)
         if weight <= MAX_WEIGHT:
             self._events.append(_Event(self._last, stream_id, message, weight))
             self.weight += weight
         while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
             self.weight -= self._events.popleft().weight
-        self._held.weigh(self)
+        self._held.count(self)
         return str(self._last)
 
     def forget(self) -> None:
@@ -140,7 +140,7 @@ def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
     return JSONRPCError(jsonrpc="2.0", id=message.id, error=ErrorData(code=INTERNAL_ERROR, message=text))
 
 
-def weigh(message: JSONRPCMessage | None) -> int:
+def _weigh(message: JSONRPCMessage | None) -> int:
     """Return roughly how many characters a message has; looks no further than to MAX_WEIGHT."""
     weight = 0
     parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]

@@ -43,19 +43,15 @@ _MAX_AHEAD: Final = 16 * 1024 * 1024
 """Characters of all of these together; one request may have as many by itself."""
 
 
-class DisconnectedError(Exception):
+class _DisconnectedError(Exception):
     """There is nobody to talk to any more."""
 
 
-class Dialect(Protocol):
+class _Dialect(Protocol):
     """How requests are read and answered."""
 
     async def answer(self, session: EnvironmentSession, text: str | None) -> str | None:
-        """Return the reply to one frame, which is None where it is binary; None to a close.
-
-        Raises:
-            RefusalError: `UnknownSessionError` and `DeadlineExceededError`: the session is over.
-        """
+        """Return the reply to one frame, which is None where it is binary; None to a close."""
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the frame that tells of a refusal for which no request is to blame."""
@@ -63,14 +59,6 @@ class Dialect(Protocol):
 
 class _Conversation:
     """One socket, from accept to close. Its task is cancelled when somebody else ends it.
-
-    Args:
-        scope: The socket's.
-        receive: The server's.
-        send: Likewise.
-        sessions: Where sessions come from.
-        dialect: How requests are read and answered.
-        send_timeout_s: Seconds that a reply may lie unread before the client is dropped; 0 for ever.
 
     Attributes:
         busy: A request is being answered.
@@ -101,7 +89,7 @@ class _Conversation:
         receive: Receive,
         send: Send,
         sessions: SessionTable,
-        dialect: Dialect,
+        dialect: _Dialect,
         send_timeout_s: float,
     ) -> None:
         self._receive = receive
@@ -123,12 +111,7 @@ class _Conversation:
     async def serve(
         self, sockets: "Sockets", entering: AbstractAsyncContextManager[EnvironmentSession]
     ) -> None:
-        """Accept, hold a session for as long as the client stays, and close.
-
-        Args:
-            sockets: Keeps count.
-            entering: Gives the session.
-        """
+        """Accept, hold a session for as long as the client stays, and close."""
         await self._receive()
         await self._send({"type": "websocket.accept"})
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
@@ -149,7 +132,7 @@ class _Conversation:
         if task.done() and not task.cancelled():
             error = task.exception()
             # OSError is how a server tells that a reply found nobody.
-            if error is not None and not isinstance(error, DisconnectedError | OSError):
+            if error is not None and not isinstance(error, _DisconnectedError | OSError):
                 raise error
 
     async def _converse(
@@ -180,7 +163,7 @@ class _Conversation:
                     code = _GOING_AWAY
         except RefusalError as refusal:
             last = self._dialect.refusal(refusal)
-        except (DisconnectedError, OSError):
+        except (_DisconnectedError, OSError):
             raise
         except Exception:
             logger.exception("a session ended by a fault of the server")
@@ -194,7 +177,7 @@ class _Conversation:
         if self._ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
-                raise DisconnectedError
+                raise _DisconnectedError
             return message.get("text")
         while not self._ahead:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -229,7 +212,7 @@ class _Conversation:
 
     async def _say(self, text: str) -> None:
         if self.over:
-            raise DisconnectedError  # somebody else has ended the conversation
+            raise _DisconnectedError  # somebody else has ended the conversation
         self._watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.send", "text": text})
         self._watch.stop()
@@ -239,7 +222,7 @@ class _Conversation:
         if last is not None:
             await self._say(last)
         if self.over:
-            raise DisconnectedError
+            raise _DisconnectedError
         self.over = True
         self._watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.close", "code": code})
@@ -256,7 +239,7 @@ class _Conversation:
         keep(asyncio.create_task(self._end(code, last)))
 
     async def _end(self, code: int, last: str | None) -> None:
-        with suppress(DisconnectedError, OSError):
+        with suppress(_DisconnectedError, OSError):
             try:
                 await self._close(code, last)
             finally:
@@ -327,7 +310,7 @@ class SocketRoute:
     def __init__(
         self,
         sessions: SessionTable,
-        dialect: Dialect,
+        dialect: _Dialect,
         sockets: Sockets,
         send_timeout_s: float,
         *,

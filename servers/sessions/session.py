@@ -164,11 +164,6 @@ class EnvironmentSession:
 class _SessionCall(Generic[T]):
     """Runs in a task of its own, since neither its caller nor its deadline can be made to wait for it.
 
-    Args:
-        table: Ends the session at the deadline.
-        session: Its turn has been taken; it is given back when the call is over.
-        work: What to await.
-
     Attributes:
         task: What is under way.
         expired: The deadline has passed. The session is over, and is closed once the task ends.

@@ -17,10 +17,10 @@ from mcp_types import (
 )
 
 from openenv_core.tools import Elicit, Request, Sample
-from servers.mcp.context import Rounds
+from servers.mcp.context import _Rounds
 from servers.mcp.hub import MAX_WAITING, Outbox
-from servers.mcp.replies import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents, Replies, weigh
-from servers.mcp.stdio import MAX_READ_AHEAD, Lines
+from servers.mcp.replies import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents, Replies, _weigh
+from servers.mcp.stdio import MAX_READ_AHEAD, _Lines
 
 # Events that are kept for those who come back
 
@@ -87,12 +87,12 @@ async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_message_is_weighed_without_being_written() -> None:
-    assert 5 * 10_000 < weigh(answer("x" * 50_000)) < 51_000
-    assert weigh(None) < 100
+    assert 5 * 10_000 < _weigh(answer("x" * 50_000)) < 51_000
+    assert _weigh(None) < 100
     deep: Any = "x"
     for _ in range(5000):
         deep = {"a": [deep]}
-    assert weigh(JSONRPCNotification(jsonrpc="2.0", method="m", params=deep)) > 5000
+    assert _weigh(JSONRPCNotification(jsonrpc="2.0", method="m", params=deep)) > 5000
 
 
 # What is told, and how replies are sent
@@ -186,8 +186,8 @@ ANN = {"action": "accept", "content": {"name": "Ann"}}
 FOUR = {"role": "assistant", "content": {"type": "text", "text": "4"}, "model": "m"}
 
 
-def next_round(before: Rounds, responses: Any) -> Rounds:
-    return Rounds(before.result()["requestState"], responses)
+def next_round(before: _Rounds, responses: Any) -> _Rounds:
+    return _Rounds(before.result()["requestState"], responses)
 
 
 def both() -> dict[str, Request]:
@@ -195,7 +195,7 @@ def both() -> dict[str, Request]:
 
 
 def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
-    first = Rounds(None, None)
+    first = _Rounds(None, None)
     assert first.answers(both()) is None
     assert list(first.result()["inputRequests"]) == ["name", "thought"]
     second = next_round(first, {"name": ANN, "other": FOUR})
@@ -208,13 +208,13 @@ def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
 
 def test_answers_of_another_kind_are_none() -> None:
     for wrong in (FOUR, 5, None, [], {"action": "perhaps"}):
-        rounds = Rounds(None, {"name": wrong})
+        rounds = _Rounds(None, {"name": wrong})
         assert rounds.answers({"name": NAME}) is None
 
 
 def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
     bob = ANN | {"content": {"name": "Bob"}}
-    first = Rounds(None, {"name": ANN})
+    first = _Rounds(None, {"name": ANN})
     assert first.answers({"name": NAME}) == {"name": ANN}
     assert first.answers({"name": NAME}) is None  # the answer was to the first
     second = next_round(first, {"name": bob})
@@ -223,7 +223,7 @@ def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
 
 
 def test_a_tool_that_asks_something_else_this_time_is_answered_anew() -> None:
-    first = Rounds(None, {"name": ANN})
+    first = _Rounds(None, {"name": ANN})
     first.answers({"name": NAME})
     first.answers({"thought": THOUGHT})
     second = next_round(first, {"thought": FOUR})
@@ -233,7 +233,7 @@ def test_a_tool_that_asks_something_else_this_time_is_answered_anew() -> None:
     assert third.answers({"name": NAME}) is None
 
 
-# Lines of a host, read by a thread that may outlive the loop they are for
+# _Lines of a host, read by a thread that may outlive the loop they are for
 
 
 def reader() -> threading.Thread:
@@ -244,8 +244,8 @@ def reader() -> threading.Thread:
 def test_lines_that_come_when_the_loop_has_ended_harm_nobody() -> None:
     reading, writing = os.pipe()
 
-    async def begin() -> Lines:
-        return Lines(reading, 100)
+    async def begin() -> _Lines:
+        return _Lines(reading, 100)
 
     lines = asyncio.run(begin())
     thread = reader()
@@ -258,7 +258,7 @@ def test_lines_that_come_when_the_loop_has_ended_harm_nobody() -> None:
 
 async def test_lines_are_read_ahead_up_to_a_bound_and_in_order() -> None:
     reading, writing = os.pipe()
-    lines = Lines(reading, 100)
+    lines = _Lines(reading, 100)
     thread = reader()
     sent = [f"{number}\n" for number in range(3 * MAX_READ_AHEAD)]
     os.write(writing, "".join(sent).encode())
