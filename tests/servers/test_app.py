@@ -21,7 +21,6 @@ from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app, create_fastapi_app
 from servers.app import EnvironmentApp
-from servers.sessions import LocalSlots
 from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -175,18 +174,6 @@ def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the
     assert app.sessions.slots.cap == 7
     with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
         create_app(Solitary, Add, Count)
-
-
-async def test_slots_and_ids_of_ones_own() -> None:
-    app = app_of(Counter)
-    slots = LocalSlots(1)
-    app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
-    async with serving(app) as address:
-        with pytest.raises(ConfigurationError, match="runs already"):
-            app.configure(app.settings)
-        assert await opened(address) == "drawn"
-        assert slots.active == 1
-        assert (await request(address, "POST", "/reset", None, {HEADER: "a"})).status_code == 503
 
 
 def test_the_other_name_has_another_order() -> None:

@@ -202,11 +202,6 @@ async def test_the_thread_of_a_constructor_that_raises_ends() -> None:
     await eventually(lambda: set(threading.enumerate()) <= before)
 
 
-async def test_a_factory_that_returns_something_else() -> None:
-    with pytest.raises(TypeError, match="expected an environment with reset and step, got NoneType"):
-        await Executor(1).construct(lambda: None)  # type: ignore[arg-type,return-value]
-
-
 @pytest.mark.parametrize("kind", [CountedInline, CountedAsync], ids=lambda kind: kind.__name__)
 async def test_a_client_that_falls_silent_loses_its_slot(kind: type[Counted]) -> None:
     env = kind.fresh()

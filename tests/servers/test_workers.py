@@ -22,7 +22,7 @@ from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from servers.fleet.forwarder import ids_of, worker_of
+from servers.fleet.forwarder import worker_of
 from servers.fleet.peers import UnixPeers
 
 TOKEN = "correct-horse-battery-staple"
@@ -86,14 +86,6 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
             for others in ("other=1", 'bad[name]=1; "odd', "{json}={}"):
                 status, state = fleet.get("/state", Cookie=f"{others}; openenv_session={session}")
                 assert (status, state["step_count"]) == (200, 2)
-
-
-@pytest.mark.soak
-def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
-    with serve("--workers", str(WORKERS), "--token", TOKEN, app="solo:described") as server:
-        for _ in range(4):  # of either worker
-            status, told = server.get("/metadata", Authorization=f"Bearer {TOKEN}")
-            assert (status, told["description"]) == (200, "by an instance")
 
 
 @pytest.mark.soak
@@ -441,13 +433,6 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
                 left.kill()
             process.kill()
             process.wait()
-
-
-def test_ids_are_drawn_for_their_worker() -> None:
-    for workers_ in (1, 2, 3, 7):
-        for index in range(workers_):
-            assert worker_of(ids_of(index, workers_)(), workers_) == index
-    assert worker_of("\ud800", 3) in range(3)
 
 
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
+from serving import eventually, opened, request, rpc, serving
 from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
@@ -40,19 +40,6 @@ async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
             assert client.server_info.name == "toolbox"
         await eventually(lambda: session.over and not ToolBox.living - before)
         assert app.sessions.active == 0
-
-
-async def test_the_id_on_the_wire_is_that_of_the_session() -> None:
-    app = boxes()
-    async with serving(app) as address:
-        reply = await greet(address)
-        (session,) = app.sessions.standing
-        assert reply.headers["mcp-session-id"] == session.id
-        assert (await rpc(address, "tools/call", {"name": "bump", "session_id": session.id}))["result"][
-            "data"
-        ] == 1
-        async with host(address, f"/mcp/{session.id}", STATELESS) as client:
-            assert text_of(await client.call_tool("bump")) == "2"
 
 
 async def test_who_names_no_session_is_asked_to_begin_a_connection() -> None:
@@ -298,20 +285,6 @@ async def test_an_environment_without_tools_says_so() -> None:
         reply = await greet(address)
         assert reply.status_code == 404
         assert "offers none" in reply.json()["error"]["message"]
-
-
-@pytest.mark.soak
-async def test_a_socket_and_an_official_client_share_a_session() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
-        async with (
-            socket_to(address, f"?session_id={handle}") as socket,
-            host(address, f"/mcp/{handle}") as client,
-        ):
-            await client.call_tool("bump", {"by": 5})
-            data = {"type": "call_tool", "tool_name": "bump", "arguments": {}}
-            reply = await ask(socket, {"type": "step", "data": data})
-            assert reply["data"]["observation"]["result"] == 6
 
 
 @pytest.mark.soak
