@@ -364,7 +364,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             and (text := message.get("text")) is not None
         ):
             payload = text.encode()
-            self.transport.write(_head(len(payload)) + payload)
+            size = len(payload)
+            head = bytes((_WHOLE_TEXT, size)) if size < _SHORT else _long_head(size)
+            self.transport.write(head + payload)
             return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
             # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
@@ -412,10 +414,8 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
 
-def _head(size: int) -> bytes:
-    """Return the head of an unmasked text frame."""
-    if size < _SHORT:
-        return bytes((_WHOLE_TEXT, size))
+def _long_head(size: int) -> bytes:
+    """Return the head of an unmasked text frame whose length does not fit into its first two bytes."""
     if size < 1 << 16:
         return struct.pack("!BBH", _WHOLE_TEXT, 126, size)
     return struct.pack("!BBQ", _WHOLE_TEXT, 127, size)

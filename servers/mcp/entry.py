@@ -3,17 +3,18 @@
 import asyncio
 import importlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
+from servers.execution import ThreadPool
 from servers.mcp.requests import Exchange, McpRequestRefusedError, is_mcp, parse_request
 from servers.routes.http import json_answer, retry_headers
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
-from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class McpEntry:
         pool = ThreadPool(1, "import of the MCP SDK")
         try:
             async with asyncio.timeout(_IMPORT_TIMEOUT_S):
-                succeeded, value = await pool.submit(importlib.import_module, "servers.mcp.engine").waiter
+                load = partial(importlib.import_module, "servers.mcp.engine")
+                succeeded, value = await pool.submit(load).waiter
         finally:
             pool.close()
         if not succeeded:

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -14,12 +15,11 @@ from mcp.server.stdio import stdio_server
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.execution import EnvironmentRunner, end
+from servers.execution import EnvironmentRunner, ThreadPool, end
 from servers.mcp.context import RequestSeat
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
-from servers.threads import ThreadPool
 
 logger = logging.getLogger("servers")
 
@@ -101,7 +101,7 @@ class _Pipe:
 
     async def write(self, text: str) -> None:
         """Write a line."""
-        succeeded, value = await self._pool.submit(self._write, text.encode()).waiter
+        succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
         if not succeeded:
             logger.info("the host does not listen any more: %s", value)
             raise anyio.ClosedResourceError
