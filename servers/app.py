@@ -226,11 +226,16 @@ class EnvironmentApp(FastAPI):
         """Be served; for the application's lifespan. An app may be served again after its server has stopped.
 
         Raises:
+            ConfigurationError: The settings cannot be heeded.
             Exception: Whatever the author's lifespan raised.
         """
-        parts = self._built()
-        self._started = True
         self._refusal = None
+        try:
+            parts = self._built()
+        except OpenEnvError as error:
+            self._refusal = error
+            raise
+        self._started = True
         parts.sessions.draining = parts.sockets.draining = False
         lifespan = self._served.lifespan
         try:
