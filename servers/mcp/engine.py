@@ -338,7 +338,11 @@ class McpEngine:
     async def _connect(self, session: EnvironmentSession, *, owns: bool) -> _Connection:
         there = self._connections.setdefault(session, {})
         if len(there) >= MAX_CONNECTIONS:
-            unused = [one for one in there.values() if not one.posts and not one.streams and not one.owns]
+            unused = [
+                one
+                for one in there.values()
+                if one.established and not one.posts and not one.streams and not one.owns
+            ]
             if not unused:
                 text = "expected a session with room for another connection, got one that is full; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
@@ -347,7 +351,11 @@ class McpEngine:
         self._connections.setdefault(session, {})[connection.id] = connection
         ready = asyncio.Event()
         connection.task = keep(asyncio.create_task(self._serve(connection, ready)))
-        await ready.wait()
+        try:
+            await ready.wait()
+        except BaseException:
+            self._part(connection)
+            raise
         return connection
 
     async def _serve(self, connection: _Connection, ready: asyncio.Event) -> None:
