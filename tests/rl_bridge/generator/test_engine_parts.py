@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import threading
-from concurrent.futures import Future
 
 import pytest
 import torch
 from generator_fixtures import WAIT_S
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.handover import WeightReceiver, WeightSender
 from rl_bridge.generator.loop_thread import EngineLoopThread
 
@@ -29,60 +26,6 @@ class Stage:
 
 async def forever() -> None:
     await asyncio.get_running_loop().create_future()
-
-
-def test_work_begins_in_the_order_in_which_it_is_submitted() -> None:
-    stage = Stage()
-    with pytest.raises(GeneratorError, match="closed"):  # before the start nothing is taken
-        stage.thread.submit(forever())
-    stage.thread.start()
-    begun: list[int] = []
-
-    async def work(number: int) -> tuple[int, str]:
-        begun.append(number)
-        return number, threading.current_thread().name
-
-    futures = [stage.thread.submit(work(number)) for number in range(50)]
-    assert [future.result(WAIT_S) for future in futures] == [(number, "test") for number in range(50)]
-    assert begun == list(range(50))
-    assert not stage.thread.ended.cancel()  # who waits no longer does not take it from the others
-    stage.thread.close(WAIT_S)
-    assert (stage.thread.ended.result(0), stage.cleaned) == (None, 1)
-
-
-def test_cancelled_future_ends_its_work() -> None:
-    stage = Stage()
-    stage.thread.start()
-    ended: Future[None] = Future()
-
-    async def work() -> None:
-        try:
-            await forever()
-        finally:
-            ended.set_result(None)
-
-    future = stage.thread.submit(work())
-    stage.thread.submit(asyncio.sleep(0)).result(WAIT_S)  # it has begun
-    assert future.cancel()
-    ended.result(WAIT_S)
-    stage.thread.close(WAIT_S)
-
-
-def test_end_fails_what_is_under_way_and_what_comes_after() -> None:
-    stage = Stage()
-    stage.thread.start()
-    futures = [stage.thread.submit(forever()) for _ in range(20)]
-    stage.thread.end(RuntimeError("it broke"))
-    stage.thread.end(RuntimeError("later"))  # the first word counts
-    for future in futures:
-        with pytest.raises(GeneratorError, match="the engine has failed: it broke"):
-            future.result(WAIT_S)
-    with pytest.raises(GeneratorError, match="it broke"):
-        stage.thread.submit(forever())
-    with pytest.raises(GeneratorError, match="it broke"):
-        stage.thread.require_open()
-    assert str(stage.thread.ended.exception(WAIT_S)) == "it broke"
-    assert stage.cleaned == 1
 
 
 def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:

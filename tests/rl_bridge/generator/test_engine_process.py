@@ -69,15 +69,6 @@ def test_process_ends_when_its_owner_is_killed_before_it_has_loaded() -> None:
     wait_until(lambda: not runs(int(pid)))
 
 
-def test_process_ignores_an_interrupt_from_the_terminal() -> None:
-    with begin("-c", ENGINE, **{OWNER_VARIABLE: str(os.getpid())}) as engine:
-        assert engine.stdout is not None
-        assert engine.stdout.readline() == "loads\n"
-        engine.send_signal(signal.SIGINT)
-        engine.communicate("", timeout=WAIT_S)
-    assert engine.returncode == 0
-
-
 def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
     with begin("-c", ENGINE, **{OWNER_VARIABLE: "1"}) as orphan:  # as if another had started it
         told, _ = orphan.communicate("", timeout=WAIT_S)
@@ -115,14 +106,6 @@ def test_engine_that_stands_still_is_not_healthy(engine: Any, monkeypatch: pytes
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: healthy(engine))
-
-
-@pytest.mark.heavy
-def test_engine_answers_on_after_an_interrupt_from_the_terminal(engine: Any) -> None:
-    answering = engine.generate(MANY, WARM)
-    wait_until(lambda: engine._doing["generate"])
-    os.kill(process_of(engine), signal.SIGINT)
-    assert len(answering.result(WAIT_S)) == len(engine.generate(MANY, GREEDY).result(WAIT_S)) == len(MANY)
 
 
 # The last of this engine, which does not live on.

@@ -202,17 +202,6 @@ def test_answer_goes_on_under_new_weights(
     assert mixed > len(MANY) / 2
 
 
-def test_answer_interrupted_by_the_same_weights_ends_as_if_it_were_not(
-    engine: Any, weights: Callable[[int], dict[str, Tensor]]
-) -> None:
-    plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
-    answering = engine.generate(MANY, WARM, SEEDS)
-    until_generating(engine)
-    for _ in range(3):
-        engine.load(0, weights(0)).result(WAIT_S)
-    assert answering.result(WAIT_S) == plain
-
-
 def test_no_cached_prefix_outlives_its_weights(
     engine: Any, weights: Callable[[int], dict[str, Tensor]]
 ) -> None:
@@ -289,12 +278,3 @@ def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     engine.engine_core.shutdown()
     assert made == []
     assert sys.modules[proxies.__name__] is proxies
-
-
-def test_folder_without_a_checkpoint_is_an_error(tmp_path: Path, engine_environment: None) -> None:
-    from rl_bridge.generator.engine import VllmEngine
-
-    broken = VllmEngine(engine_settings(tmp_path))
-    with pytest.raises(GeneratorError, match="vLLM cannot start"):
-        broken.start().result(WAIT_S)
-    broken.close()

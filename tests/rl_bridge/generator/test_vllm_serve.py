@@ -117,18 +117,3 @@ def test_refused_prompt_of_a_server_is_named(engines: dict[str, EndpointEngine])
             engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
         assert refused.value.prompt == 1
     assert len(engines["processed"].generate(PROMPTS[:1], WARM).result(WAIT_S)) == 1
-
-
-def test_other_model_or_length_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
-    endpoint = OpenAiEndpoint(url=urls["raw"], model="other")
-    engine = EndpointEngine(engine_settings(tiny_policy, engine="openai", endpoint=endpoint))
-    with pytest.raises(ConfigError, match=r"expected generator.model to be one of tiny"):
-        engine.start().result(WAIT_S)
-    engine.close()
-    longer = engine_settings(
-        tiny_policy, engine="openai", endpoint=OpenAiEndpoint(url=urls["raw"], model="tiny"), max_length=33
-    )
-    engine = EndpointEngine(longer)
-    with pytest.raises(ConfigError, match=r"rollout.max_length of at most 32"):
-        engine.start().result(WAIT_S)
-    engine.close()

@@ -9,7 +9,6 @@ from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
     RunObserver,
     SpanCollector,
-    event_rows,
     group_counts,
     lease_rows,
     server_row,
@@ -54,21 +53,6 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
-async def test_process_that_does_not_answer_is_as_it_was_last_known() -> None:
-    trainer = Service(r0=spent(10, 5))
-    run = fleet(trainer=trainer)
-    collector = SpanCollector(run, own=Spans())
-    await collector.collect()
-    trainer.answers = False
-    await collector.collect()
-    trainer.answers, trainer.totals = True, {}
-    await collector.collect()
-    assert collector.known["trainer-0"] == spent(10, 5)
-    del run.services["trainer"]
-    await collector.collect()
-    assert collector.known.keys() == {"controller"}
-
-
 def test_mesh_and_versions() -> None:
     run = fleet(policy=Service())
     (row,) = service_rows(run, {"policy": {0: 12}})
@@ -108,19 +92,6 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
     assert observer.versions == {"policy": {0: 3, 1: 2}, "rollout": {}}
     assert observer.workers == {7: "rollout-0", 8: "rollout-0"}
     assert observer.spans.known.keys() == {"controller"}
-
-
-def test_last_events_with_their_reasons() -> None:
-    run = fleet()
-    for number in range(60):
-        run.events.append(
-            SimpleNamespace(
-                at=number, service="policy", replica=0, what="lost", detail="" if number < 59 else "9"
-            )
-        )
-    rows = event_rows(run)
-    assert [row.at for row in rows] == list(range(10, 60))
-    assert (rows[-2].what, rows[-1].what) == ("lost", "lost: 9")
 
 
 def test_groups_and_leases() -> None:

@@ -53,23 +53,6 @@ def test_a_response_has_the_same_reward_in_whatever_batch(
     assert model.score(pairs[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
 
 
-def test_a_reward_is_what_the_checkpoint_says_of_the_whole_chat(checkpoint: Path) -> None:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    chat = [{"role": "user", "content": "17 0 10"}, {"role": "assistant", "content": "hit"}]
-    ids = tokenizer.encode(
-        tokenizer.apply_chat_template(chat, tokenize=False), return_tensors="pt", add_special_tokens=False
-    )
-    with torch.no_grad():
-        expected = float(AutoModelForSequenceClassification.from_pretrained(checkpoint)(ids).logits)
-    model = load(checkpoint)
-    assert model.score([("17 0 10", "hit"), (chat[:1], "hit")]) == pytest.approx(
-        [expected, expected], abs=1e-5
-    )
-
-
 def test_too_long_has_no_reward_and_no_number_is_an_error(
     checkpoint: Path, tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from rl_bridge.config import Config
 from rl_bridge.errors import RewardError
 from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
-from rl_bridge.rewards.pool import RewardPool, RewardWorker
+from rl_bridge.rewards.pool import RewardPool
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -99,27 +99,6 @@ async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
         assert await ask(pool, "return", 1) == 1.0
 
 
-async def test_a_process_that_had_died_before_is_no_loss_of_the_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(RewardWorker, "lost", False)  # as if nobody had noticed yet
-    async with open_pool() as pool:
-        for pid in pool.pids:
-            os.kill(pid, signal.SIGKILL)
-        assert await ask(pool, "return", 1) == 1.0
-        assert (pool.counts.workers_lost, pool.counts.lost) == (2, 0)
-
-
-async def test_a_slot_that_was_given_to_somebody_who_left_goes_to_the_next() -> None:
-    async with open_pool(workers=1) as pool:
-        worker = await pool._take()
-        leaving = asyncio.ensure_future(pool._take())
-        await asyncio.sleep(0)
-        pool._give(worker)
-        leaving.cancel()
-        assert await ask(pool, "return", 1) == 1.0
-
-
 @pytest.mark.soak
 async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> None:
     async with open_pool(workers=1) as pool:
@@ -177,7 +156,6 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
             "reward_functions.absent",
             "expected 'reward_functions.absent' to be a plain function, got NoneType",
         ),
-        ("reward_functions.awaited", "got a coroutine function"),
         ("reward_functions.one_argument", "to take prompt, response and target"),
         ("no.such.function", r"expected to import 'no\.such' .* got ModuleNotFoundError"),
     ],

@@ -213,16 +213,3 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
         await running.until(lambda: len(running.worker_pids()) == 2 and going not in running.worker_pids())
         await running.step()
     await until_no_session_is_left(notebook)
-
-
-async def test_killed_policy_costs_no_episode(notebook: str, tiny_policy: Path, tmp_path: Path) -> None:
-    async with bridge(notebook, tiny_policy, tmp_path, wait_s=0.1) as running:
-        await running.step()
-        await running.until(lambda: len(running.buffer.ledger.leases) == GROUPS)
-        for status in running.policy.replicas:
-            os.kill(status.pids[0], signal.SIGKILL)
-        groups = await running.step()
-        # Both were gone: whoever asked has waited until one was back, with the weights of this step.
-        assert {group.version for group in groups} == {1}
-        assert running.buffer.ledger.lost == 0
-        assert running.dispatcher.counts.retried == 0

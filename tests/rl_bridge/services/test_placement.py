@@ -63,11 +63,6 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     assert placement.take(ONE, HOST_AVOIDANCE_S).first == 0
 
 
-def test_more_hosts_than_there_are_is_an_error() -> None:
-    with pytest.raises(RoleError, match=r"expected 2 host\(s\) in a row with 0 free"):
-        Placement(hosts=1, gpus=0).take(ServiceOptions(hosts=2), 0.0)
-
-
 def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
     placement = Placement(hosts=2, gpus=1, gpuless=2)
     needy = ServiceOptions(with_gpus=True)
@@ -103,21 +98,10 @@ def test_restarts_older_than_the_window_do_not_count() -> None:
     assert budget.spend(30.0) == 1.0
 
 
-def test_no_budget_makes_every_loss_final() -> None:
-    assert RestartBudget(RestartPolicy(budget=0)).spend(0.0) is None
-
-
-def test_many_restarts_wait_no_longer_than_the_bound() -> None:
-    budget = RestartBudget(RestartPolicy(budget=5000, window_s=1e9, backoff_s=0.5, max_backoff_s=30.0))
-    assert {budget.spend(float(now)) for now in range(4000)} == {0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0}
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"budget": -1}, "a budget of at least 0 restarts, got -1"),
-        ({"window_s": 0.0}, "a window of more than 0 s, got 0"),
-        ({"backoff_s": -0.1}, "0 <= backoff_s <= max_backoff_s"),
         ({"backoff_s": 5.0, "max_backoff_s": 1.0}, "got backoff_s=5 and max_backoff_s=1"),
     ],
 )

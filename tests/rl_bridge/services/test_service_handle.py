@@ -1,13 +1,12 @@
 """Handles, sessions and replays over targets that are no processes; local services."""
 
 import asyncio
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from rl_bridge.errors import GeneratorError, NoReplicaError, ReplicaLostError, WeightsError
+from rl_bridge.errors import NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
 from rl_bridge.services import replays as replays_module
 from rl_bridge.services.balancer import TargetGoneError
@@ -98,18 +97,6 @@ async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lo
     assert second.calls == []
 
 
-async def test_a_replica_that_only_leaves_ends_what_it_has_begun() -> None:
-    first, second = FakeTarget(0), FakeTarget(1)
-    handle = ServiceHandle(roster(1, first))
-    first.hold()
-    told = asyncio.ensure_future(handle.tell.route())
-    await turns()
-    handle.update(roster(2, second))
-    first.released.set()
-    assert await told == 0
-    assert await handle.tell.route() == 1
-
-
 async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so() -> None:
     # A rollout worker, say, whose own call to another service was lost.
     target = FakeTarget(0)
@@ -170,18 +157,6 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
     assert (session.replica, session.moved) == (1, 1)
     with pytest.raises(TypeError, match=r"call tell\.fanout on the service"):
         await session.tell.fanout()
-
-
-async def test_errors_pass_and_names_are_checked() -> None:
-    target = FakeTarget(0)
-    target.error = GeneratorError("no")
-    handle = ServiceHandle(roster(1, target))
-    with pytest.raises(GeneratorError, match="no"):
-        await handle.ask.route()
-    with pytest.raises(AttributeError, match="one of the endpoints ask, tell, got 'aks'"):
-        _ = handle.aks
-    travelled = pickle.loads(pickle.dumps(roster(4)))
-    assert (travelled.epoch, travelled.endpoints) == (4, {"ask", "tell"})
 
 
 async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:
