@@ -42,7 +42,11 @@ def test_short_training_beats_always_standing(ropewalk: Callable[..., Watched], 
     assert report.keys() >= REPORT_FIELDS
     assert report["exact_return"] > evaluate(dict.fromkeys(DECISION_STATES, "stand")).mean_return
     assert max(row["mismatch/logprob_max"] for row in rows(folder)) <= 1e-4
-    for role in ("policy", "trainer", "rollout"):  # what a busy machine takes from a process belongs to nobody
+    for role in (
+        "policy",
+        "trainer",
+        "rollout",
+    ):  # what a busy machine takes from a process belongs to nobody
         assert min(row[f"span/{role}/unaccounted"] for row in rows(folder)) <= UNACCOUNTED
     for picture in ("learning_curve.png", "policy_grid.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
