@@ -14,7 +14,7 @@ from rl_bridge.errors import EngineFailedError
 from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
 from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.starts import own_seed
+from rl_bridge.services.options import own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 

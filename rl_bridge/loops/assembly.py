@@ -33,9 +33,6 @@ from rl_bridge.loops.settings import (
     dispatch_settings,
     engine_settings,
     environment_servers,
-    restart_policy,
-    reward_model_settings,
-    reward_settings,
     trainer_settings,
     worker_settings,
 )
@@ -52,7 +49,7 @@ from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_task
 from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
-from rl_bridge.services.placement import by_need
+from rl_bridge.services.options import by_need
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
@@ -117,12 +114,12 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if config.reward.function:
         starting["reward"] = (
             _of(config, RewardActor, "reward", table.reward, coders),
-            (reward_settings(config),),
+            (config.reward,),
         )
     elif config.reward.model is not None:
         starting["reward"] = (
             _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD),
-            (reward_model_settings(config, config.reward.model),),
+            (config.reward.model, config.rollout.max_length),
         )
     tasks: dict[str, asyncio.Task[Service]] = {}
     longest_s = config.monarch.start_timeout_s
@@ -170,7 +167,7 @@ def _of(
         num_replicas=role.replicas,
         name=name,
         environment=environment,
-        restarts=restart_policy(config.monarch),
+        restarts=config.monarch.restarts,
         start_timeout_s=config.monarch.start_timeout_s,
     )
 
@@ -340,9 +337,7 @@ def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> Environm
     async def changed(urls: tuple[str, ...]) -> None:
         tell_coders(coders_file(folder), urls)
 
-    return EnvironmentServers(
-        app=role.app, count=role.replicas, restarts=restart_policy(monarch), on_change=changed
-    )
+    return EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=changed)
 
 
 def _hosts(monarch: MonarchConfig) -> Hosts:

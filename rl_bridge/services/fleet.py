@@ -14,15 +14,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rl_bridge.errors import BridgeError, ReplicaLostError
-from rl_bridge.services import starts
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.incarnation import Incarnation
 from rl_bridge.services.leaving import leave_quietly
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement
+from rl_bridge.services.options import START_VARIABLE, Placement, ServiceOptions, start_of
+from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise, watch_others
 from rl_bridge.services.service import Service
-from rl_bridge.services.supervision import ENDED, new_mark, supervise, watch_others
 
 T = TypeVar("T")
 
@@ -131,7 +128,7 @@ class Fleet:
         )
         self._services[name] = service
         try:
-            await service.scale(options.num_replicas)
+            await service.start()
         except BaseException:
             del self._services[name]
             await service.stop()
@@ -169,7 +166,7 @@ class Fleet:
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
                 **self._hosts.variables_of(slot.gpu_of(rank)),
-                starts.VARIABLE: starts.start_of(replica, rank, before),
+                START_VARIABLE: start_of(replica, rank, before),
                 **options.environment,
             }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.services.leaving import interruptible
-from rl_bridge.services.placement import ReplicaSlot
+from rl_bridge.services.options import ReplicaSlot
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host

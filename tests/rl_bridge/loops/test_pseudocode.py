@@ -23,14 +23,12 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.buffer.ledger import Ledger
     from rl_bridge.buffer.replay import Admission, ReplayBuffer
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.config import AlgorithmConfig, RewardConfig, TrainerConfig
     from rl_bridge.data.actor import DatasetActor
     from rl_bridge.data.settings import DatasetSettings
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
     from rl_bridge.rewards.actor import RewardActor
-    from rl_bridge.rewards.function import Ensemble
-    from rl_bridge.rewards.settings import RewardSettings
     from rl_bridge.rollout.groups import training_samples
     from rl_bridge.services import Fleet, LocalService
     from rl_bridge.tokens.chat import ChatTokenizer
@@ -70,13 +68,7 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
         policy, trainer, reward, dataloader = await asyncio.gather(
             PolicyActor.options(environment=engine_environment(on_gpu=False)).as_service(engine, store),
             TrainerActor.options(environment=ONE_THREAD).as_service(training, store),
-            RewardActor.as_service(
-                RewardSettings(
-                    ensemble=Ensemble(functions=("test_pseudocode.compute_reward",)),
-                    workers=1,
-                    timeout_s=10.0,
-                )
-            ),
+            RewardActor.as_service(RewardConfig(function="test_pseudocode.compute_reward", workers=1)),
             DatasetActor.as_service(DatasetSettings(source=str(examples), seed=0)),
         )
         buffer = ReplayBuffer(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import ModelError, RewardError
-from rl_bridge.rewards.settings import RewardModelSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -33,7 +32,7 @@ def make_reward_model(folder: Path, policy: Path, *, labels: int = 1, end_as_pad
 def load(path: Path, **options: Any) -> Any:
     from rl_bridge.rewards.model import RewardModel
 
-    return RewardModel(RewardModelSettings(model_path=str(path), max_length=64, **options))
+    return RewardModel(str(path), max_length=64, **options)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +95,8 @@ async def test_it_is_a_service(checkpoint: Path, tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardModelActor
     from rl_bridge.services.fleet import Fleet
 
-    settings = RewardModelSettings(model_path=str(checkpoint), max_length=64)
     async with Fleet(tmp_path / "logs"), asyncio.timeout(120):
-        reward = await RewardModelActor.options(name="reward").as_service(settings)
+        reward = await RewardModelActor.options(name="reward").as_service(str(checkpoint), 64)
         calls = [
             reward.evaluate_response.route(prompt="17 0 10", response=word, target=None) for word in WORDS
         ]

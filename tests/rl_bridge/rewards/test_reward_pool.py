@@ -15,9 +15,8 @@ import psutil
 import pytest
 from reward_functions import alive, until
 
-from rl_bridge.config import Config
+from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
-from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards.pool import RewardPool
 
@@ -33,7 +32,11 @@ def _workers_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_pool(*functions: str, workers: int = 2, timeout_s: float = HANG_S, **options: Any) -> RewardPool:
     names = [f"reward_functions.{name}" for name in functions or ["compute_reward"]]
-    return RewardPool(names, workers=workers, timeout_s=timeout_s, **options)
+    return pool_of(*names, workers=workers, timeout_seconds=timeout_s, **options)
+
+
+def pool_of(*functions: str, **options: Any) -> RewardPool:
+    return RewardPool(RewardConfig(function=functions, **{"workers": 1, "timeout_seconds": HANG_S} | options))
 
 
 async def ask(pool: RewardPool, response: str, target: Any = None) -> float | None:
@@ -162,7 +165,7 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
 )
 async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
     with pytest.raises(RewardError, match=words):
-        async with RewardPool([function], workers=1, timeout_s=HANG_S):
+        async with pool_of(function):
             pytest.fail("it was started")
     assert guards() == []
 
@@ -172,19 +175,10 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
 ) -> None:
     (tmp_path / "lasting.py").write_text("import time\n\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    config = Config.model_validate(
-        {
-            "data": {"source": "a.jsonl"},
-            "rollout": {},
-            "reward": {"function": "lasting.f", "start_timeout_seconds": 1.0},
-        }
-    )
-    settings = reward_settings(config)
-    names, longest = settings.ensemble.functions, settings.start_timeout_s
     with pytest.raises(
         RewardError, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
     ) as told:
-        async with RewardPool(names, workers=1, timeout_s=HANG_S, start_timeout_s=longest):
+        async with pool_of("lasting.f", start_timeout_seconds=1.0):
             pytest.fail("it was started")
     assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
     assert guards() == []
@@ -199,7 +193,7 @@ async def test_a_pool_that_can_have_no_processes_any_more_says_so(
     module.write_text("def f(prompt, response, target):\n    return 1.0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    async with RewardPool(["vanishing.f"], workers=1, timeout_s=HANG_S) as pool:
+    async with pool_of("vanishing.f") as pool:
         assert await ask(pool, "x") == 1.0
         module.unlink()
         os.kill(pool.pids[0], signal.SIGKILL)
@@ -227,11 +221,12 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
 
 OWNER = """
 import asyncio, sys
+from rl_bridge.config import RewardConfig
 from rl_bridge.rewards.pool import RewardPool
-from rl_bridge.rewards.pool import RewardWorker
 
 async def main():
-    async with RewardPool(["reward_functions.compute_reward"], workers=1, timeout_s=600) as pool:
+    reward = RewardConfig(function="reward_functions.compute_reward", workers=1, timeout_seconds=600)
+    async with RewardPool(reward) as pool:
         await pool.evaluate(prompt="", response="start_daemons", target=sys.argv[1])
 
 asyncio.run(main())

@@ -40,10 +40,10 @@ SILENCE_S = 15.0
 @pytest.fixture(autouse=True)
 def _prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Roles can be imported, and a machine that stands still for seconds loses no process: tests count losses."""
-    from rl_bridge.services import supervision
+    from rl_bridge.services import processes
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(supervision, "MIN_SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(processes, "MIN_SILENCE_S", SILENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -45,16 +45,16 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
 ) -> None:
     import monarch.actor
 
-    from rl_bridge.services import supervision
+    from rl_bridge.services import processes
 
     reports: list[object] = []
-    original = supervision._on_fault
+    original = processes._on_fault
 
     def recorded(failure: object) -> None:
         reports.append(failure)
         original(failure)
 
-    monkeypatch.setattr(supervision, "_on_fault", recorded)
+    monkeypatch.setattr(processes, "_on_fault", recorded)
     async with services.Fleet(tmp_path / "first") as first:
         worker = await roles.Worker.options(name="worker").as_actor(7)
         pid = await first.guard(worker.describe.route())

@@ -48,7 +48,7 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
 
 
 def shown(folder: Path, told: dict[str, str], given: str | None) -> str:
-    from rl_bridge.services.incarnation import _SHELL
+    from rl_bridge.services.processes import _SHELL
 
     log = folder / "log"
     inherited = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}

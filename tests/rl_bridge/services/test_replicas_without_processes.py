@@ -9,7 +9,7 @@ import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge import services
-from rl_bridge.services.placement import Place
+from rl_bridge.services.options import Place
 
 
 class Processes:
@@ -104,8 +104,8 @@ HANG_S = 60.0
 @pytest.mark.heavy
 async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.incarnation import Incarnation
     from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.processes import Incarnation
     from rl_bridge.services.service import Service
 
     def start(replica: int) -> Incarnation:

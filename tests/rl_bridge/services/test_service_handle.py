@@ -8,9 +8,8 @@ import pytest
 
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
-from rl_bridge.services import replays as replays_module
-from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.replays import Replays
+from rl_bridge.services import balancer as replays_module
+from rl_bridge.services.balancer import Replays, TargetGoneError
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""

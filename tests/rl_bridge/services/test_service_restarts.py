@@ -13,7 +13,7 @@ from service_waits import WAIT_S, alive, descendants, held, kill, until, until_g
 
 from rl_bridge import services
 from rl_bridge.errors import GeneratorError, ReplicaLostError, RoleError, WeightsError
-from rl_bridge.services.starts import VARIABLE, start_of
+from rl_bridge.services.options import START_VARIABLE, start_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ def began(folder: Path) -> list[int]:
 async def test_a_replica_killed_idle_serves_again_with_the_current_state(
     roles: ModuleType, tmp_path: Path
 ) -> None:
-    from rl_bridge.services import supervision
+    from rl_bridge.services import processes
 
     async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service()
@@ -52,17 +52,23 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
         happened = [event.what for event in fleet.events if event.replica == 0]
         assert happened == ["starting", "serving", "lost", "restarting", "starting", "serving"]
         (how,) = (event.detail for event in fleet.events if event.what == "lost")
-        assert how == supervision.ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
+        assert how == processes.ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
 
 
 async def test_each_start_of_each_replica_is_told_which_it_is(roles: ModuleType, tmp_path: Path) -> None:
     async with services.Fleet(tmp_path, heartbeat_s=0.2):
         ranks = await roles.Ranks.options(num_replicas=2).as_service()
-        assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 0)}
+        assert (await ranks.variable.fanout(START_VARIABLE)).values == {
+            0: start_of(0, 0, 0),
+            1: start_of(1, 0, 0),
+        }
         kill(pids_of(ranks)[1])
         await until(lambda: not all_serve(ranks))
         await until(lambda: all_serve(ranks))
-        assert (await ranks.variable.fanout(VARIABLE)).values == {0: start_of(0, 0, 0), 1: start_of(1, 0, 1)}
+        assert (await ranks.variable.fanout(START_VARIABLE)).values == {
+            0: start_of(0, 0, 0),
+            1: start_of(1, 0, 1),
+        }
 
 
 async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
@@ -151,8 +157,8 @@ async def test_a_state_that_cannot_be_had_costs_no_restart(roles: ModuleType, tm
 async def test_who_refuses_what_a_starting_replica_takes_is_replaced(roles: ModuleType) -> None:
     """Over targets that are no processes, so that each answers in its turn."""
 
-    from rl_bridge.services.incarnation import Incarnation
     from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.processes import Incarnation
     from rl_bridge.services.service import Service
 
     def start(replica: int) -> Incarnation:
