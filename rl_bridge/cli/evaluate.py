@@ -47,7 +47,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     require_name(arguments.name, what="evaluations")
-    from rl_bridge.loops.evaluation_session import evaluate_run
+    from rl_bridge.loops.session import evaluate_run
 
     name = arguments.name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
     evaluate_run(config, Path(config.output_dir) / name)

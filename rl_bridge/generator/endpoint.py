@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
+from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
 from rl_bridge.generator import openai_api
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.openai_api import EndpointClient, plain
-from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -46,22 +46,25 @@ class EndpointEngine:
     A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take.
 
     Args:
-        settings: With an endpoint. At most `max_num_seqs` requests are under way at a time.
+        config: The run's: `generator` says where the server is. At most `rollout.max_num_seqs` requests are under way
+            at a time.
 
     Attributes:
         version: Always 0: the server's weights are what they are.
+        statistics: None: a server keeps its own.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
-        assert settings.endpoint is not None
+    def __init__(self, config: Config) -> None:
         self.version: PolicyVersion = 0
-        self._settings = settings
-        self._endpoint: OpenAiEndpoint = settings.endpoint
+        self.statistics = None
+        self._rollout = config.rollout
+        self._endpoint: GeneratorConfig = config.generator
         self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
         self._looked_at: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
+        self._deadlines: set[asyncio.Timeout] = set()
 
     @property
     def ended(self) -> "Future[None]":
@@ -72,7 +75,7 @@ class EndpointEngine:
         """Ask the server for the model; the future is done when it has it.
 
         The future's errors: ConfigError where the server does not serve the model, or not to us; GeneratorError
-        where it does not answer within `settings.timeout_s`.
+        where it does not answer within `rollout.generate_timeout_s`.
         """
         self._thread.start()
         return self._thread.submit(self._start())
@@ -116,8 +119,8 @@ class EndpointEngine:
         PROCESS_SPANS.rest("prompts")
         self._http = EndpointClient(
             self._endpoint,
-            connections=self._settings.max_num_seqs,
-            longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._settings.max_length,
+            connections=self._rollout.max_num_seqs,
+            longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
         )
         with span("start", waits_for="endpoint"):
             async with self._in_time("its models"):
@@ -137,10 +140,10 @@ class EndpointEngine:
                 f"got {self._endpoint.model!r}"
             )
         longest = models[self._endpoint.model].max_model_len
-        if longest is not None and longest < self._settings.max_length:
+        if longest is not None and longest < self._rollout.max_length:
             raise ConfigError(
                 f"expected rollout.max_length of at most {longest}, which is what {self._endpoint.url} takes, "
-                f"got {self._settings.max_length}"
+                f"got {self._rollout.max_length}"
             )
 
     async def _generate(
@@ -168,7 +171,7 @@ class EndpointEngine:
     async def _complete(
         self, place: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
-        answer = await self._ask(openai_api.body(self._endpoint.model, prompt, sampling, seed), place)
+        answer = await self._ask(openai_api.body(str(self._endpoint.model), prompt, sampling, seed), place)
         return openai_api.completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _look(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
@@ -181,7 +184,7 @@ class EndpointEngine:
                 openai_api.first_alternatives(
                     await self._ask(
                         openai_api.body(
-                            self._endpoint.model,
+                            str(self._endpoint.model),
                             prompt,
                             replace(first, temperature=temperature),
                             None,
@@ -197,14 +200,23 @@ class EndpointEngine:
 
     async def _ask(self, body: dict[str, object], place: int) -> openai_api.CompletionResponse:
         assert self._http is not None
-        return openai_api.read(await self._http.request("POST", "/completions", body, place))
+        answer = await self._http.request("POST", "/completions", body, place)
+        for (
+            deadline
+        ) in self._deadlines:  # a server that answers is not late, however many wait for their turn
+            deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
+        return openai_api.read(answer)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
-        limit_s = self._settings.timeout_s
+        limit_s = self._rollout.generate_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                yield
+            async with asyncio.timeout(limit_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
         except TimeoutError:
             trouble = "no answer" if self._http is None else self._http.trouble
             raise GeneratorError(

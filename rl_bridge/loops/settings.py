@@ -6,32 +6,12 @@ from rl_bridge.config import Config, EnvConfig
 from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.environments.session import SessionDeadlines
-from rl_bridge.generator.settings import EngineSettings, endpoint_of
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import GroupFilter, Overlong
 from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import task_type
 from rl_bridge.trainer.settings import TrainerSettings
-
-
-def engine_settings(config: Config, model_path: Path) -> EngineSettings:
-    """What a generator is started with."""
-    rollout = config.rollout
-    return EngineSettings(
-        model_path=str(model_path),
-        dtype=config.model.dtype,
-        max_length=rollout.max_length,
-        max_num_seqs=rollout.max_num_seqs,
-        kv_cache_bytes=rollout.kv_cache_mb << 20,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        seed=config.seed,
-        engine=config.generator.engine,
-        endpoint=endpoint_of(config.generator),
-        weight_update=rollout.weight_update,
-        timeout_s=rollout.generate_timeout_s,
-        deterministic=config.deterministic,
-    )
 
 
 def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:

@@ -26,7 +26,7 @@ from rl_bridge.rollout.counts import EpisodeCounts, Tally, final_outcomes, summa
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import ACCEPT_ALL, NO_VARIANCE, GroupFilter
 from rl_bridge.rollout.seeds import group_seed
-from rl_bridge.types import Group, PolicyVersion, Trajectory
+from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -224,16 +224,25 @@ class Dispatcher:
             One outcome a seed, in order.
 
         Raises:
-            RolloutError: The time ran out.
+            RolloutError: The time ran out, or the policy fails and fails.
         """
         outcomes: dict[int, Outcome] = {}
         free = asyncio.Semaphore(self._settings.slots)
+        without_policy = 0
 
         async def play(first: int) -> None:
+            nonlocal without_policy
             part = tuple(seeds[first : first + self._settings.group_size])
             async with free:
                 for place, outcome in enumerate(await self._play_part(part, episode)):
                     outcomes[first + place] = outcome
+                    failed = isinstance(outcome, NoTrajectory) and outcome.ending is Ending.FAILED_POLICY
+                    without_policy = without_policy + 1 if failed else 0
+                    if isinstance(outcome, NoTrajectory) and without_policy >= min(FEWEST_LOST, len(seeds)):
+                        raise RolloutError(
+                            f"the policy failed in {without_policy} held-out episodes in a row: {outcome.reason} "
+                            "(rollout.generate_timeout_s is how long an engine may go without a token)"
+                        )
             progress(len(outcomes))
 
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import BridgeError, ReplicaLostError
+from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
@@ -72,7 +72,7 @@ class Fleet:
         self._services: dict[str, Service] = {}
         self._starts: Counter[str] = Counter()
         self._name = new_mark()
-        self._fault: asyncio.Future[BridgeError] = asyncio.get_running_loop().create_future()
+        self._fault: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._outer: Any = None
 
     @property
@@ -124,7 +124,7 @@ class Fleet:
             record=lambda replica, what, detail: self.events.append(
                 FleetEvent(time.time(), name, replica, what, detail)
             ),
-            on_failure=self._fail,
+            on_failure=self.fail,
         )
         self._services[name] = service
         try:
@@ -192,7 +192,8 @@ class Fleet:
         # the one that forwards a dead process's log.
         logger.info("Monarch reports what is about none of our processes: %s", report)
 
-    def _fail(self, failure: BridgeError) -> None:
+    def fail(self, failure: BaseException) -> None:
+        """The run has lost what it cannot do without: whatever `guard` waits for ends with this."""
         if not self._fault.done():
             self._fault.set_result(failure)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rl_bridge.config.monarch import RestartPolicy
+from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
 from rl_bridge.errors import RoleError
 
 

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_bridge.generator.settings import ONE_THREAD
+from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.observation import SpanCollector
 from rl_bridge.metrics.spans import SpanWindow, by_role
 from rl_bridge.metrics.throughput import Throughput

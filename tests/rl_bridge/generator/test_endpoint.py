@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
-from generator_fixtures import WAIT_S, engine_settings, wait_until
+from generator_fixtures import WAIT_S, engine_config, wait_until
 
 from rl_bridge.config import Config, load_config, ready_to_train
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint, endpoint_of
 from rl_bridge.services.handle import LocalService
 from rl_bridge.types import SamplingSettings
 
@@ -37,16 +36,14 @@ def server(serving: StandIn) -> StandIn:
     return serving
 
 
-def settings(server: StandIn, **changes: Any) -> EngineSettings:
-    endpoint = OpenAiEndpoint(url=server.url, model=MODEL, key_variable=changes.pop("key_variable", None))
-    return engine_settings(
-        Path("nowhere"), engine="openai", endpoint=endpoint, **{"max_num_seqs": 4} | changes
-    )
+def asking(server: StandIn, **generator: Any) -> Config:
+    named = {"engine": "openai", "url": server.url, "model": MODEL}
+    return engine_config(generator=named | generator, max_num_seqs=4)
 
 
 @pytest.fixture
 def engine(server: StandIn) -> Iterator[EndpointEngine]:
-    one = EndpointEngine(settings(server))
+    one = EndpointEngine(asking(server))
     one.start().result(WAIT_S)
     yield one
     one.close()
@@ -140,7 +137,7 @@ def test_deadline_error_names_the_last_trouble(
 )
 def test_unusable_server_is_refused_at_the_start(server: StandIn, how: dict[str, Any], words: str) -> None:
     server.behaviour = Behaviour(**how)
-    engine = EndpointEngine(settings(server))
+    engine = EndpointEngine(asking(server))
     with pytest.raises(ConfigError, match=words):
         engine.start().result(WAIT_S)
     engine.close()
@@ -148,7 +145,7 @@ def test_unusable_server_is_refused_at_the_start(server: StandIn, how: dict[str,
 
 def test_key_comes_from_the_environment(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     server.behaviour = Behaviour(key="secret")
-    named = settings(server, key_variable="KEY_OF_THE_TEST")
+    named = asking(server, key_variable="KEY_OF_THE_TEST")
     absent = EndpointEngine(named)
     with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold the key"):
         absent.start().result(WAIT_S)
@@ -165,7 +162,7 @@ def test_key_comes_from_the_environment(server: StandIn, monkeypatch: pytest.Mon
 
 
 async def test_endpoint_serves_evaluation_and_takes_no_weights(server: StandIn) -> None:
-    replica = PolicyReplica(settings(server))
+    replica = PolicyReplica(asking(server), "nowhere")
     await replica.setup()
     client = GeneratorClient(LocalService(replica).generate_many.route, max_batch=4)
     answers = await asyncio.gather(*(client.complete(prompt, WARM) for prompt in PROMPTS))
@@ -190,16 +187,12 @@ def config(**generator: Any) -> Config:
 
 def test_training_on_a_server_is_refused() -> None:
     named = config(engine="openai", url="http://host:8000/v1/", model="m", key_variable="KEY")
-    assert endpoint_of(named.generator) == OpenAiEndpoint(
-        url="http://host:8000/v1", model="m", key_variable="KEY"
-    )
     with pytest.raises(
-        ConfigError, match="the weights of the server at http://host:8000/v1/ cannot be updated"
+        ConfigError, match="the weights of the server at http://host:8000/v1 cannot be updated"
     ):
         ready_to_train(named)
     for kind in ("vllm", "vllm_async"):
         ready_to_train(config(engine=kind))
-        assert endpoint_of(config(engine=kind).generator) is None
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from forward_proxy import answering, proxy_everything
 
+from rl_bridge.config import GeneratorConfig
 from rl_bridge.errors import ConfigError
 from rl_bridge.generator import openai_api as endpoint_client
 from rl_bridge.generator.openai_api import EndpointClient
-from rl_bridge.generator.settings import OpenAiEndpoint
 
 KEY = "sk-0123456789"
 LONGEST = 1000
@@ -37,7 +37,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def client(answer: Answer) -> EndpointClient:
-    endpoint = OpenAiEndpoint(url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST")
+    endpoint = GeneratorConfig(
+        engine="openai", url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST"
+    )
     one = EndpointClient(endpoint, connections=2, longest=LONGEST)
     one._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=one._http.headers)
     return one
@@ -149,7 +151,9 @@ def test_pauses_double_and_respect_retry_after(waits: list[float]) -> None:
 def test_proxy_is_used_for_other_hosts_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask_all(urls: list[str]) -> None:
         for url in urls:
-            one = EndpointClient(OpenAiEndpoint(url=url, model="m"), connections=2, longest=LONGEST)
+            one = EndpointClient(
+                GeneratorConfig(engine="openai", url=url, model="m"), connections=2, longest=LONGEST
+            )
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 

@@ -8,8 +8,8 @@ import torch
 from generator_fixtures import WAIT_S
 from torch import Tensor
 
-from rl_bridge.generator.handover import WeightReceiver, WeightSender
 from rl_bridge.generator.loop_thread import EngineLoopThread
+from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 
 
 class Stage:

@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from generator_fixtures import (
     WAIT_S,
-    engine_settings,
+    be_patient,
+    engine_config,
     perturbed,
     policy_service,
     process_of,
@@ -36,7 +36,7 @@ MANY = prompts(64, length=300)
 ENGINE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, lambda *_: os._exit(3))
-import rl_bridge.generator.vllm_process
+import rl_bridge.generator.vllm_worker
 print("loads", flush=True)
 sys.stdin.read()
 """
@@ -79,7 +79,7 @@ def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
 def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
     from rl_bridge.generator.async_engine import AsyncVllmEngine
 
-    one = AsyncVllmEngine(engine_settings(long_policy, engine="vllm_async", max_length=512))
+    one = AsyncVllmEngine(engine_config(max_length=512), str(long_policy), seed=0)
     one.start().result(200)
     yield one
     one.close()
@@ -99,7 +99,7 @@ def test_engine_that_stands_still_is_not_healthy(engine: Any, monkeypatch: pytes
     pid = process_of(engine)
     os.kill(pid, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=1.5))
+        be_patient(engine, monkeypatch, 1.5)
         wait_until(lambda: not healthy(engine))
         with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 1.5 s"):
             engine.check()

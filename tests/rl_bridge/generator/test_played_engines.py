@@ -6,21 +6,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import WAIT_S, engine_settings, wait_until
+from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
 
 from rl_bridge.errors import GeneratorError
-from rl_bridge.generator import async_engine, batches
+from rl_bridge.generator import async_engine
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.handover import WeightReceiver
 from rl_bridge.generator.replica import make_engine
+from rl_bridge.generator.vllm_api import EngineStatistics
+from rl_bridge.generator.vllm_worker import WeightReceiver
 from rl_bridge.types import SamplingSettings
 
 HOW = SamplingSettings(temperature=1.0, max_new_tokens=4)
@@ -64,8 +64,9 @@ class Collector:
 class PlayedLLM:
     """Does what `AsyncLLM` does: a token a step of each of the first requests, unless it is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: EngineStatistics) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.statistics = statistics
         self.calls: list[str] = []
         self.requests: dict[str, Collector] = {}
         self.version = "?"
@@ -86,6 +87,7 @@ class PlayedLLM:
                 continue
             for collector in list(self.requests.values())[:RUNNING]:
                 collector.versions.append(self.version)
+                self.statistics.last_token_at = time.monotonic()
                 if len(collector.versions) == collector.tokens or self.enough:
                     del self.requests[collector.request_id]
                     answer = answer_of(len(collector.versions), collector.prompt[0], collector.versions)
@@ -146,12 +148,14 @@ class PlayedLLM:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncVllmEngine]:
-    monkeypatch.setattr(async_engine, "build_async_engine", lambda settings: PlayedLLM())
+    monkeypatch.setattr(
+        async_engine, "build_async_engine", lambda *_, statistics, **__: PlayedLLM(statistics)
+    )
     monkeypatch.setattr(async_engine, "end_async_engine", PlayedLLM.end)
     monkeypatch.setattr(async_engine, "sampling_params", params)
     monkeypatch.setattr(async_engine, "refusals", lambda: (ValueError,))
     monkeypatch.setattr(async_engine, "POLL_INTERVAL_S", 0.01)
-    one = AsyncVllmEngine(engine_settings(Path("nowhere"), engine="vllm_async"))
+    one = AsyncVllmEngine(engine_config(), "nowhere", seed=0)
     one.start().result(WAIT_S)
     yield one
     one.close()
@@ -183,7 +187,7 @@ def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: As
     engine.check()
     asked = engine._asked
     wait_until(lambda: engine._asked not in (None, asked))
-    engine._asked = time.monotonic() - engine._settings.timeout_s - 1.0
+    engine._asked = time.monotonic() - engine._rollout.generate_timeout_s - 1.0
     with pytest.raises(GeneratorError, match=r"make a step within 300 s"):
         engine.check()
     llm = played(engine)
@@ -238,7 +242,7 @@ def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> No
 def test_load_that_does_not_end_ends_the_engine(
     engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch, stuck: str
 ) -> None:
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.1, weight_update="drain"))
+    be_patient(engine, monkeypatch, 0.1)
     if stuck == "load_handed_over":
         played(engine).stands_still.clear()
     else:
@@ -249,6 +253,19 @@ def test_load_that_does_not_end_ends_the_engine(
     assert engine.version == 0
 
 
+def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_patient(engine, monkeypatch, 0.3)
+    longer = [
+        engine.generate([[1], [2]], replace(HOW, max_new_tokens=200)) for _ in range(4)
+    ]  # a second together
+    assert [len(future.result(WAIT_S)) for future in longer] == [2] * 4
+    played(engine).paused = True
+    with pytest.raises(GeneratorError, match=r"has sampled no token for 0\.3 s .*not all of 1 prompts"):
+        engine.generate([[1]], HOW).result(WAIT_S)
+
+
 def test_engine_that_does_not_abort_in_time_ends(
     engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,9 +273,10 @@ def test_engine_that_does_not_abort_in_time_ends(
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(async_engine, "ABORT_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
+    played(engine).paused = True
+    be_patient(engine, monkeypatch, 0.05)
     monkeypatch.setattr(played(engine), "abort", hang)
-    with pytest.raises(GeneratorError, match=r"1 prompts within 0\.05 s|give answers up"):
+    with pytest.raises(GeneratorError, match=r"no token for 0\.05 s|give answers up"):
         engine.generate([[1]], ENDLESS).result(WAIT_S)
     assert "give answers up within 0.01 s" in str(engine.ended.exception(WAIT_S))
 
@@ -280,10 +298,13 @@ class PlayedCore:
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.statistics: Any = None
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.requests: dict[str, Any] = {}
         self.version = "?"
         self.broken = ""
+        self.step_s = 0.0
+        self.silent = False
         self.may_step = threading.Event()
         self.may_step.set()
 
@@ -299,7 +320,11 @@ class PlayedCore:
     def step(self) -> list[Any]:
         assert self.may_step.wait(WAIT_S)
         self.require("step")
+        time.sleep(self.step_s)
         outputs = []
+        if self.silent:
+            return outputs
+        self.statistics.last_token_at = time.monotonic()
         for request_id, one in list(self.requests.items()):
             one.versions.append(self.version)
             if len(one.versions) == one.tokens:
@@ -326,16 +351,21 @@ class PlayedCore:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> PlayedCore:
     one = PlayedCore()
-    monkeypatch.setattr(batches, "sampling_params", params)
-    monkeypatch.setattr(batches, "refusals", lambda: (ValueError,))
-    monkeypatch.setattr(engine_module, "build_engine", lambda settings: one)
+    monkeypatch.setattr(engine_module, "sampling_params", params)
+    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
+
+    def build(*_: Any, statistics: EngineStatistics, **__: Any) -> PlayedCore:
+        one.statistics = statistics
+        return one
+
+    monkeypatch.setattr(engine_module, "build_engine", build)
     return one
 
 
 @pytest.fixture
 def inner(core: PlayedCore) -> Iterator[VllmEngine]:
     """The engine in this process, which has not been started."""
-    one = VllmEngine(engine_settings(Path("nowhere")))
+    one = VllmEngine(engine_config(), "nowhere", seed=0)
     yield one
     core.may_step.set()
     one.close()
@@ -350,6 +380,20 @@ def test_inner_engine_drains_before_it_loads(inner: VllmEngine) -> None:
     assert {answer.version for future in earlier for answer in future.result(0)} == {0}
 
 
+def test_inner_engine_that_samples_is_not_late_and_one_that_does_not_is(
+    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.step_s = 0.002
+    be_patient(inner, monkeypatch, 0.1)
+    longer = inner.generate([[1], [2]], replace(HOW, max_new_tokens=100))
+    inner.start().result(WAIT_S)
+    assert len(longer.result(WAIT_S)) == 2
+    core.silent = True
+    with pytest.raises(GeneratorError, match=r"no token for 0\.1 s .*0 of 1 prompts were answered"):
+        inner.generate([[1]], HOW).result(WAIT_S)
+    assert not core.requests
+
+
 def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +404,7 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     wait_until(lambda: core.requests)
     inner.check()
     with monkeypatch.context() as patch:
-        patch.setattr(inner, "_settings", replace(inner._settings, timeout_s=0.01))
+        be_patient(inner, patch, 0.01)
         wait_until(lambda: time.monotonic() - inner._beat > 0.05)
         with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 0.01 s"):
             inner.check()
@@ -371,12 +415,12 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
 def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(settings: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise GeneratorError("vLLM cannot start on 'nowhere'")
 
     monkeypatch.setattr(async_engine, "build_async_engine", fail)
     monkeypatch.setattr(engine_module, "build_engine", fail)
-    engine = make_engine(engine_settings(Path("nowhere"), engine=kind))
+    engine = make_engine(engine_config(generator={"engine": kind}), "nowhere")
     with pytest.raises(GeneratorError, match="vLLM cannot start"):
         engine.start().result(WAIT_S)
     assert "vLLM cannot start" in str(engine.ended.exception(WAIT_S))

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import engine_settings
+from generator_fixtures import engine_config
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError, WeightsError
@@ -79,7 +78,7 @@ class Stage:
     def __init__(self) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
-        self.replica: Any = PolicyReplica(engine_settings(Path("nowhere")), store)
+        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store)
         self.replica._engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from free_ports import free_port
-from generator_fixtures import WAIT_S, engine_settings, logprobs, prompts
+from generator_fixtures import WAIT_S, engine_config, logprobs, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefusedError
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -66,10 +65,8 @@ def urls(
 def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
     made = {}
     for name, url in urls.items():
-        endpoint = OpenAiEndpoint(url=url, model="tiny")
-        made[name] = EndpointEngine(
-            engine_settings(tiny_policy, engine="openai", endpoint=endpoint, timeout_s=START_S)
-        )
+        asked = {"engine": "openai", "url": url, "model": "tiny"}
+        made[name] = EndpointEngine(engine_config(generator=asked, generate_timeout_s=START_S))
     for starting in [engine.start() for engine in made.values()]:
         starting.result(START_S)
     yield made

@@ -168,3 +168,22 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
             del old["episodes"][name]
         await bridge.dispatcher.rewind(1, old, {"groups": b"[]"})
         assert bridge.dispatcher.counts.understood
+
+
+@simulated
+async def test_held_out_episodes_end_with_the_policy_and_not_with_some_losses() -> None:
+    gone: set[int] = set()
+
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        lost = assignment.seeds[0] in gone
+        if lost:
+            failed = NoTrajectory(absence=Absence.DROPPED, reason="status 503", ending=Ending.FAILED_POLICY)
+            return AssignmentResult(lease=assignment.lease, outcomes=(failed,) * len(assignment.seeds))
+        return await at_once(workers, assignment)
+
+    async with Bridge(how, slots=1).dispatcher as dispatcher:
+        gone = {0, 8}
+        assert len(await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)) == 16
+        gone = set(range(16))
+        with pytest.raises(RolloutError, match="failed in 8 held-out episodes in a row: status 503"):
+            await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)

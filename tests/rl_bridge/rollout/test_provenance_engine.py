@@ -82,20 +82,17 @@ def log() -> EngineLog:
 
 @pytest.fixture(scope="module")
 def engine(policy: Path, log: EngineLog, engine_environment: None) -> Iterator[Any]:
+    from rl_bridge.config import Config, RolloutConfig
     from rl_bridge.generator.engine import VllmEngine
-    from rl_bridge.generator.settings import EngineSettings
 
     log.engine = one = VllmEngine(
-        EngineSettings(
-            model_path=str(policy),
-            dtype="float32",
-            max_length=MAX_LENGTH,
-            max_num_seqs=AT_ONCE,
-            kv_cache_bytes=64 << 20,
-            gpu_memory_utilization=0.1,
-            seed=0,
-            weight_update="continue",
-        )
+        Config(
+            rollout=RolloutConfig(
+                max_length=MAX_LENGTH, max_num_seqs=AT_ONCE, kv_cache_mb=64, weight_update="continue"
+            )
+        ),
+        str(policy),
+        seed=0,
     )
     one.start().result(200)
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +104,7 @@ def engine(policy: Path, log: EngineLog, engine_environment: None) -> Iterator[A
 def weights(policy: Path, version: int) -> Mapping[str, Any]:
     import torch
 
-    from rl_bridge.generator.checkpoint import Checkpoint
+    from rl_bridge.generator.replica import Checkpoint
 
     source = torch.Generator().manual_seed(version)
     return {
