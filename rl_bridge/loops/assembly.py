@@ -21,8 +21,9 @@ from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
+from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.introductions import Introductions
 from rl_bridge.loops.observation import RunObserver
@@ -274,7 +275,8 @@ async def open_players(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.generate_timeout_s + FINAL_REPLY_TIMEOUT_S,
+            timeout_s=config.rollout.timeout_s,
+            open_session=lambda near: roles.policy.session(near=near, room=config.rollout.max_num_seqs),
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -302,6 +304,7 @@ async def open_players(
                 rollout,
                 buffer,
                 dispatch_settings(config),
+                collect=collect,
                 explain=None if servers is None else servers.traceback,
             ),
             servers=servers,

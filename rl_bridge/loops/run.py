@@ -168,7 +168,7 @@ class Run:
             with span("probe", waits_for="policy"):
                 complete.update(await self.probe())
         with span("ask for spans", waits_for="processes"):
-            complete.update(await self.observer.spans.figures())
+            complete.update(await self.observer.metrics())
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete

@@ -138,7 +138,6 @@ def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSet
         model_path=str(model_path),
         sessions=max(1, env.sessions // rollout.num_workers),
         deadlines=session_deadlines(config),
-        generation_timeout_s=rollout.generate_timeout_s,
         checkpoint_on_preemption=rollout.checkpoint_on_preemption,
     )
 

@@ -14,7 +14,7 @@ from openenv_core import EnvClient
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import RolloutError
-from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
@@ -23,7 +23,7 @@ from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import load_task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_PERIOD_S = 10.0
@@ -62,7 +62,8 @@ class RolloutActor(ServiceActor):
             self._generate,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: 1 if self._policy is None else self._policy.serving,
-            timeout_s=settings.generation_timeout_s + FINAL_REPLY_TIMEOUT_S,
+            timeout_s=config.rollout.timeout_s,
+            open_session=self._open_session,
         )
         policy = ChatPolicy(
             ChatTokenizer(settings.model_path, thinking=config.model.thinking),
@@ -81,10 +82,16 @@ class RolloutActor(ServiceActor):
         if settings.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    async def _generate(self, *args: Any) -> Any:
+    def _known_policy(self) -> ServiceHandle:
         if self._policy is None:
             raise RolloutError("expected take_policy before the first assignment, it was not called")
-        return await self._policy.generate_many.route(*args)
+        return self._policy
+
+    async def _generate(self, *args: Any) -> Any:
+        return await self._known_policy().generate_many.route(*args)
+
+    def _open_session(self, near: StickySession | None) -> StickySession:
+        return self._known_policy().session(near=near, room=self._settings.config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         if self._reward is None:

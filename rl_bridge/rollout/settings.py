@@ -16,7 +16,6 @@ class WorkerSettings:
         model_path: A checkpoint with the policy's tokenizer.
         sessions: Episodes in flight at most, in this worker.
         deadlines: Of every wait for an environment.
-        generation_timeout_s: How long an answer of the policy may take.
         checkpoint_on_preemption: On SIGTERM, hand back what is finished of every assignment before going.
     """
 
@@ -25,5 +24,4 @@ class WorkerSettings:
     model_path: str
     sessions: int
     deadlines: SessionDeadlines
-    generation_timeout_s: float
     checkpoint_on_preemption: bool

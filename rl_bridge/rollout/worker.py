@@ -50,7 +50,7 @@ class RolloutWorker:
     ) -> None:
         self._sessions = sessions
         self._task = task
-        self._policy = policy
+        self.policy = policy
         self._max_attempts = max_attempts
         self._judge = judge
         self._playing: dict[int, _Playing] = {}
@@ -99,7 +99,7 @@ class RolloutWorker:
         self.cut(list(self._playing))
         await self._idle.wait()
 
-    async def attempt(self, seed: int, sibling: int, playing: "_Playing") -> Outcome:
+    async def attempt(self, seed: int, sibling: int, playing: "_Playing", policy: ChatPolicy) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's."""
         assignment = playing.assignment
         key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
@@ -110,7 +110,8 @@ class RolloutWorker:
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
-                return await self._play(seed, assignment.settings, key, answers)
+                with policy.settled() as settled:
+                    return await self._play(seed, assignment.settings, key, answers, settled)
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
@@ -128,12 +129,13 @@ class RolloutWorker:
         settings: EpisodeSettings,
         key: tuple[int, int, int] | None,
         answers: list[tuple[Turn, str]],
+        policy: ChatPolicy,
     ) -> Outcome:
         async with self._sessions.lease() as session:
             try:
                 trajectory = await play_episode(
                     session,
-                    self._policy,
+                    policy,
                     self._task,
                     seed=seed,
                     settings=settings,
@@ -167,13 +169,14 @@ class _Playing:
     async def run(self) -> None:
         """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
         assignment = self.assignment
-        self._outcomes = await until_stopped(
-            [
-                self._worker.attempt(seed, sibling, self)
-                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-            ],
-            self.stop,
-        )
+        with self._worker.policy.settled() as policy:
+            self._outcomes = await until_stopped(
+                [
+                    self._worker.attempt(seed, sibling, self, policy)
+                    for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+                ],
+                self.stop,
+            )
 
     def result(self, *, preempted: bool) -> AssignmentResult:
         unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")

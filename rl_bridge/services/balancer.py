@@ -5,7 +5,9 @@ Fan-outs that define the replicas' state are kept too: the last of each is given
 
 import asyncio
 import contextlib
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -171,6 +173,9 @@ class Balancer:
         self._lost: dict[Key, str] = {}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
+        self._sessions: Counter[Key] = Counter()
+        self._salt = random.randrange(1 << 30)
+        """Or many callers, each with a balancer of its own, would all begin with the same replica."""
 
     @property
     def targets(self) -> tuple[ReplicaTarget, ...]:
@@ -222,6 +227,32 @@ class Balancer:
         """Whether calls go to this very target."""
         known = self._targets.get(target.replica)
         return known is not None and key_of(known) == key_of(target)
+
+    def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
+        """Open a session with a target, until `unsettle`: with one where another session is, or the one with fewest.
+
+        Args:
+            near: Where the other session is.
+            room: The sessions that a target may have for it to be chosen for their nearness.
+
+        Returns:
+            The target; None where there is none now.
+        """
+        now = time.monotonic()
+        free = [target for target in self.targets if not self._router.is_suspended(target.replica, now)]
+        if not (choice := free or list(self.targets)):
+            return None
+        fewest = min(choice, key=lambda one: (self._sessions[key_of(one)], hash((self._salt, one.replica))))
+        nearest = [one for one in choice if near is not None and key_of(one) == key_of(near)]
+        target = nearest[0] if nearest and self._sessions[key_of(nearest[0])] < room else fewest
+        self._sessions[key_of(target)] += 1
+        return target
+
+    def unsettle(self, target: ReplicaTarget) -> None:
+        """Close a session with a target."""
+        self._sessions[key_of(target)] -= 1
+        if not self._sessions[key_of(target)]:
+            del self._sessions[key_of(target)]
 
     def fail(self, failure: Exception) -> None:
         """From now on every call that needs a target raises `failure`."""

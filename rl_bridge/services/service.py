@@ -1,6 +1,7 @@
 """A service: replicas of one actor, kept running, called as one; and how they stand."""
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -130,9 +131,9 @@ class Service(Routed):
         """Call `listener` with every new roster from now on, in the event loop; it must not block."""
         self._listeners.append(listener)
 
-    def session(self) -> StickySession:
-        """Calls that stay with one replica as long as it lives."""
-        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE)
+    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
+        """Calls that stay with one replica as long as it lives; see `StickySession`."""
+        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE, near=near, room=room)
 
     async def look(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.

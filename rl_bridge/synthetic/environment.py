@@ -1,7 +1,8 @@
 """What a synthetic worker plays: an environment that sleeps, and a policy that answers at once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,6 +60,11 @@ class InstantPolicy(ChatPolicy):
 
     def __init__(self) -> None:
         self.version: PolicyVersion = 0
+
+    @contextmanager
+    def settled(self) -> Iterator["InstantPolicy"]:
+        """There is no replica to settle at."""
+        yield self
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
         """One token."""

@@ -9,6 +9,7 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import Client
+from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, RolloutService
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
@@ -124,7 +125,7 @@ async def run_job(
     """
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
-    async with Dispatcher(rollout, buffer, _dispatch(settings)) as dispatcher:
+    async with Dispatcher(rollout, buffer, _dispatch(settings), collect=collect) as dispatcher:
         for version in range(settings.iterations):
             began = clock()
             with span("collect", waits_for="rollout"):

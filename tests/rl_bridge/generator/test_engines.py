@@ -3,7 +3,6 @@
 import itertools
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,8 +75,8 @@ def unfinished(engine: Any) -> int:
 
 def until_generating(engine: Any) -> None:
     """Wait until the engine is in the middle of what it was asked for."""
-    wait_until(lambda: engine._doing["generate"] if hasattr(engine, "_doing") else engine._batches)
-    time.sleep(0.05)  # some steps
+    tokens = engine.statistics.totals.generated_tokens
+    wait_until(lambda: engine.statistics.totals.generated_tokens > tokens + len(MANY))
 
 
 def test_logprobs_are_those_of_the_sampling_distribution(engine: Any, reference: Any) -> None:

@@ -1,6 +1,7 @@
 """The loop among roles that are no processes: order, deadlines, and what ends it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import SyncFigures
+from rl_bridge.rollout.groups import training_samples
 
 
 async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_path: Path) -> None:
@@ -39,6 +41,21 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_p
         {"iteration": 1, "trained": [0, 1, 2, 3], "dropped": {}},
         {"iteration": 2, "trained": [4, 5, 6, 7], "dropped": {}},
     ]
+
+
+async def test_batches_are_built_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        threads.append(threading.current_thread())
+        return training_samples(*arguments, **settings)
+
+    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
+    await Stage(tmp_path).train()
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
     RunObserver,
@@ -51,6 +52,34 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     assert figures["span/trainer/work/train"] == 19 / 20
     assert figures["span/controller/unaccounted"] == 1.0
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
+
+
+async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_after_a_restart() -> None:
+    policy: Any = Service()
+    policy.endpoints = frozenset({"statistics"})
+    answers: dict[int, EngineTotals | None] = {}
+
+    async def look(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+        return {"statistics": answers}[endpoint]
+
+    policy.look = look
+    observer = RunObserver(fleet(policy=policy))
+    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
+    told = await observer.metrics()
+    assert told["generator/prefix_hit_rate"] == 60 / 200
+    # 100 and 10 more prompt tokens; the second has been started again.
+    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75), 1: EngineTotals(10, 5, 5, 2, 0.125)}
+    told = {
+        name: value for name, value in (await observer.metrics()).items() if name.startswith("generator/")
+    }
+    assert told == {
+        "generator/prefix_hit_rate": 55 / 110,
+        "generator/tokens": 35.0,
+        "generator/preemptions": 2.0,
+        "generator/kv_cache_usage": 0.75,
+    }
+    answers.clear()
+    assert not any(name.startswith("generator/") for name in await observer.metrics())
 
 
 def test_mesh_and_versions() -> None:

@@ -18,6 +18,7 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.seeds import sampling_seed
@@ -79,6 +80,7 @@ class Bridge:
                 deterministic=True,
                 timeout_s=WAIT_S,
             ),
+            collect=collect,
         )
 
     async def step(self) -> list[Group]:

@@ -1,6 +1,7 @@
 """Answers to a dataset's prompts: whose example is answered, and what becomes of a sibling that comes to nothing."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,7 @@ class Parts:
     def loop(self, *, max_attempts: int = 1) -> SingleTurn:
         service: Any = LocalService(self)
         policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
+        policy.settled = lambda: nullcontext(policy)
         return SingleTurn(service, policy, service, max_attempts=max_attempts)
 
     def assignment(self, group: int) -> Assignment:

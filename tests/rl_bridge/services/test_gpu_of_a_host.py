@@ -31,6 +31,19 @@ def test_remote_hosts_are_told_positions() -> None:
     assert here.variables_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
+@pytest.mark.parametrize(
+    ("devices", "counted"),
+    [("3,5", ("3", "5")), (" 3, 5", ("3", "5")), ("0,0", ()), ("-1", ()), ("1,-1,2", ("1",)), ("", ())],
+)
+def test_what_cuda_does_not_show_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, devices: str, counted: tuple[str, ...]
+) -> None:
+    from rl_bridge.services.hosts import Hosts
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    assert Hosts.this_machine().gpus == counted
+
+
 def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from rl_bridge.devices import own_device
     from rl_bridge.errors import ModelError

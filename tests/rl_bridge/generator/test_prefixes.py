@@ -1,0 +1,71 @@
+"""Turns of an episode, and its siblings' first turns, find their prefixes however many generators there are."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import policy_service
+
+from rl_bridge.generator.client import GeneratorClient, SettledClient
+from rl_bridge.types import SamplingSettings
+
+TURNS, GROUPS, SIBLINGS = 8, 9, 3
+BEGIN, HEARD = 200, 26
+"""Tokens of a first prompt, and of what is heard between two answers."""
+HOW = SamplingSettings(temperature=1.0, max_new_tokens=6)
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, 40, (count,), generator=generator).tolist()
+    return tokens
+
+
+async def episode(client: Any, prompt: Sequence[int], seed: int) -> None:
+    tokens = list(prompt)
+    for turn in range(TURNS):
+        answer = await client.complete(tokens, HOW)
+        tokens += [*answer.tokens, *drawn(HEARD, 100 * seed + turn)]
+
+
+async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = True) -> float:
+    """Of a task of eight turns, played by groups of siblings."""
+    settings = {"max_length": 512, "max_num_seqs": 16, "kv_cache_mb": 64}
+    async with policy_service(path, folder, replicas=replicas, **settings) as (policy, _):
+        client = GeneratorClient(
+            policy.generate_many.route,
+            max_batch=16,
+            replicas=lambda: replicas,
+            open_session=lambda near: policy.session(near=near, room=16),
+        )
+
+        async def sibling(group: SettledClient, prompt: Sequence[int], seed: int) -> None:
+            with group.settled() as one:
+                await episode(one if settled else client, prompt, seed)
+
+        async def group(number: int) -> None:
+            prompt = drawn(BEGIN, 10_000 + number)
+            with client.settled() as one:
+                await asyncio.gather(
+                    *(sibling(one, prompt, SIBLINGS * number + place) for place in range(SIBLINGS))
+                )
+
+        for first in range(0, GROUPS, 3):  # as the dispatcher does, which keeps so many in flight
+            await asyncio.gather(*(group(number) for number in range(first, first + 3)))
+        told = (await policy.statistics.fanout()).values.values()
+        await client.close()
+        return sum(one.cached_tokens for one in told) / sum(one.prompt_tokens for one in told)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+async def test_three_generators_find_nine_tenths_of_the_prefixes_that_one_finds(
+    long_policy: Path, tmp_path: Path
+) -> None:
+    alone = await hit_rate(long_policy, tmp_path / "one", replicas=1)
+    together = await hit_rate(long_policy, tmp_path / "three", replicas=3)
+    assert alone > 0.3
+    assert together >= 0.9 * alone
