@@ -82,8 +82,8 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
 
 
 def _synthetic(seconds: float) -> "Throughput":
-    from rl_bridge.synthetic.run import run_synthetic
-    from rl_bridge.synthetic.settings import SyntheticSettings
+    from rl_bridge.synthetic.actor import run_synthetic
+    from rl_bridge.synthetic.job import SyntheticSettings
 
     settings = SyntheticSettings()
     iterations = max(MIN_ITERATIONS, round(seconds / settings.train_s))
@@ -96,7 +96,7 @@ def _print(found: "Throughput", *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from rl_bridge.cli.spent_view import spent_table, throughput_lines
+    from rl_bridge.cli.status_view import spent_table, throughput_lines
 
     console = Console()
     console.print(throughput_lines(found), highlight=False, soft_wrap=True)

@@ -19,24 +19,20 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
-from rl_bridge.errors import ConfigError, RoleError
+from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
-from rl_bridge.loops.history import GroupHistory
-from rl_bridge.loops.introductions import Introductions
-from rl_bridge.loops.observation import RunObserver
+from rl_bridge.loops.observation import RunObserver, snapshot
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.settings import (
     dataset_settings,
     dispatch_settings,
     environment_servers,
     trainer_settings,
-    worker_settings,
 )
-from rl_bridge.loops.status import snapshot
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
@@ -55,6 +51,72 @@ from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
+
+
+INTRODUCTION_TIMEOUT_S = 60.0
+
+
+class Introductions:
+    """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
+
+    A worker that is started later is told by its service: the endpoints are replayed.
+
+    Args:
+        failed: Told what went wrong, if anything does.
+        patience_s: How long one piece of news may take, before the next is told.
+    """
+
+    def __init__(
+        self, *, failed: Callable[[BaseException], None], patience_s: float = INTRODUCTION_TIMEOUT_S
+    ) -> None:
+        self._patience_s = patience_s
+        self._failed = failed
+        self._news: dict[str, Any] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, endpoint: str, news: Any) -> None:
+        """Have workers told, soon; `endpoint` is the one of theirs that takes it."""
+        self._news[endpoint] = news
+        self._wake.set()
+
+    async def begin(self, rollout: Service) -> None:
+        """Tell everything now, then go on telling in the background.
+
+        Args:
+            rollout: The service of the workers.
+
+        Raises:
+            BridgeError: The workers cannot be told.
+        """
+        await self._tell_all(rollout)
+        self._task = asyncio.create_task(self._go_on(rollout))
+        tell_of_errors(self._task, self._failed)
+
+    async def close(self) -> None:
+        """Tell nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _go_on(self, rollout: Service) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._tell_all(rollout)
+            except (NoReplicaError, ReplicaLostError):
+                continue  # workers that are started again are told before they serve
+
+    async def _tell_all(self, rollout: Service) -> None:
+        while self._news:
+            endpoint, news = self._news.popitem()
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await getattr(rollout, endpoint).fanout(news)
+            except TimeoutError:
+                # The others know; that one has it before it serves again, or is taken for lost when it is given work.
+                logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -113,7 +175,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         workers = RoleConfig(replicas=config.rollout.num_workers)
         starting["rollout"] = (
             _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders),
-            (worker_settings(config, folder, model_path),),
+            (config, folder, model_path),
         )
     else:
         starting["dataset"] = (
@@ -473,3 +535,6 @@ def _model_path(config: Config, task: Task | None) -> Path:
     raise ConfigError(
         "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
     )
+
+
+logger = logging.getLogger(__name__)

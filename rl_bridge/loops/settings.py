@@ -5,11 +5,9 @@ from pathlib import Path
 from rl_bridge.config import Config, EnvConfig
 from rl_bridge.data.settings import DatasetSettings
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
-from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import GroupFilter, Overlong
-from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import task_type
 from rl_bridge.trainer.settings import TrainerSettings
 
@@ -47,18 +45,6 @@ def environment_servers(
         restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
         on_change=on_change,
         logs=logs,
-    )
-
-
-def session_deadlines(config: Config) -> SessionDeadlines:
-    """How long a worker waits for what an environment does."""
-    env = config.env
-    assert env is not None
-    return SessionDeadlines(
-        free_s=config.rollout.timeout_s,
-        connect_s=env.connect_timeout_s,
-        reset_s=env.reset_timeout_s,
-        step_s=env.message_timeout_s,
     )
 
 
@@ -125,20 +111,6 @@ def group_filter(config: Config) -> GroupFilter:
         dynamic=config.algorithm.dynamic_sampling,
         overlong=overlong(config),
         refills=config.algorithm.max_refills * config.rollout.groups_per_step,
-    )
-
-
-def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSettings:
-    """What a rollout worker is started with."""
-    rollout, env = config.rollout, config.env
-    assert env is not None
-    return WorkerSettings(
-        config=config,
-        folder=str(folder.absolute()),
-        model_path=str(model_path),
-        sessions=max(1, env.sessions // rollout.num_workers),
-        deadlines=session_deadlines(config),
-        checkpoint_on_preemption=rollout.checkpoint_on_preemption,
     )
 
 

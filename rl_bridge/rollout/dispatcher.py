@@ -22,9 +22,16 @@ from rl_bridge.rollout.assignment import (
     Outcome,
     RolloutService,
 )
-from rl_bridge.rollout.counts import EpisodeCounts, Tally, final_outcomes, summary
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import ACCEPT_ALL, NO_VARIANCE, GroupFilter
+from rl_bridge.rollout.groups import (
+    ACCEPT_ALL,
+    NO_VARIANCE,
+    EpisodeCounts,
+    GroupFilter,
+    Tally,
+    final_outcomes,
+    summary,
+)
 from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
@@ -276,6 +283,9 @@ class Dispatcher:
             raise several.exceptions[0] from several
         counts = EpisodeCounts(understood=self.counts.understood)
         counts.ended(outcomes.values())
+        counts.last_failure = next(
+            (one.reason for one in outcomes.values() if isinstance(one, NoTrajectory)), None
+        )
         counts.require_understood(max(len(seeds), 1))
         return [outcomes[place] for place in range(len(seeds))]
 

@@ -254,7 +254,7 @@ def _visible_gpus() -> tuple[str, ...]:
 
 
 def _named(devices: str) -> tuple[str, ...]:
-    """What CUDA makes of its variable: it stops at what is no device, as -1, and shows none where one is named twice."""
+    """What CUDA makes of its variable: it stops at what is no device, as -1; where one is named twice it shows none."""
     names: list[str] = []
     for name in map(str.strip, devices.split(",")):
         if not name or name.startswith("-"):

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,11 +105,11 @@ async def _reserved(ring: SegmentRing, nbytes: int) -> Segment | None:
         raise
 
 
-def _give_back(ring: SegmentRing, reserved: "asyncio.Future[Segment | None]") -> None:
+def _give_back(ring: SegmentRing, reserved: "asyncio.Future[Any]") -> None:
     """Nobody will write into it: who reserved it has gone."""
-    if not reserved.cancelled() and reserved.exception() is None:
-        if (segment := reserved.result()) is not None:
-            ring.release(segment, whole=False)
+    if reserved.cancelled() or reserved.exception() is not None or reserved.result() is None:
+        return
+    ring.release(reserved.result(), whole=False)
 
 
 class SegmentReader:

@@ -16,10 +16,9 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, TrainerWentBackError
 from rl_bridge.loops.grpo import collect, train
-from rl_bridge.loops.history import GroupHistory
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog

@@ -15,8 +15,7 @@ from rl_bridge.buffer.ledger import HISTORY, Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.loops.grpo import collect
-from rl_bridge.loops.history import HISTORY_FILE, GroupHistory
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import HISTORY_FILE, GroupHistory, Run
 from rl_bridge.rollout import dispatcher as dispatching
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn

@@ -194,7 +194,7 @@ class Deaf:
 
 @pytest.mark.heavy
 async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> None:
-    from rl_bridge.loops.introductions import Introductions
+    from rl_bridge.loops.assembly import Introductions
 
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_bridge.errors import RolloutError
-from rl_bridge.rollout.counts import EpisodeCounts
 from rl_bridge.rollout.groups import (
     NO_VARIANCE,
+    EpisodeCounts,
     GroupFilter,
     Overlong,
     rollout_figures,

@@ -17,12 +17,10 @@ from openenv_core import LocalProcessProvider
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.seeds import sampling_seed
-from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.types import Group, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -114,23 +112,26 @@ async def bridge(
 ) -> AsyncIterator[Bridge]:
     from rollout_roles import SlowPolicy
 
-    from rl_bridge.loops.introductions import Introductions
+    from rl_bridge.loops.assembly import Introductions
     from rl_bridge.rollout.actor import RolloutActor
     from rl_bridge.services import Fleet, RestartPolicy
 
-    settings = WorkerSettings(
-        config=Config.model_validate({"env": {"url": url}, "rollout": {"task": TASK}}),
-        folder=str(folder),
-        model_path=str(checkpoint),
-        sessions=sessions,
-        deadlines=SessionDeadlines(),
-        generation_timeout_s=WAIT_S,
-        checkpoint_on_preemption=checkpoint_on_preemption,
+    config = Config.model_validate(
+        {
+            "env": {"url": url, "sessions": 2 * sessions},
+            "rollout": {
+                "task": TASK,
+                "num_workers": 2,
+                "checkpoint_on_preemption": checkpoint_on_preemption,
+            },
+        }
     )
     restarts = RestartPolicy(budget=20, backoff_s=0.05, max_backoff_s=0.05)
     async with asyncio.timeout(2 * WAIT_S), Fleet(folder / "logs", heartbeat_s=0.2) as fleet:
         policy = await SlowPolicy.options(num_replicas=2, restarts=restarts).as_service(wait_s, held)
-        rollout = await RolloutActor.options(num_replicas=2, restarts=restarts).as_service(settings)
+        rollout = await RolloutActor.options(num_replicas=2, restarts=restarts).as_service(
+            config, folder, checkpoint
+        )
         running = Bridge(rollout, policy, fleet)
         introductions = Introductions(failed=running.buffer.fail)
         introductions.tell("take_policy", policy.roster)

@@ -5,8 +5,7 @@ import statistics
 from dataclasses import replace
 
 from rl_bridge.services.handle import LocalService
-from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, make_buffer, run_job
-from rl_bridge.synthetic.settings import SyntheticSettings
+from rl_bridge.synthetic.job import StepTimes, SyntheticSettings, SyntheticWorker, make_buffer, run_job
 from tests.support.simulated_time import simulate
 
 SETTINGS = SyntheticSettings(iterations=12, group_size=4, train_s=0.75)
