@@ -54,6 +54,14 @@ class Profile:
 RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 
 TORCHSTORE = ("torchstore==0.1.2", "pygtrie==2.5.0")
+# Trainers that the adapters are tested with.
+TRAINERS = (
+    "trl==1.16.0",
+    "accelerate==1.15.0",
+    "skyrl-gym==0.4.0",
+    "func-timeout==4.3.5",
+    "omegaconf==2.4.0",
+)
 
 PROFILES = {
     **{
@@ -63,7 +71,9 @@ PROFILES = {
     "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
-    "test-all": Profile("rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, TORCHSTORE),
+    "test-all": Profile(
+        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS)
+    ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),

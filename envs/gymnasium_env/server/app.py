@@ -1,0 +1,80 @@
+"""The ASGI app of the environment that GYMNASIUM_ENV names; `gymnasium_app` makes one of any."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from openenv_core.adapters.spaces import describe_space
+from openenv_core.errors import ConfigurationError
+from servers import create_app
+from servers.app import EnvironmentApp
+
+from ..models import GymnasiumState, models_for
+from .environment import GymnasiumEnvironment, Wrapper
+
+MAX_CONCURRENT_ENVS = 256
+
+
+def gymnasium_app(
+    env_id: str,
+    wrappers: Sequence[Wrapper] = (),
+    *,
+    max_concurrent_envs: int = MAX_CONCURRENT_ENVS,
+    **options: Any,
+) -> EnvironmentApp:
+    """Return the app that serves one of Gymnasium's environments.
+
+    Args:
+        env_id: What `gymnasium.make` takes: the id of a registered environment, or `module:id`.
+        wrappers: Functions from an environment to an environment; the first is innermost.
+        max_concurrent_envs: The greatest number of sessions.
+        options: Further arguments of `gymnasium.make`, such as `render_mode="rgb_array"`.
+
+    Raises:
+        ConfigurationError: Its spaces cannot cross the wire.
+        gymnasium.error.Error: There is no such environment.
+    """
+    factory = partial(GymnasiumEnvironment, env_id, tuple(wrappers), options)
+    looked_at = factory()
+    try:
+        action, observation = models_for(
+            describe_space(looked_at.inner.action_space), describe_space(looked_at.inner.observation_space)
+        )
+    finally:
+        looked_at.close()
+    return create_app(
+        factory,
+        action,
+        observation,
+        env_name="gymnasium",
+        max_concurrent_envs=max_concurrent_envs,
+        state_cls=GymnasiumState,
+    )
+
+
+def _told(environ: Mapping[str, str]) -> EnvironmentApp:
+    try:
+        options = json.loads(environ.get("GYMNASIUM_OPTIONS", "{}"))
+        if not isinstance(options, dict):
+            raise ValueError("it is no object")
+    except ValueError as error:
+        raise ConfigurationError(f"GYMNASIUM_OPTIONS is to be a JSON object of arguments: {error}") from error
+    wrappers = [_load(path) for path in environ.get("GYMNASIUM_WRAPPERS", "").split(",") if path]
+    return gymnasium_app(environ.get("GYMNASIUM_ENV", "CartPole-v1"), wrappers, **options)
+
+
+def _load(path: str) -> Wrapper:
+    module, _, name = path.strip().partition(":")
+    try:
+        found: Wrapper = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"GYMNASIUM_WRAPPERS is to name wrappers as module:attribute, and {path!r} cannot be had: {error}"
+        ) from error
+    return found
+
+
+app = _told(os.environ)

@@ -1,0 +1,131 @@
+"""One of Gymnasium's environments, with its wrappers, behind the contract of OpenEnv."""
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import gymnasium
+import numpy as np
+from pydantic import JsonValue
+
+from openenv_core import Environment
+from openenv_core.adapters.spaces import read_value, write_value
+from openenv_core.errors import EnvironmentFailureError, EpisodeOverError
+
+from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState
+
+Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
+
+
+class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
+    """A session of one of Gymnasium's environments.
+
+    `reset(seed=..., options={...})` is Gymnasium's own: the seed decides the episode, and without one the environment
+    draws on. An action outside of the action space is refused, and the episode goes on.
+
+    Args:
+        env_id: What `gymnasium.make` takes.
+        wrappers: Put around it, the first innermost.
+        options: Further arguments of `gymnasium.make`.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self, env_id: str, wrappers: Sequence[Wrapper] = (), options: Mapping[str, Any] | None = None
+    ) -> None:
+        env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **(options or {}))
+        for wrap in wrappers:
+            env = wrap(env)
+        self.inner = env
+        self._state = GymnasiumState()
+        self._playing = False
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        options: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> GymnasiumObservation:
+        """Start an episode.
+
+        Args:
+            seed: As Gymnasium has it.
+            episode_id: The caller's name for the episode; None makes a uuid4.
+            options: Gymnasium's options of the reset.
+            more: Further options, by name.
+        """
+        seen, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
+        self._state = GymnasiumState(episode_id=str(uuid4()) if episode_id is None else episode_id)
+        self._playing = True
+        return self._observation(seen, info)
+
+    def step(self, action: GymnasiumAction, **_: Any) -> GymnasiumObservation:
+        """Take one action.
+
+        Raises:
+            EpisodeOverError: There is no episode under way.
+            EnvironmentFailureError: The action space does not have this action.
+        """
+        if not self._playing:
+            raise EpisodeOverError("no episode is under way; call reset() first")
+        space = self.inner.action_space
+        try:
+            taken = read_value(space, action.action)
+        except ValueError as error:
+            raise EnvironmentFailureError(f"this is no action of {space}: {error}") from None
+        if not space.contains(taken):
+            raise EnvironmentFailureError(f"this is no action of {space}: {str(action.action)[:200]}")
+        seen, reward, terminated, truncated, info = self.inner.step(taken)
+        self._state.step_count += 1
+        self._playing = not (terminated or truncated)
+        return self._observation(
+            seen,
+            info,
+            reward=float(reward),
+            done=not self._playing,
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
+
+    @property
+    def state(self) -> GymnasiumState:
+        """Where the episode stands, with a picture where the environment renders."""
+        frame = (
+            self.inner.render() if self._state.episode_id and self.inner.render_mode == "rgb_array" else None
+        )
+        return self._state.model_copy(update={"frame": None if frame is None else _png(frame)})
+
+    def close(self) -> None:
+        """Give back what Gymnasium's environment holds."""
+        self.inner.close()
+
+    def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
+        told = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
+        return GymnasiumObservation(
+            observation=write_value(self.inner.observation_space, seen), info=told, **fields
+        )
+
+
+def _json(value: Any) -> JsonValue:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value  # type: ignore[no-any-return]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(_json(value))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _png(frame: Any) -> bytes:
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.fromarray(np.asarray(frame, dtype=np.uint8)).save(written, "PNG")
+    return written.getvalue()

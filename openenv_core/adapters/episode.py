@@ -1,0 +1,278 @@
+"""Episodes in text: what the adapters of all trainers stand on."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+
+from openenv_core.client import MCPToolClient
+from openenv_core.client.settings import http_url
+from openenv_core.errors import (
+    CapacityError,
+    ClientError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+    SessionError,
+    ToolCallError,
+    ValidationFailedError,
+)
+from openenv_core.outcomes import infrastructure_failure, unscored_reason
+from openenv_core.protocol.toolcalls import value_of
+from openenv_core.proxies import proxy_for
+from openenv_core.tools import CallToolAction, ToolErrorType
+from openenv_core.tools.specs import openai_tools
+from openenv_core.types import Observation, StepResult
+
+ACT: Final = "act"
+"""The one tool of an environment that has no tools: it takes the fields of an action."""
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+
+_TRANSIENT: Final = (
+    CapacityError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    SessionError,
+)
+_CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL_FORM: Final = (
+    "Call one tool at a time, like this: "
+    '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>'
+)
+
+
+class TextEpisode:
+    """One session on a served environment, played by calls of tools and answered in text.
+
+    An environment of tools is played by its tools. Any other has one tool, `act`, whose parameters are the fields of
+    its action. What the policy got wrong is told to it in the text that a call returns. What went wrong beside the
+    policy ends the episode, and the episode has no reward: `reward` is None, and never 0.
+
+    Args:
+        base_url: Where the server is.
+        token: Bearer token of the server.
+        reset_timeout_s: Seconds until a reset that meets a full or absent server is given up.
+        step_timeout_s: Seconds that a reply may take.
+        unfinished_reward: The reward of an episode that the policy left before its end; None: what it had earned.
+
+    Attributes:
+        tools: Function schemas in OpenAI's form; known once `open` has returned.
+        done: Whether the episode is over.
+        failure: What went wrong beside the policy, in words; None where nothing did.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 60.0,
+        unfinished_reward: float | None = None,
+    ) -> None:
+        self.tools: list[dict[str, Any]] = []
+        self.done = False
+        self.failure: str | None = None
+        self._base_url = base_url
+        self._client = MCPToolClient(
+            base_url, token=token, message_timeout_s=step_timeout_s, mode="simulation"
+        )
+        self._token = token
+        self._reset_timeout_s = reset_timeout_s
+        self._unfinished_reward = unfinished_reward
+        self._earned = 0.0
+        self._unscored: str | None = None
+
+    async def open(self) -> None:
+        """Learn the environment's tools. A session is opened by the first reset.
+
+        Raises:
+            ClientError: There is no such server, or it is no OpenEnv server.
+        """
+        if self.tools:
+            return
+        schema = (await fetch_schema(self._base_url, token=self._token, timeout_s=self._reset_timeout_s))[
+            "action"
+        ]
+        if _is_of_tools(schema):
+            await self._patiently(self._client.connect)
+            self.tools = openai_tools(await self._client.list_tools())
+        else:
+            self.tools = [_act_tool(schema)]
+
+    async def reset(self, **options: Any) -> str:
+        """Start an episode, and return its first observation as text.
+
+        Args:
+            options: Of the environment's reset, such as `seed`.
+
+        Raises:
+            ClientError: It could not be started, for as long as `reset_timeout_s`.
+        """
+        await self.open()
+        self.done, self.failure, self._earned, self._unscored = False, None, 0.0, None
+        result = await self._patiently(self._client.reset, **options)
+        self._note(result)
+        return text_of_observation(result.observation)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool, and return what it gave as text; what was wrong with the call, where something was."""
+        if self.failure is not None:
+            return "error: the environment has failed; this episode does not count"
+        if self.done:
+            return "error: the episode is over"
+        acts = self.tools[0]["function"]["name"] == ACT
+        action = dict(arguments) if acts else CallToolAction(tool_name=name, arguments=dict(arguments))
+        try:
+            result = await self._client.step(action)
+        except ValidationFailedError as error:
+            return f"error: {error}"
+        except ClientError as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            return "error: the environment has failed; this episode does not count"
+        self._note(result)
+        if acts:
+            return text_of_observation(result.observation)
+        try:
+            return _as_text(value_of(name, result))
+        except ToolCallError as error:
+            if error.error_type == ToolErrorType.TRANSPORT_ERROR:
+                self.failure = str(error)
+            return f"error: {error}"
+
+    async def answer(self, text: str) -> str:
+        """Carry out the call in what a policy wrote, and return what it gave; what was expected, where there is none.
+
+        Args:
+            text: With `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of which the last counts; or the JSON
+                alone.
+        """
+        try:
+            name, arguments = read_call(text)
+        except ValueError as error:
+            return f"error: {error}"
+        return await self.call(name, arguments)
+
+    @property
+    def instructions(self) -> str:
+        """What a policy that sees no function schemas has to be told, once `open` has returned."""
+        listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        return f"{_CALL_FORM}\nThe tools, as JSON schemas:\n{listed}"
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of the episode's rewards; None where nobody can say what it is worth."""
+        if self.failure is not None or self._unscored is not None:
+            return None
+        if not self.done and self._unfinished_reward is not None:
+            return self._unfinished_reward
+        return self._earned
+
+    async def close(self) -> None:
+        """End the session. Idempotent."""
+        await self._client.close()
+
+    def _note(self, result: StepResult[Observation]) -> None:
+        self.done = result.done
+        self.failure = infrastructure_failure(result)
+        self._unscored = unscored_reason(result)
+        self._earned += float(result.reward or 0.0)
+
+    async def _patiently(self, request: Any, **options: Any) -> Any:
+        """Make a request until the server has room for it, or the time is up."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await request(**options)
+            except _TRANSIENT:
+                if loop.time() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+    """Return what `GET /schema` of a server says: the JSON schemas of its action, observation and state.
+
+    Raises:
+        ConnectionFailedError: No server answers.
+        ProtocolError: It says something else.
+    """
+    url = f"{http_url(base_url)}/schema"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        async with httpx.AsyncClient(
+            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False
+        ) as http:
+            reply = await http.get(url)
+            reply.raise_for_status()
+            schema = reply.json()
+    except httpx.TransportError as error:
+        raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
+    except (httpx.HTTPStatusError, ValueError) as error:
+        raise ProtocolError(f"{url} does not answer with schemas: {error!r}") from error
+    if not isinstance(schema, dict) or not all(
+        isinstance(schema.get(key), dict) for key in ("action", "observation")
+    ):
+        raise ProtocolError(
+            f"{url} does not answer with the schemas of actions and observations: {schema!r:.200}"
+        )
+    return schema
+
+
+def read_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of the last call in a text.
+
+    Raises:
+        ValueError: There is none; its text is for the policy.
+    """
+    calls = _CALL.findall(text) or [text]
+    try:
+        call = json.loads(calls[-1])
+    except (ValueError, RecursionError):
+        raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORM}") from None
+    name = call.get("name") if isinstance(call, dict) else None
+    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError(f'a call has a "name" and "arguments", an object. {_CALL_FORM}')
+    return name, arguments
+
+
+def text_of_observation(observation: Observation) -> str:
+    """Return an observation as a policy reads it: its `text` where it has one, else its own fields as JSON."""
+    fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"}, exclude_none=True)
+    text = fields.get("text")
+    return text if isinstance(text, str) else _as_text(fields)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _is_of_tools(schema: Mapping[str, Any]) -> bool:
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return any({"tool_name", "arguments"} <= set(part.get("properties", ())) for part in parts)
+
+
+def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function schema of `act` for an action's JSON schema."""
+    properties = {name: part for name, part in schema.get("properties", {}).items() if name != "metadata"}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in schema.get("required", ()) if name in properties],
+        **({"$defs": schema["$defs"]} if "$defs" in schema else {}),
+    }
+    description = schema.get("description") or "Take an action in the environment."
+    return {
+        "type": "function",
+        "function": {"name": ACT, "description": description, "parameters": parameters},
+    }

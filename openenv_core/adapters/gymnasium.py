@@ -1,0 +1,237 @@
+"""Gymnasium: any served environment as a `gymnasium.Env`.
+
+    env = ServedEnv("http://localhost:8000")
+    observation, info = env.reset(seed=1)
+    observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+
+An environment that says its spaces (docs/trainers.md) has these; `envs/gymnasium_env` says them of any environment of
+Gymnasium's. For another the spaces are made from the JSON schemas of its action and observation.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+
+from openenv_core.adapters.episode import fetch_schema
+from openenv_core.adapters.spaces import SPACE, read_space, read_value, write_value
+from openenv_core.client import GenericEnvClient
+from openenv_core.errors import ConfigurationError, EnvironmentFailureError
+from openenv_core.loop_thread import shared_loop
+from openenv_core.making import make
+from openenv_core.outcomes import infrastructure_failure
+from openenv_core.types import StepResult
+
+MAX_TEXT_CHARS: Final = 1 << 20
+
+
+class ServedEnv(gymnasium.Env[Any, Any]):
+    """A served environment as Gymnasium's users know one.
+
+    Args:
+        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image.
+        render_mode: "rgb_array" where the server renders (`envs/gymnasium_env` with a render mode); None otherwise.
+        token: Bearer token of the server.
+        options: Further arguments of the client.
+
+    Raises:
+        ConfigurationError: The target stands for nothing, or its models cannot be told as spaces.
+        ClientError: The server does not answer.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as the base class declares it
+
+    def __init__(
+        self, target: str, *, render_mode: str | None = None, token: str | None = None, **options: Any
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigurationError(
+                f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
+            )
+        self.render_mode = render_mode
+        if token is not None:
+            options["token"] = token
+        self._client = make(target, client=GenericEnvClient, **options)
+        try:
+            schema = shared_loop().run(fetch_schema, self._client.base_url, token=token)
+            self._action = _Fields(schema["action"])
+            self._observation = _Fields(schema["observation"])
+        except BaseException:
+            self._client.close()
+            raise
+        self.action_space: Space[Any] = self._action.space
+        self.observation_space: Space[Any] = self._observation.space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; see `gymnasium.Env.reset`.
+
+        Args:
+            seed: Of the episode. None leaves it to the server.
+            options: Further options of the server's reset.
+
+        Raises:
+            ClientError: The server cannot be reached, or refuses the options.
+        """
+        super().reset(seed=seed)
+        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        result = self._client.reset(**given)
+        return self._observation.read(result.observation), _info_of(result)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take an action; see `gymnasium.Env.step`.
+
+        Raises:
+            ClientError: The server is lost, or refuses the action.
+            EnvironmentFailureError: The environment says that something beside the policy has failed.
+        """
+        result = self._client.step(self._action.write(action))
+        if (failure := infrastructure_failure(result)) is not None:
+            raise EnvironmentFailureError(f"the episode does not count: {failure}")
+        truncated = bool(result.observation.get("truncated") or (result.metadata or {}).get("truncated"))
+        terminated = bool(result.observation.get("terminated", result.done and not truncated))
+        info = _info_of(result)
+        return (
+            self._observation.read(result.observation),
+            float(result.reward or 0.0),
+            terminated,
+            truncated,
+            info,
+        )
+
+    def render(self) -> Any:
+        """Return the picture of the episode as it stands, uint8 [height, width, 3]; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        from PIL import Image
+
+        frame = self._client.state().get("frame")
+        if frame is None:
+            raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(frame))).convert("RGB"))
+
+    def close(self) -> None:
+        """End the session, and the server where it was started for this. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class _Fields:
+    """The fields of a model that a space stands for: those that say their space, or else all."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        definitions = schema.get("$defs", {})
+        properties = {
+            name: _resolve(part, definitions)
+            for name, part in schema.get("properties", {}).items()
+            if name not in ("metadata", "done", "reward", "terminated", "truncated")
+        }
+        declared = {name: read_space(part[SPACE]) for name, part in properties.items() if SPACE in part}
+        self._parts: dict[str, _Part] = (
+            {name: _Part.declared(space) for name, space in declared.items()}
+            if declared
+            else {name: _Part.derived(name, part, definitions) for name, part in properties.items()}
+        )
+        if not self._parts:
+            raise ConfigurationError("the environment's model has no field of its own to make a space of")
+        spaces_of = {name: part.space for name, part in self._parts.items()}
+        self._bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
+        self.space = spaces_of[self._bare] if self._bare else spaces.Dict(spaces_of)
+
+    def read(self, fields: Mapping[str, Any]) -> Any:
+        if self._bare:
+            return self._parts[self._bare].read(fields[self._bare])
+        return {name: part.read(fields.get(name)) for name, part in self._parts.items()}
+
+    def write(self, value: Any) -> dict[str, Any]:
+        if self._bare:
+            return {self._bare: self._parts[self._bare].write(value)}
+        return {name: part.write(value[name]) for name, part in self._parts.items()}
+
+
+class _Part:
+    """One field: its space, and the way between a value of it and JSON."""
+
+    def __init__(self, space: Space[Any], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> None:
+        self.space = space
+        self.read = read
+        self.write = write
+
+    @classmethod
+    def declared(cls, space: Space[Any]) -> Self:
+        return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
+
+    @classmethod
+    def derived(cls, name: str, part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Self:
+        """Make a space of a field's JSON schema."""
+        part = _resolve(part, definitions)
+        kinds = [one for one in part.get("anyOf", [part]) if one.get("type") != "null"]
+        if len(kinds) == 1 and kinds[0] is not part:
+            # What may be null is text here: "" stands for null.
+            return cls._text(empty_is_null=True)
+        if choices := part.get("enum"):
+            numbers = {choice: number for number, choice in enumerate(choices)}
+            return cls(
+                spaces.Discrete(len(choices)),
+                lambda value: np.int64(numbers[value]),
+                lambda value: choices[int(value)],
+            )
+        low, high = part.get("minimum"), part.get("maximum")
+        match part.get("type"):
+            case "boolean":
+                return cls(spaces.Discrete(2), lambda value: np.int64(bool(value)), bool)
+            case "integer" if low is not None and high is not None:
+                return cls.declared(spaces.Discrete(high - low + 1, start=low))
+            case "integer":
+                return cls.declared(_box(low, high, np.int64))
+            case "number":
+                return cls.declared(_box(low, high, np.float64))
+        return cls._text()
+
+    @classmethod
+    def _text(cls, *, empty_is_null: bool = False) -> Self:
+        def read(value: Any) -> str:
+            return (
+                ""
+                if value is None
+                else value
+                if isinstance(value, str)
+                else json.dumps(value, ensure_ascii=False)
+            )
+
+        return cls(
+            AnyText(MAX_TEXT_CHARS, min_length=0),
+            read,
+            lambda value: value or None if empty_is_null else value,
+        )
+
+
+class AnyText(spaces.Text):
+    """Text of any characters; samples are of letters and digits."""
+
+    def contains(self, x: Any) -> bool:
+        """Whether it is text of at most this length."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+
+def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
+    limits = np.iinfo(np.int64)
+    least, most = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
+    return spaces.Box(least if low is None else low, most if high is None else high, (), dtype)
+
+
+def _resolve(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = part.get("$ref", "")
+    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
+
+
+def _info_of(result: StepResult[Any]) -> dict[str, Any]:
+    return {**(result.metadata or {}), **(result.observation.get("info") or {})}

@@ -1,0 +1,72 @@
+"""SkyRL-Gym: any served environment as a text environment.
+
+skyrl_gym.register(id="ropewalk", entry_point="openenv_core.adapters.skyrl:ServedTextEnv")
+env = skyrl_gym.make("ropewalk", env_config={"base_url": "http://localhost:8000"}, extras={"reset": {"seed": 1}})
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+from openenv_core.adapters.episode import TextEpisode
+from openenv_core.errors import EnvironmentFailureError
+from openenv_core.loop_thread import shared_loop
+
+MAX_TURNS: Final = 16
+
+
+class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no types
+    """One episode of a served environment: the policy answers in text, with one call of a tool each turn.
+
+    The reward comes with the last turn. SkyRL has no way to leave a sample out, so where the environment fails `step`
+    raises: a machine's failure is never a reward.
+
+    Args:
+        env_config: `base_url`; and as `TextEpisode` has them `token`, `reset_timeout_s`, `step_timeout_s`,
+            `unfinished_reward`; and `max_turns`, 16 by default.
+        extras: The data set's row; `reset` in it has the options of the reset, such as `seed`.
+    """
+
+    def __init__(self, env_config: Mapping[str, Any], extras: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        options = dict(env_config)
+        self.max_turns = options.pop("max_turns", MAX_TURNS)
+        self._episode = TextEpisode(options.pop("base_url"), **options)
+        self._reset_options = dict((extras or {}).get("reset") or {})
+
+    def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Start the episode; its first observation, and how to call its tools, follow the prompt.
+
+        Raises:
+            ClientError: The episode could not be started.
+        """
+        observation = shared_loop().run(self._episode.reset, **self._reset_options)
+        self.turns = 0
+        return [*prompt, _user(f"{self._episode.instructions}\n\n{observation}")], {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Carry out the call in a policy's answer.
+
+        Raises:
+            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+        """
+        reply = shared_loop().run(self._episode.answer, action)
+        self.turns += 1
+        over = self._episode.done or self.turns >= self.max_turns
+        reward = self._episode.reward
+        if reward is None:
+            raise EnvironmentFailureError(
+                f"the episode has no reward: {self._episode.failure or 'it was not scored'}"
+            )
+        return BaseTextEnvStepOutput(
+            observations=[_user(reply)], reward=reward if over else 0.0, done=over, metadata={}
+        )
+
+    def close(self) -> None:
+        """End the session."""
+        shared_loop().run(self._episode.close)
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

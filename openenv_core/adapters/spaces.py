@@ -1,0 +1,182 @@
+"""Gymnasium's spaces and their values as JSON: how a served environment says what it takes and gives.
+
+A field of an action's or observation's model that holds a value of a space has the space in its JSON schema, under
+`gymnasium_space`. A space is an object with a `type` and what its constructor takes. Infinite bounds are null. A value
+is JSON as numpy's `tolist()` has it; of a Box of bytes (an image), base64 of its C-ordered bytes.
+"""
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from openenv_core.errors import ConfigurationError
+
+SPACE: Final = "gymnasium_space"
+"""The key of a field's JSON schema."""
+
+
+def describe_space(space: Space[Any]) -> dict[str, Any]:
+    """Return a space as JSON.
+
+    Raises:
+        ConfigurationError: There is no JSON for spaces of its type (Graph, or one's own).
+    """
+    kind = type(space).__name__
+    match space:
+        case spaces.Box():
+            return {
+                "type": kind,
+                "low": _bounds(space.low),
+                "high": _bounds(space.high),
+                "shape": list(space.shape),
+                "dtype": str(space.dtype),
+            }
+        case spaces.Discrete():
+            return {"type": kind, "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            return {
+                "type": kind,
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": str(space.dtype),
+            }
+        case spaces.MultiBinary():
+            return {"type": kind, "n": space.n if isinstance(space.n, int) else list(space.n)}
+        case spaces.Text():
+            return {
+                "type": kind,
+                "min_length": space.min_length,
+                "max_length": space.max_length,
+                "charset": space.characters,
+            }
+        case spaces.Tuple() | spaces.OneOf():
+            return {"type": kind, "spaces": [describe_space(part) for part in space.spaces]}
+        case spaces.Dict():
+            return {"type": kind, "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
+        case spaces.Sequence():
+            return {"type": kind, "space": describe_space(space.feature_space), "stack": space.stack}
+    raise ConfigurationError(
+        f"a space of type {kind} cannot cross the wire; wrap the environment to give another"
+    )
+
+
+def read_space(described: Mapping[str, Any]) -> Space[Any]:
+    """Return the space that a description stands for.
+
+    Raises:
+        ConfigurationError: It stands for none.
+    """
+    given = dict(described)
+    kind = given.pop("type", None)
+    try:
+        match kind:
+            case "Box":
+                dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
+                low, high = (_read_bounds(given[end], fill, shape, dtype) for end, fill in _ENDS)
+                return spaces.Box(low, high, shape, dtype.type)
+            case "Discrete":
+                return spaces.Discrete(given["n"], start=given["start"], dtype=np.dtype(given["dtype"]).type)
+            case "MultiDiscrete":
+                nvec, start = np.array(given["nvec"]), np.array(given["start"])
+                return spaces.MultiDiscrete(nvec, np.dtype(given["dtype"]).type, start=start)
+            case "MultiBinary":
+                return spaces.MultiBinary(given["n"])
+            case "Text":
+                return spaces.Text(**given)
+            case "Tuple":
+                return spaces.Tuple([read_space(part) for part in given["spaces"]])
+            case "OneOf":
+                return spaces.OneOf([read_space(part) for part in given["spaces"]])
+            case "Dict":
+                return spaces.Dict({key: read_space(part) for key, part in given["spaces"].items()})
+            case "Sequence":
+                return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise ConfigurationError(
+            f"this describes no space of Gymnasium's: {described!r:.300} ({error})"
+        ) from error
+    raise ConfigurationError(f"this describes no space of Gymnasium's: {described!r:.300}")
+
+
+def write_value(space: Space[Any], value: Any) -> Any:
+    """Return a value of a space as JSON."""
+    match space:
+        case spaces.Box() if space.dtype == np.uint8:
+            return base64.b64encode(np.ascontiguousarray(value, dtype=np.uint8).tobytes()).decode()
+        case spaces.Tuple():
+            return [write_value(part, one) for part, one in zip(space.spaces, value, strict=True)]
+        case spaces.OneOf():
+            return [int(value[0]), write_value(space.spaces[value[0]], value[1])]
+        case spaces.Dict():
+            return {key: write_value(part, value[key]) for key, part in space.spaces.items()}
+        case spaces.Sequence():
+            items = iterate(space.stacked_feature_space, value) if space.stack else value
+            return [write_value(space.feature_space, one) for one in items]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def read_value(space: Space[Any], value: Any) -> Any:
+    """Return the value of a space that JSON stands for.
+
+    Raises:
+        ValueError: It stands for none; the space's own limits are not looked at.
+    """
+    try:
+        match space:
+            case spaces.Box() if space.dtype == np.uint8:
+                return (
+                    np.frombuffer(base64.b64decode(value, validate=True), np.uint8)
+                    .reshape(space.shape)
+                    .copy()
+                )
+            case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+                return np.asarray(value, dtype=space.dtype).reshape(space.shape)
+            case spaces.Discrete():
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise ValueError(f"{value!r:.80} is no integer")
+                return space.dtype.type(value)
+            case spaces.Text():
+                return str(value)
+            case spaces.Tuple():
+                return tuple(read_value(part, one) for part, one in zip(space.spaces, value, strict=True))
+            case spaces.OneOf():
+                return np.int64(value[0]), read_value(space.spaces[value[0]], value[1])
+            case spaces.Dict():
+                return {key: read_value(part, value[key]) for key, part in space.spaces.items()}
+            case spaces.Sequence():
+                items = tuple(read_value(space.feature_space, one) for one in value)
+                if not space.stack:
+                    return items
+                empty: Any = create_empty_array(space.feature_space, len(items))
+                return concatenate(space.feature_space, items, empty)
+    except (KeyError, TypeError, IndexError, OverflowError) as error:
+        raise ValueError(f"{value!r:.200} is no value of {space} ({error})") from error
+    raise ValueError(f"values of {space} cannot cross the wire")
+
+
+_ENDS: Final = (("low", -math.inf), ("high", math.inf))
+
+
+def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
+    """Return bounds as nested lists, one number where all are equal; None for an infinite one."""
+    equal = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
+    return _without_infinity((bounds.flat[0] if equal else bounds).tolist())
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_infinity(one) for one in value]
+    return value if math.isfinite(value) else None
+
+
+def _read_bounds(
+    given: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+) -> "np.ndarray[Any, Any]":
+    filled = np.array(given, dtype=object)
+    filled[filled == None] = fill  # noqa: E711 - element by element
+    return np.broadcast_to(filled.astype(dtype), shape).copy()

@@ -1,0 +1,303 @@
+"""TRL: `GRPOTrainer(environment_factory=...)` on any served environment.
+
+environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
+trainer = GRPOTrainer(
+model="Qwen/Qwen3-0.6B",
+train_dataset=environments.train_dataset,
+environment_factory=environments.environment_factory,
+reward_funcs=environments.reward_funcs,
+)
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from openenv_core.adapters.episode import TextEpisode
+from openenv_core.client import SyncEnvClient
+from openenv_core.errors import ConfigurationError
+from openenv_core.loop_thread import shared_loop
+from openenv_core.making import make
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class TRLEnvironments:
+    """Served environments as TRL's trainers take them.
+
+    What has to be started is started once, when it is first needed, and ends with `close`, with the `with` block, or
+    with the process. Each roll-out has a session of its own. Where the environment fails, the reward is None, which TRL
+    leaves out of the group: a machine's failure is never a reward of 0.
+
+    Args:
+        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image. A dict trains
+            on several; its keys stand in the data set's column `environment`.
+        prompt: What the policy is told before an episode's first observation.
+        episodes: The resets of the data set, a row each: their options, or how many seeds (from 0) to play.
+        unfinished_reward: The reward of an episode that the policy left before its end. By default what it had earned:
+            for a game that pays at its end alone, say what leaving costs.
+        token: Bearer token of the servers.
+        reset_timeout_s: Seconds until a reset that meets a full or absent server ends the training.
+        step_timeout_s: Seconds that a reply may take.
+
+    Raises:
+        ConfigurationError: No environment or no episode was named.
+    """
+
+    def __init__(
+        self,
+        target: str | Mapping[str, str],
+        *,
+        prompt: str = "",
+        episodes: int | Iterable[Mapping[str, Any]] = 1000,
+        unfinished_reward: float | None = None,
+        token: str | None = None,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        self._target = target if isinstance(target, str) else dict(target)
+        self._prompt = prompt
+        self._episodes = (
+            [{"seed": seed} for seed in range(episodes)] if isinstance(episodes, int) else list(episodes)
+        )
+        if not self._target or not self._episodes:
+            raise ConfigurationError(
+                "an environment and at least one episode are needed; one of them is empty"
+            )
+        self._unfinished_reward = unfinished_reward
+        self._token = token
+        self._reset_timeout_s = reset_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._servers: list[SyncEnvClient[Any, Any, Any]] = []
+
+    @cached_property
+    def environment_factory(self) -> "_Factory | dict[str, _Factory]":
+        """Makes an environment; by name, where there are several. Pickled copies use the servers of this process."""
+        if isinstance(self._target, str):
+            return self._factory(self._target)
+        return {name: self._factory(target) for name, target in self._target.items()}
+
+    @cached_property
+    def train_dataset(self) -> "Dataset":
+        """A row each episode: `prompt`, the options of its reset, and `environment` where there are several."""
+        from datasets import Dataset
+
+        prompt = [{"role": "user", "content": self._prompt}]
+        if isinstance(self._target, str):
+            return Dataset.from_list([{"prompt": prompt, **options} for options in self._episodes])
+        return Dataset.from_list(
+            [
+                {"prompt": prompt, "environment": name, **options}
+                for options in self._episodes
+                for name in self._target
+            ]
+        )
+
+    @property
+    def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
+        """One function: the sum of an episode's rewards, or None where nobody can say what it is worth."""
+        return [environment_reward]
+
+    def close(self) -> None:
+        """Stop what was started. Idempotent."""
+        while self._servers:
+            self._servers.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _factory(self, target: str) -> "_Factory":
+        server = make(target, token=self._token) if self._token else make(target)
+        self._servers.append(server)
+        options = frozenset(name for row in self._episodes for name in row)
+        return _Factory(
+            server.base_url,
+            self._token,
+            self._reset_timeout_s,
+            self._step_timeout_s,
+            self._unfinished_reward,
+            options,
+        )
+
+
+@dataclass(frozen=True)
+class _Factory:
+    base_url: str
+    token: str | None
+    reset_timeout_s: float
+    step_timeout_s: float
+    unfinished_reward: float | None
+    options: frozenset[str]
+
+    def __call__(self) -> "_TRLEnvironment":
+        return _class_of(self)()
+
+    def episode(self) -> TextEpisode:
+        return TextEpisode(
+            self.base_url,
+            token=self.token,
+            reset_timeout_s=self.reset_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+            unfinished_reward=self.unfinished_reward,
+        )
+
+
+class _Group:
+    """The instances of one factory, and the resets that are made before they are asked for.
+
+    TRL resets one instance after the other, the siblings of a group in a row and with the same options. So the first
+    reset of a group starts those of the siblings, as many as the group before had.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[weakref.ref[_TRLEnvironment]] = []
+        self._last: Mapping[str, Any] | None = None
+        self._run = self._size = 1
+
+    def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
+        """Start the resets that are likely to be asked for after this one."""
+        if options == self._last:
+            self._run += 1
+            return
+        self._last, self._size, self._run = options, self._run, 1
+        first = instance._index + 1
+        for member in self.members[first : first + self._size - 1]:
+            if (sibling := member()) is not None and sibling._settled:
+                sibling._prefetch(options)
+
+
+class _TRLEnvironment:
+    """What TRL calls. Every public function of the class but `reset` is a tool, so all else has an underscore."""
+
+    _factory: _Factory
+    _group: _Group
+
+    def __init__(self) -> None:
+        self._episode = self._factory.episode()
+        self._loop = shared_loop()
+        self._prefetched: tuple[Mapping[str, Any], Future[str]] | None = None
+        self._settled = True
+        self._index = len(self._group.members)
+        self._group.members.append(weakref.ref(self))
+        # TRL never closes an instance.
+        weakref.finalize(self, self._loop.leave, self._episode.close).atexit = False
+
+    def reset(self, **row: Any) -> str:
+        """Start the episode of a row of the data set, and return its first observation."""
+        options = {name: row[name] for name in self._factory.options if row.get(name) is not None}
+        prefetched, self._prefetched = self._prefetched, None
+        self._group.ahead_of(self, options)
+        self._settled = False
+        if prefetched is not None:
+            if prefetched[0] == options:
+                return prefetched[1].result()
+            with suppress(Exception):
+                prefetched[1].result()
+        return self._loop.run(self._episode.reset, **options)
+
+    def _prefetch(self, options: Mapping[str, Any]) -> None:
+        self._prefetched = options, self._loop.submit(self._episode.reset, **options)
+        self._settled = False
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return self._loop.run(self._episode.call, name, arguments)
+
+    def _reward(self) -> float | None:
+        self._settled = True
+        return self._episode.reward
+
+
+def environment_reward(environments: Iterable[_TRLEnvironment], **_: Any) -> list[float | None]:
+    """Return what each roll-out's environment says that it was worth; None where it cannot say."""
+    return [environment._reward() for environment in environments]
+
+
+@cache
+def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
+    """Make the class of an environment: one of its own, since TRL looks for the tools on the class."""
+    episode = factory.episode()
+
+    async def learn() -> list[dict[str, Any]]:
+        try:
+            await episode.open()
+        finally:
+            await episode.close()
+        return episode.tools
+
+    tools = {tool["function"]["name"]: _method(tool["function"]) for tool in shared_loop().run(learn)}
+    return type("ServedEnvironment", (_TRLEnvironment,), {"_factory": factory, "_group": _Group(), **tools})
+
+
+def _method(function: Mapping[str, Any]) -> Callable[..., str]:
+    """Return a method for a tool's function schema, with the annotations and docstring that TRL makes one of again."""
+    name, schema = function["name"], function["parameters"]
+    definitions = schema.get("$defs", {})
+    properties = {key: _resolved(part, definitions) for key, part in schema.get("properties", {}).items()}
+    required = schema.get("required", ())
+    if not all(key.isidentifier() for key in (name, *properties)):
+        raise ConfigurationError(
+            f"the tool {name!r} or a parameter of it ({', '.join(properties)}) is not a Python name, and TRL "
+            "calls tools as Python functions; rename it in the environment"
+        )
+
+    def call(self: _TRLEnvironment, **arguments: Any) -> str:
+        return self._call(name, arguments)
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for key, part in sorted(properties.items(), key=lambda item: item[0] not in required):
+        default = inspect.Parameter.empty if key in required else part.get("default")
+        parameters.append(
+            inspect.Parameter(
+                key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(part)
+            )
+        )
+    call.__name__ = call.__qualname__ = name
+    call.__annotations__ = {one.name: one.annotation for one in parameters[1:]} | {"return": str}
+    call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    described = "".join(
+        f"    {key}: {_one_line(part.get('description') or key)}\n" for key, part in properties.items()
+    )
+    call.__doc__ = f"{_one_line(function['description'] or name)}\n" + (
+        f"\nArgs:\n{described}" if described else ""
+    )
+    return call
+
+
+def _resolved(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = part.get("$ref", "")
+    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
+
+
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+def _annotation(part: Mapping[str, Any]) -> Any:
+    """Return the Python type that stands for a JSON schema; text where it is more than types can say."""
+    if choices := part.get("enum"):
+        return Literal[tuple(choices)]
+    if "const" in part:
+        return Literal[part["const"]]
+    kinds = part.get("anyOf") or [part]
+    types = [_TYPES[one["type"]] for one in kinds if one.get("type") in _TYPES]
+    found = types[0] if types else str
+    return found | None if any(one.get("type") == "null" for one in kinds) else found
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,152 @@
+"""Environments of Gymnasium's, served and taken back: the same spaces and trajectories, and its own checks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gym_worlds import MIXED
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from serving import serving
+
+from envs.blackjack_env.server.app import app as blackjack
+from envs.gymnasium_env.server.app import gymnasium_app
+from openenv_core.adapters.gymnasium import ServedEnv
+from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
+from openenv_core.errors import ConfigurationError, ExecutionError
+
+ALL = [
+    "CartPole-v1",
+    "Blackjack-v1",
+    "FrozenLake-v1",
+    "Taxi-v4",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "gym_worlds:Mixed-v0",
+    "gym_worlds:Picture-v0",
+]
+
+
+async def with_env(app: Any, use: Callable[[ServedEnv], None], **options: Any) -> None:
+    """Serve an app here, and use a client of it in a thread."""
+
+    def played(url: str) -> None:
+        with ServedEnv(url, **options) as env:
+            use(env)
+
+    async with serving(app) as address:
+        await asyncio.to_thread(played, f"http://{address}")
+
+
+def assert_same(here: Any, there: Any, env: ServedEnv) -> None:
+    assert env.observation_space.contains(there)
+    # Some of Gymnasium's environments give plain numbers where their spaces have numpy's.
+    assert write_value(env.observation_space, here) == write_value(env.observation_space, there)
+
+
+@pytest.mark.parametrize("env_id", ALL)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of bounds that are its own
+async def test_an_environment_comes_back_as_it_was(env_id: str) -> None:
+    def use(env: ServedEnv) -> None:
+        check_env(env, skip_render_check=True, skip_close_check=True)
+        local = gymnasium.make(env_id)
+        assert env.observation_space == local.observation_space
+        assert env.action_space == local.action_space
+        for seed in (7, 8):
+            env.action_space.seed(seed)
+            assert_same(local.reset(seed=seed)[0], env.reset(seed=seed)[0], env)
+            for _ in range(60):
+                action = env.action_space.sample()
+                here, there = local.step(action), env.step(action)
+                assert_same(here[0], there[0], env)
+                assert [float(here[1]), *here[2:4]] == [*there[1:4]]
+                if here[2] or here[3]:
+                    break
+        local.close()
+
+    await with_env(gymnasium_app(env_id), use)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+async def test_an_environment_of_ours_has_spaces_by_its_schema() -> None:
+    def use(env: ServedEnv) -> None:
+        assert env.action_space == spaces.Discrete(2)
+        assert env.observation_space["dealer_card"] == spaces.Discrete(10, start=1)
+        check_env(env, skip_render_check=True, skip_close_check=True)
+        seen, _ = env.reset(seed=1)
+        assert seen["text"].startswith("You hold")
+        _, reward, terminated, truncated, _ = env.step(1)  # the second of "hit" and "stand"
+        assert (terminated, truncated) == (True, False)
+        assert reward in (-1, 0, 1)
+
+    await with_env(blackjack, use)
+
+
+async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
+    def use(env: ServedEnv) -> None:
+        env.reset(seed=1, options={"steps": 2})
+        action = {"move": 1, "force": np.array([0.5, 0.25], np.float32)}
+        _, reward, terminated, truncated, info = env.step(action)
+        assert (reward, terminated, truncated, info) == (0.75, False, False, {"left": 1})
+        assert env.render().tolist() == np.full((4, 6, 3), 1).tolist()
+        assert env.step(action)[2:4] == (False, True)
+
+    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
+    await with_env(app, use, render_mode="rgb_array")
+
+
+async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:
+    def use(env: ServedEnv) -> None:
+        env.reset(seed=1)
+        for wrong in (2, -1, 1.5, True, "left", [1], None):
+            with pytest.raises(ExecutionError, match="no action of Discrete"):
+                env._client.step({"action": wrong})
+        env.step(1)
+
+    await with_env(gymnasium_app("CartPole-v1"), use)
+
+
+async def test_wrappers_are_put_around_the_first_innermost() -> None:
+    def use(env: ServedEnv) -> None:
+        env.reset(seed=1)
+        assert [env.step(1)[3] for _ in range(2)] == [False, True]
+
+    limits = [lambda env, steps=steps: gymnasium.wrappers.TimeLimit(env, steps) for steps in (2, 3)]
+    await with_env(gymnasium_app("CartPole-v1", limits), use)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        MIXED,
+        spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
+        spaces.Box(-np.inf, np.inf, (2, 2), np.float32),
+        spaces.Sequence(spaces.Discrete(4), stack=True),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    ],
+    ids=str,
+)
+def test_spaces_and_values_are_the_same_after_the_wire(space: spaces.Space[Any]) -> None:
+    again = read_space(describe_space(space))
+    assert again == space
+    space.seed(3)
+    for _ in range(20):
+        value = space.sample()
+        assert space.contains(read_value(again, write_value(space, value)))
+        assert write_value(again, read_value(again, write_value(space, value))) == write_value(space, value)
+
+
+def test_what_is_no_space_or_cannot_cross_is_said() -> None:
+    for described in (
+        {},
+        {"type": "Graph"},
+        {"type": "Box"},
+        {"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"},
+    ):
+        with pytest.raises(ConfigurationError, match="describes no space"):
+            read_space(described)
+    with pytest.raises(ConfigurationError, match="Graph"):
+        describe_space(spaces.Graph(spaces.Discrete(2), None))

@@ -1,0 +1,60 @@
+"""SkyRL-Gym's own release plays served environments; its `make` is the one that its trainer calls."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_process import serve
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(autouse=True)
+def registered_by_none() -> Iterator[None]:
+    yield
+    from skyrl_gym.envs.registration import deregister
+
+    deregister("ropewalk")
+
+
+def test_twenty_hands_are_played_and_their_rewards_are_the_servers() -> None:
+    import skyrl_gym
+
+    skyrl_gym.register(id="ropewalk", entry_point="openenv_core.adapters.skyrl:ServedTextEnv")
+    with serve(app="envs.blackjack_env.server.app:app") as server:
+        config = {"base_url": f"http://{server.address}", "unfinished_reward": -1.0}
+        for seed in range(20):
+            env: Any = skyrl_gym.make("ropewalk", env_config=config, extras={"reset": {"seed": seed}})
+            prompt, _ = env.init([{"role": "system", "content": "Play."}])
+            assert "You hold" in prompt[-1]["content"]
+            first = env.step("I am not sure.")
+            assert not first["done"]
+            assert first["observations"][0]["content"].startswith("error: ")
+            last = env.step(_call(action="stand"))
+            assert last["done"]
+            # "You win: +1." is what the server says of the hand's return.
+            assert (
+                float(last["observations"][0]["content"].rpartition(" ")[2].rstrip('."}')) == last["reward"]
+            )
+            env.close()
+        hesitant: Any = skyrl_gym.make("ropewalk", env_config={**config, "max_turns": 1})
+        hesitant.init([])
+        assert hesitant.step("I am not sure.") == {**first, "reward": -1.0, "done": True}
+        hesitant.close()
+
+
+def test_what_the_page_shows_plays() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
+    with serve(app="envs.blackjack_env.server.app:app") as server:
+        shown: dict[str, Any] = {}
+        exec(block.replace("localhost:8000", server.address), shown)
+    assert shown["output"]["done"]
+    assert shown["output"]["reward"] in (-1, 0, 1)
+
+
+def _call(**arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"

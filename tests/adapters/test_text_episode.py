@@ -1,0 +1,93 @@
+import json
+
+import pytest
+from counter import Add, Count, Counter
+from serving import serving
+
+from envs.blackjack_env.server.app import app as blackjack
+from envs.shop_env.server.app import app as shop
+from openenv_core.adapters.episode import TextEpisode, read_call
+from openenv_core.errors import ConnectionFailedError
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
+from servers import create_app
+
+
+async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> None:
+    async with serving(blackjack) as address:
+        episode = TextEpisode(f"http://{address}", unfinished_reward=-1)
+        table = await episode.reset(seed=1)
+        assert table.startswith("You hold ")
+        assert [tool["function"]["name"] for tool in episode.tools] == ["act"]
+        assert episode.reward == -1
+        wrong = await episode.call("act", {"action": "double"})
+        assert wrong.startswith("error: ")
+        assert not episode.done
+        end = await episode.call("act", {"action": "stand"})
+        assert episode.done
+        assert episode.reward in (-1, 0, 1)
+        assert "The dealer holds" in end
+        assert await episode.call("act", {"action": "stand"}) == "error: the episode is over"
+        assert await episode.reset(seed=1) == table
+        await episode.close()
+
+
+async def test_tools_are_the_environments_own_and_what_a_tool_says_reaches_the_policy() -> None:
+    async with serving(shop) as address:
+        episode = TextEpisode(f"http://{address}")
+        await episode.reset(seed=3)
+        names = {tool["function"]["name"] for tool in episode.tools}
+        assert "act" not in names
+        assert len(names) > 3
+        assert (await episode.call("no_such_tool", {})).startswith("error: ")
+        assert episode.failure is None
+        assert all(name in episode.instructions for name in names)
+        await episode.close()
+
+
+@pytest.mark.parametrize("key", [INFRASTRUCTURE_ERROR, UNSCORED])
+async def test_an_episode_that_nobody_can_score_has_no_reward(key: str) -> None:
+    class Failing(Counter):
+        def step(self, action: Add) -> Count:
+            return Count(metadata={key: "a disk is full"}, done=True)
+
+    async with serving(create_app(Failing, Add, Count)) as address:
+        episode = TextEpisode(f"http://{address}", unfinished_reward=-1)
+        await episode.reset()
+        await episode.call("act", {"amount": 1})
+        assert episode.done
+        assert episode.reward is None
+        await episode.close()
+
+
+async def test_a_lost_server_is_no_reward_and_the_next_reset_says_so() -> None:
+    async with serving(blackjack) as address:
+        episode = TextEpisode(f"http://{address}", reset_timeout_s=0.3)
+        await episode.reset(seed=1)
+    said = await episode.call("act", {"action": "hit"})
+    assert said.startswith("error: the environment has failed")
+    assert episode.reward is None
+    with pytest.raises(ConnectionFailedError):
+        await episode.reset(seed=2)
+    await episode.close()
+
+
+def test_the_last_call_of_an_answer_counts() -> None:
+    call = '<tool_call>{"name": "act", "arguments": {"n": 1}}</tool_call>'
+    assert read_call(f"I think {call} no, {call.replace('1', '2')} it is") == ("act", {"n": 2})
+    assert read_call(json.dumps({"name": "look"})) == ("look", {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hit me",
+        "[1]",
+        "<tool_call>{</tool_call>",
+        '{"name": 3}',
+        '{"name": "a", "arguments": []}',
+        "[" * 5000,
+    ],
+)
+def test_an_answer_without_a_call_is_told_the_form(text: str) -> None:
+    with pytest.raises(ValueError, match="<tool_call>"):
+        read_call(text)

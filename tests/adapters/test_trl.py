@@ -1,0 +1,200 @@
+"""TRL's own GRPOTrainer trains a tiny random model on served environments."""
+
+import inspect
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from serve_process import serve
+
+from openenv_core.adapters.trl import TRLEnvironments, environment_reward
+
+pytestmark = pytest.mark.heavy
+
+PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+
+STAND = '<tool_call>\n{"name": "act", "arguments": {"action": "stand"}}\n</tool_call>'
+ANSWERS = [STAND, STAND.replace("stand", "hit")]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture(scope="module")
+def policy() -> tuple[Any, Any]:
+    """A model that knows three answers, each a token: hit, stand, and nothing."""
+    import torch
+    import trl
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    words.add_special_tokens(specials)
+    words.add_tokens([AddedToken(answer, normalized=False) for answer in ANSWERS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    said = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ANSWERS)}
+    model.generation_config.suppress_tokens = sorted(set(range(len(tokenizer))) - said)
+    return model, tokenizer
+
+
+def config(folder: Path, **options: Any) -> Any:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        max_completion_length=64,
+        max_tool_calling_iterations=4,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        **options,
+    )
+
+
+def trainer_of(policy: tuple[Any, Any], environments: TRLEnvironments, folder: Path, **options: Any) -> Any:
+    from trl import GRPOTrainer
+
+    model, tokenizer = policy
+    return GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=environments.train_dataset,
+        environment_factory=environments.environment_factory,
+        reward_funcs=options.pop("reward_funcs", environments.reward_funcs),
+        args=config(folder, max_steps=3, num_generations=4),
+        **options,
+    )
+
+
+def test_what_the_page_shows_trains_and_leaves_nothing_behind(
+    policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import trl
+
+    before = {name: weight.clone() for name, weight in policy[0].named_parameters()}
+    servers: list[psutil.Process] = []
+    trainers: list[Any] = []
+
+    def tiny_trainer(model: str, **options: Any) -> Any:
+        trainers.append(GRPOTrainer(model=policy[0], processing_class=policy[1], **options))
+        servers.extend(psutil.Process().children(recursive=True))
+        return trainers[0]
+
+    GRPOTrainer = trl.GRPOTrainer  # noqa: N806 - a class
+    monkeypatch.setattr(trl, "GRPOTrainer", tiny_trainer)
+    monkeypatch.setattr(trl, "GRPOConfig", lambda _folder, **options: config(tmp_path, **options))
+    exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0], {})
+    assert servers
+    (trainer,) = trainers
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(logged) == 3
+    assert any(row["tools/call_frequency"] > 0 for row in logged)
+    assert any(not weight.equal(before[name]) for name, weight in policy[0].named_parameters())
+    assert not [
+        server for server in servers if server.is_running() and server.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_a_server_that_is_killed_in_the_middle_of_hands_becomes_no_reward(
+    policy: tuple[Any, Any], tmp_path: Path
+) -> None:
+    from transformers import TrainerCallback
+
+    order = tmp_path / "order"
+    rewards: list[tuple[float | None, bool]] = []
+
+    class KillInTheSecondStep(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, _arguments: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == 1:
+                order.touch()
+
+    def watched(environments: Any, **_: Any) -> list[float | None]:
+        found = environment_reward(environments)
+        rewards.extend(
+            (reward, one._episode.failure is None) for reward, one in zip(found, environments, strict=True)
+        )
+        return found
+
+    with serve("--workers", "2", app="mortal:app", MORTAL_ORDER=str(order)) as server:
+        environments = TRLEnvironments(f"http://{server.address}", prompt="Play.", unfinished_reward=-1)
+        trainer = trainer_of(
+            policy, environments, tmp_path, reward_funcs=[watched], callbacks=[KillInTheSecondStep()]
+        )
+        trainer.train()
+        environments.close()
+    assert not order.exists(), "the server was not killed"
+    assert {reward for reward, sound in rewards if not sound} == {None}
+    assert all(reward in (-1, 0, 1) for reward, sound in rewards if sound)
+    logged = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert len(logged) == 3
+    assert all(math.isfinite(reward) for reward in logged)
+
+
+def test_several_environments_are_told_apart_by_name_and_each_has_its_own_tools() -> None:
+    with TRLEnvironments({"table": "blackjack", "shop": "shop"}, episodes=2) as environments:
+        factories = environments.environment_factory
+        assert isinstance(factories, dict)
+        assert [row["environment"] for row in environments.train_dataset] == ["table", "shop"] * 2
+        table, shop = factories["table"](), factories["shop"]()
+        assert _public(table) == {"reset", "act"}
+        assert "act" not in _public(shop)
+        assert "reset" in _public(shop)
+        from transformers.utils import get_json_schema
+
+        schema = get_json_schema(table.act)["function"]
+        assert schema["parameters"]["properties"]["action"]["enum"] == ["hit", "stand"]
+        assert schema["parameters"]["required"] == ["action"]
+        for name in _public(shop) - {"reset"}:
+            assert get_json_schema(getattr(shop, name))["function"]["description"]
+        # The asynchronous trainer sends the factory to a process of its own.
+        again = pickle.loads(pickle.dumps(factories["table"]))()
+        assert again.reset(seed=5, prompt="x") == table.reset(seed=5, prompt="y")
+
+
+def test_siblings_are_reset_ahead_and_play_what_their_row_says() -> None:
+    with TRLEnvironments("blackjack") as environments:
+        factory = environments.environment_factory
+        assert callable(factory)
+        members = [factory() for _ in range(8)]
+        for seeds in ([1] * 4 + [2] * 4, [3] * 4 + [4] * 4, [5] * 2 + [6] * 6):
+            seen = [member.reset(seed=seed) for member, seed in zip(members, seeds, strict=True)]
+            fresh = {seed: factory().reset(seed=seed) for seed in set(seeds)}
+            assert seen == [fresh[seed] for seed in seeds]
+            environment_reward(members)
+
+
+def _public(instance: Any) -> set[str]:
+    """What TRL sees, by its own way of looking."""
+    members = inspect.getmembers(type(instance), predicate=inspect.isfunction)
+    return {name for name, _ in members if not name.startswith("_")}
