@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.plain import plain, printable
+from rl_bridge.cli.reporting import plain, printable
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import SERVING, EventRow, ReplicaRow, StatusSnapshot
 from rl_bridge.metrics.throughput import TARGETS, Throughput

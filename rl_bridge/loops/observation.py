@@ -64,8 +64,8 @@ class SpanCollector:
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
     """What the replicas of every service answer that has an endpoint; those that do not answer are left out."""
     services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
-    looks = (service.look(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
-    return dict(zip(services, await asyncio.gather(*looks), strict=True))
+    answers = (service.ask(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
+    return dict(zip(services, await asyncio.gather(*answers), strict=True))
 
 
 def service_rows(

@@ -135,7 +135,7 @@ class Service(Routed):
         """Calls that stay with one replica as long as it lives; see `StickySession`."""
         return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE, near=near, room=room)
 
-    async def look(self, name: str, *, timeout_s: float) -> dict[int, Any]:
+    async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are.
@@ -149,12 +149,12 @@ class Service(Routed):
             left out.
         """
 
-        async def ask(target: ReplicaTarget) -> Any:
+        async def told(target: ReplicaTarget) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await target.call(name, (), {})
 
         targets = self._balancer.targets
-        answers = await asyncio.gather(*map(ask, targets), return_exceptions=True)
+        answers = await asyncio.gather(*map(told, targets), return_exceptions=True)
         return {
             target.replica: answer
             for target, answer in zip(targets, answers, strict=True)

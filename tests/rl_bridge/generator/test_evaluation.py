@@ -190,7 +190,12 @@ def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, 
             1,
             "the policy failed in .* status 503: .*later",
         ),
-        ({}, ["env.reset={hand: none}"], 1, "not taken a single step: 60 of 60 .* no reset options but .* hand"),
+        (
+            {},
+            ["env.reset={hand: none}"],
+            1,
+            "not taken a single step: 60 of 60 .* no reset options but .* hand",
+        ),
     ],
 )
 def test_run_that_cannot_be_played_is_no_evaluation(

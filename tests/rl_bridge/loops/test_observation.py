@@ -29,7 +29,7 @@ class Service:
             SimpleNamespace(id=1, state="starting", host="", pids=(), in_flight=0, restarts=0),
         ]
 
-    async def look(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
+    async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
         assert (endpoint, timeout_s) == ("spans", ANSWER_TIMEOUT_S)
         return dict(self.totals) if self.answers else {}
 
@@ -59,10 +59,10 @@ async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_
     policy.endpoints = frozenset({"statistics"})
     answers: dict[int, EngineTotals | None] = {}
 
-    async def look(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+    async def ask(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
         return {"statistics": answers}[endpoint]
 
-    policy.look = look
+    policy.ask = ask
     observer = RunObserver(fleet(policy=policy))
     answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
     told = await observer.metrics()
@@ -108,7 +108,7 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
             self.endpoints = frozenset(answers)
             self.answers = answers
 
-        async def look(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+        async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
             return self.answers[endpoint]
 
     observer = RunObserver(

@@ -135,4 +135,4 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
-        assert await service.look("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+        assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
