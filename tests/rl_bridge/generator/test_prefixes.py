@@ -73,9 +73,7 @@ def roomy_policy(long_policy: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
-async def test_three_generators_find_the_prefixes_that_one_finds(
-    roomy_policy: Path, tmp_path: Path
-) -> None:
+async def test_three_generators_find_the_prefixes_that_one_finds(roomy_policy: Path, tmp_path: Path) -> None:
     alone = await hit_rate(roomy_policy, tmp_path / "one", replicas=1)
     together = await hit_rate(roomy_policy, tmp_path / "three", replicas=3)
     assert alone > 0.6

@@ -118,3 +118,30 @@ async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) ->
     found = await play(Sending(noted(0.5), noted(0.25, done=True)), task, policy)
     assert (found.ending, found.reward, len(found.turns)) == (Ending.REFUSED_ACTION, 0.5 - 1.0, 1)
     assert found.refusal is not None
+
+
+async def test_what_the_policy_said_in_a_failed_attempt_it_says_again_while_it_is_asked_the_same() -> None:
+    tokenizer: Any = FakeTokenizer()
+    asked: list[str] = []
+
+    def word(prompt: Any) -> str:
+        asked.append("asked")
+        return f"word{len(asked)}"
+
+    client = GeneratorClient(FakeEngine(tokenizer, word), max_batch=8)
+    policy = ChatPolicy(tokenizer, client, max_new_tokens=8, max_length=64)
+    settings = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
+    answers: list[Any] = []
+
+    async def attempt(*results: tuple[Observation, float | None]) -> Trajectory | None:
+        return await play_episode(
+            Listed(*results), policy, task_of(NotebookTask), seed=1, settings=settings, answers=answers
+        )
+
+    with pytest.raises(EpisodeUnscoredError):  # after the second answer, by no fault of the policy's
+        await attempt(noted(0.0), noted(0.0), noted(float("nan")))
+    first = [turn.completion for turn, _ in answers]
+    found = await attempt(noted(0.0), noted(0.0), noted(0.0), noted(1.0, done=True))
+    assert found is not None
+    assert [turn.completion for turn in found.turns[:2]] == first
+    assert (len(found.turns), len(asked)) == (3, 3)
