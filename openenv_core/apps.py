@@ -13,39 +13,28 @@ GROUP: Final = "ropewalk.apps"
 
 
 class Described(Protocol):
-    """What an application of `create_app` says of what it serves."""
+    """What an application of `create_app` says of what it serves.
 
-    @property
-    def factory(self) -> Callable[[], Any]:
-        """The environment class, or a callable without arguments that returns an environment."""
+    Attributes:
+        factory: The environment class, or a callable without arguments that returns an environment.
+        action: The action model, or a union of models.
+        models: The models under the keys of /schema: action, observation, state, reset_observation.
+        name: What the environment is called; None: as its class.
+        cap: The greatest number of sessions.
+    """
 
-    @property
-    def action(self) -> Any:
-        """The action model, or a union of models."""
-
-    @property
-    def models(self) -> dict[str, Any]:
-        """The models under the keys of /schema: action, observation, state, reset_observation."""
-
-    @property
-    def name(self) -> str | None:
-        """What the environment is called; None: as its class."""
-
-    @property
-    def cap(self) -> int:
-        """The greatest number of sessions."""
+    factory: Callable[[], Any]
+    action: Any
+    models: dict[str, Any]
+    name: str | None
+    cap: int
 
 
-class LoadedApp(Protocol):
-    """An application of `create_app`, as far as a checker needs it."""
+def load_app(target: str) -> Described:
+    """Import the application that a target stands for, and return what it serves.
 
-    @property
-    def served(self) -> Described:
-        """What it serves."""
-
-
-def load_app(target: str) -> LoadedApp:
-    """Import the application that a target stands for: `module:attribute`, a path, or an environment's name.
+    Args:
+        target: `module:attribute`, a path, or an environment's name.
 
     Raises:
         ConfigurationError: The server's packages are absent, there is no such thing, or it is an application that
@@ -70,4 +59,4 @@ def load_app(target: str) -> LoadedApp:
             f"expected {target!r} to be made by create_app, got {type(app).__name__}, which can be served "
             "but not looked into; return what create_app returns"
         )
-    return cast(LoadedApp, app)
+    return cast(Described, app.served)

@@ -30,7 +30,7 @@ class _Errand(Generic[T]):
     another turn: for a step over loopback a third of its cost.
     """
 
-    __slots__ = ("_args", "_done", "_error", "_options", "_result", "_task", "_work")
+    __slots__ = ("_args", "_done", "_error", "_options", "_result", "_work", "task")
 
     def __init__(
         self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
@@ -40,13 +40,9 @@ class _Errand(Generic[T]):
         self._options = options
         self._done = threading.Lock()
         self._done.acquire()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._result: T
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, in the thread."""
-        self._task = loop.create_task(self._run())
 
     def refuse(self) -> None:
         """Do not even begin."""
@@ -55,8 +51,8 @@ class _Errand(Generic[T]):
 
     def cancel(self) -> None:
         """Give it up, in the thread."""
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it is over within the time."""
@@ -81,7 +77,8 @@ class _Errand(Generic[T]):
         finally:
             self._error = error = None  # its traceback holds this frame
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Call it and keep the outcome, in the thread."""
         try:
             self._result = await self._work(*self._args, **self._options)
         except asyncio.CancelledError as error:
@@ -90,7 +87,7 @@ class _Errand(Generic[T]):
         except BaseException as error:
             self._error = error  # SystemExit too: it is for the caller, and others use this thread
         finally:
-            self._task = None
+            self.task = None
             self._done.release()
 
 
@@ -206,7 +203,7 @@ class LoopThread:
         if loop is None:
             errand.refuse()
         else:
-            errand.start(loop)
+            errand.task = loop.create_task(errand.run())
 
     def _alive(self) -> bool:
         return not self.inherited and self._thread.is_alive()

@@ -176,12 +176,6 @@ class Validation(_Block):
     episodes: Episodes = Field(default_factory=Episodes)
 
 
-class Variable(_Block):
-    """An environment variable that the author documents."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class Manifest(_Block):
     """All of openenv.yaml."""
 
@@ -219,7 +213,7 @@ def read_keys(folder: Path) -> dict[str, Any]:
         raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
     except (OSError, ValueError) as error:
         raise ManifestError([f"expected a readable {file}, got: {error}"]) from None
-    return load_keys(text, str(file))
+    return _load_keys(text, str(file))
 
 
 def load_manifest(text: str, place: str) -> Manifest:
@@ -232,11 +226,10 @@ def load_manifest(text: str, place: str) -> Manifest:
     Raises:
         ManifestError: It is no YAML, or says what it cannot say; one line a fault.
     """
-    return parse_manifest(load_keys(text, place))
+    return parse_manifest(_load_keys(text, place))
 
 
-def load_keys(text: str, place: str) -> dict[str, Any]:
-    """Read the keys of a manifest from its text; see `read_keys` and `load_manifest`."""
+def _load_keys(text: str, place: str) -> dict[str, Any]:
     import yaml  # not at the top: clients do without
 
     try:

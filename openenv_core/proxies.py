@@ -1,8 +1,17 @@
-"""Which proxy the environment names for a URL: one answer for every way to reach a server."""
+"""Which proxy the environment names for a URL: one answer for every way to reach a server; a client that takes it."""
 
 import ipaddress
 from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from openenv_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
 
 
 def proxy_for(url: str) -> str | None:
@@ -36,3 +45,36 @@ def _is_here(host: str) -> bool:
         address = getattr(address, "ipv4_mapped", None) or address
         return address.is_loopback or address.is_unspecified
     return False
+
+
+def client_for(url: str, headers: dict[str, str] | None = None) -> "httpx.Client":
+    """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
+
+    Args:
+        url: Where the server is.
+        headers: Sent with every request.
+
+    Raises:
+        ConfigurationError: The proxy of the environment cannot be used.
+    """
+    import httpx
+
+    proxy = proxy_for(url)
+    plain = url.startswith("http://") and proxy is None
+    try:
+        # Reading the system's certificates takes longer than a request to a server nearby.
+        transport = httpx.HTTPTransport(verify=False if plain else _trust(), proxy=proxy)
+    except ImportError as error:
+        raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
+    # Bounds on answers hold for what comes over the wire, so nothing is compressed.
+    identity = {"Accept-Encoding": "identity"}
+    return httpx.Client(
+        transport=transport, headers=identity | (headers or {}), follow_redirects=False, trust_env=False
+    )
+
+
+@cache
+def _trust() -> "ssl.SSLContext":
+    import httpx
+
+    return httpx.create_ssl_context()

@@ -165,26 +165,37 @@ async def _go_on(steps: _Steps, waited_for: Awaitable[Any]) -> float:
             return score
 
 
-class Sequential(Rubric):
-    """One after the other: 0 as soon as one gives 0, otherwise the score of the last; 1 where there is none."""
+class _Combination(Rubric):
+    """Scores by the scores of others, which may have to be awaited."""
 
-    def __init__(self, *rubrics: Rubric) -> None:
+    def __init__(self, rubrics: Iterable[Rubric]) -> None:
         self._rubrics = list(rubrics)
-        _adopt(self, rubrics)
+        for number, rubric in enumerate(self._rubrics):
+            self._children[f"rubric_{number}"] = rubric
 
     def forward(self, action: Any, observation: Any) -> Score:
         """See `Rubric.forward`."""
+        return _run(self._combine(action, observation))
 
-        def steps() -> _Steps:
-            score = 1.0
-            for rubric in self._rubrics:
-                given = rubric(action, observation)
-                score = (yield given) if inspect.isawaitable(given) else given
-                if score == 0.0:
-                    break
-            return score
+    @abstractmethod
+    def _combine(self, action: Any, observation: Any) -> _Steps:
+        """Yield what has to be awaited, and return the score."""
 
-        return _run(steps())
+
+class Sequential(_Combination):
+    """One after the other: 0 as soon as one gives 0, otherwise the score of the last; 1 where there is none."""
+
+    def __init__(self, *rubrics: Rubric) -> None:
+        super().__init__(rubrics)
+
+    def _combine(self, action: Any, observation: Any) -> _Steps:
+        score = 1.0
+        for rubric in self._rubrics:
+            given = rubric(action, observation)
+            score = (yield given) if inspect.isawaitable(given) else given
+            if score == 0.0:
+                break
+        return score
 
     def __len__(self) -> int:
         return len(self._rubrics)
@@ -193,25 +204,21 @@ class Sequential(Rubric):
         return self._rubrics[index]
 
 
-class Gate(Rubric):
+class Gate(_Combination):
     """The score of a rubric, and 0 where that is below a threshold."""
 
     def __init__(self, rubric: Rubric, threshold: float = 1.0) -> None:
+        super().__init__(())
         self.rubric = rubric
         self.threshold = threshold
 
-    def forward(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.forward`."""
-
-        def steps() -> _Steps:
-            given = self.rubric(action, observation)
-            score: float = (yield given) if inspect.isawaitable(given) else given
-            return score if score >= self.threshold else 0.0
-
-        return _run(steps())
+    def _combine(self, action: Any, observation: Any) -> _Steps:
+        given = self.rubric(action, observation)
+        score: float = (yield given) if inspect.isawaitable(given) else given
+        return score if score >= self.threshold else 0.0
 
 
-class WeightedSum(Rubric):
+class WeightedSum(_Combination):
     """The sum of scores by weights, which sum to 1. What has to be awaited is awaited together.
 
     Raises:
@@ -225,26 +232,20 @@ class WeightedSum(Rubric):
             )
         if not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
             raise ValueError(f"weights must sum to 1.0, got {sum(weights):g}")
-        self._rubrics = list(rubrics)
+        super().__init__(rubrics)
         self._weights = list(weights)
-        _adopt(self, rubrics)
 
     @property
     def weights(self) -> list[float]:
         """A copy of them."""
         return list(self._weights)
 
-    def forward(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.forward`."""
-
-        def steps() -> _Steps:
-            given = [rubric(action, observation) for rubric in self._rubrics]
-            waiting = [one for one in given if inspect.isawaitable(one)]
-            came = iter((yield asyncio.gather(*waiting)) if waiting else ())
-            scores = [next(came) if inspect.isawaitable(one) else one for one in given]
-            return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
-
-        return _run(steps())
+    def _combine(self, action: Any, observation: Any) -> _Steps:
+        given = [rubric(action, observation) for rubric in self._rubrics]
+        waiting = [one for one in given if inspect.isawaitable(one)]
+        came = iter((yield asyncio.gather(*waiting)) if waiting else ())
+        scores = [next(came) if inspect.isawaitable(one) else one for one in given]
+        return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
 
 class RubricList(Rubric):
@@ -392,8 +393,3 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
         """See `Rubric.load_state_dict`."""
         super().load_state_dict(state)
         self.gamma = state.get("gamma", self.gamma)
-
-
-def _adopt(parent: Rubric, rubrics: Iterable[Rubric]) -> None:
-    for number, rubric in enumerate(rubrics):
-        parent._children[f"rubric_{number}"] = rubric

@@ -139,7 +139,7 @@ def imported_modules(path: Path, known: Container[str]) -> Iterator[str]:
 def test_no_import_cycles() -> None:
     files = {module_of(p): p for package in ALLOWED for p in (ROOT / package).rglob("*.py")}
     graph = {name: set(imported_modules(path, files)) - {name} for name, path in files.items()}
-    assert graph["openenv_core.client.env_client"] >= {"openenv_core.client.session"}
+    assert graph["openenv_core.client.env_client"] >= {"openenv_core.client.socket"}
     assert graph["envs.blackjack_env.client"] >= {"envs.blackjack_env.models"}
     try:
         TopologicalSorter(graph).prepare()
@@ -149,5 +149,5 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_files_stay_small(package: str) -> None:
-    long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
+    long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 800}
     assert long == {}

@@ -3,12 +3,13 @@
 Exact returns and the optimal policy are in :mod:`.oracle`, the policies to compare with in :mod:`.baselines`.
 """
 
+from openenv_core.tasks import InvalidResetOptionError
+
 from .client import BlackjackEnv
 from .models import (
     BlackjackAction,
     BlackjackObservation,
     BlackjackState,
-    InvalidResetOptionError,
     StepBeforeResetError,
 )
 

@@ -12,10 +12,6 @@ class StepBeforeResetError(EnvironmentFailureError):
     """A step was asked for before the first reset, when no cards are on the table."""
 
 
-class InvalidResetOptionError(EnvironmentFailureError):
-    """Reset was given an option that does not exist, or a value of the wrong type. No hand was dealt."""
-
-
 Move: TypeAlias = Literal["hit", "stand"]
 Outcome: TypeAlias = Literal["win", "push", "loss"]
 Card: TypeAlias = Annotated[int, Field(ge=1, le=10)]

@@ -72,16 +72,8 @@ class Rules:
 DEFAULT_RULES = Rules()
 
 
-class HandEnding(NamedTuple):
-    """How a hand ends from some point on.
-
-    Attributes:
-        win: probability that the player wins; with push and loss it sums to 1.
-        push: probability of a draw.
-        loss: probability that the player loses.
-        mean: expected return, in bets.
-        square: expected square of the return.
-    """
+class _Ending(NamedTuple):
+    """How a hand ends from some point on: probabilities, and the expected return, in bets, and square of it."""
 
     win: float
     push: float
@@ -90,10 +82,10 @@ class HandEnding(NamedTuple):
     square: float
 
 
-BUST = HandEnding(win=0.0, push=0.0, loss=1.0, mean=-1.0, square=1.0)
+_BUST = _Ending(win=0.0, push=0.0, loss=1.0, mean=-1.0, square=1.0)
 
 
-def add_card(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
+def _add_card(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
     """Returns (total, usable_ace) of a hand after one more card (1 to 10); a total above 21 is a bust."""
     low = total - 10 if usable_ace else total
     has_ace = usable_ace or card == 1
@@ -113,30 +105,30 @@ def dealer_distribution(upcard: int) -> Mapping[int, float]:
             final[min(total, 22)] += chance
             return
         for card, probability in CARDS.items():
-            draw(*add_card(total, soft, card), chance * probability)
+            draw(*_add_card(total, soft, card), chance * probability)
 
     # The hole card is one more draw, and no upcard reaches 17 by itself.
-    draw(*add_card(0, False, upcard), 1.0)
+    draw(*_add_card(0, False, upcard), 1.0)
     return MappingProxyType(final)
 
 
 @cache
-def standing(total: int, dealer: int) -> HandEnding:
+def _standing(total: int, dealer: int) -> _Ending:
     """What follows when the player stands on a total (4 to 21) against an upcard; no payout for naturals."""
     final = dealer_distribution(dealer)
     win = math.fsum(p for end, p in final.items() if end > 21 or end < total)
     push = final.get(total, 0.0)
     loss = 1.0 - win - push
-    return HandEnding(win, push, loss, mean=win - loss, square=win + loss)
+    return _Ending(win, push, loss, mean=win - loss, square=win + loss)
 
 
 @cache
-def standing_natural(dealer: int, rules: Rules) -> HandEnding:
+def _standing_natural(dealer: int, rules: Rules) -> _Ending:
     """What follows when the player stands on a natural, as dealt, against an upcard."""
-    plain = standing(21, dealer)
+    plain = _standing(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)
-        return HandEnding(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
+        return _Ending(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
     if rules.natural:
         return plain._replace(mean=1.5 * plain.win, square=2.25 * plain.win)
     return plain
@@ -152,7 +144,7 @@ def successors(state: DecisionState) -> tuple[tuple[tuple[DecisionState, float],
     reached: dict[DecisionState, float] = {}
     bust = 0.0
     for card, probability in CARDS.items():
-        total, soft = add_card(state.total, state.usable_ace, card)
+        total, soft = _add_card(state.total, state.usable_ace, card)
         if total > 21:
             bust += probability
         else:
@@ -168,7 +160,7 @@ def deal_distribution() -> Mapping[DecisionState, float]:
     for dealer, upcard in CARDS.items():
         for first, one in CARDS.items():
             for second, two in CARDS.items():
-                total, soft = add_card(*add_card(0, False, first), second)
+                total, soft = _add_card(*_add_card(0, False, first), second)
                 state = DecisionState(total, soft, dealer)
                 dealt[state] = dealt.get(state, 0.0) + upcard * one * two
     return MappingProxyType(dealt)
@@ -247,7 +239,7 @@ def action_values() -> Mapping[DecisionState, ActionValues]:
     for state in reversed(STATES_BY_LOW_SUM):
         reached, bust = successors(state)
         hit = math.fsum([-bust, *(p * max(values[after]) for after, p in reached)])
-        values[state] = ActionValues(stand=standing(state.total, state.dealer).mean, hit=hit)
+        values[state] = ActionValues(stand=_standing(state.total, state.dealer).mean, hit=hit)
     return MappingProxyType(values)
 
 
@@ -267,7 +259,7 @@ def optimal_return(rules: Rules = DEFAULT_RULES) -> float:
     """The expected return of optimal play, from the backward sweep."""
     values = action_values()
     return math.fsum(
-        chance * (standing_natural(s.dealer, rules).mean if s[:2] == (21, True) else max(values[s]))
+        chance * (_standing_natural(s.dealer, rules).mean if s[:2] == (21, True) else max(values[s]))
         for s, chance in deal_distribution().items()
     )
 
@@ -313,7 +305,7 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
         ValueError: see :func:`choice_at`.
     """
     visits = dict(deal_distribution())
-    endings: list[tuple[float, HandEnding]] = []
+    endings: list[tuple[float, _Ending]] = []
     illegal = 0.0
     for state in STATES_BY_LOW_SUM:
         here = visits.get(state, 0.0)
@@ -323,12 +315,12 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
         illegal += here * chances.get(None, 0.0)
         stand = chances.get("stand", 0.0)
         dealt = deal_distribution().get(state, 0.0) if state[:2] == (21, True) else 0.0
-        endings.append((dealt * stand, standing_natural(state.dealer, rules)))
-        endings.append(((here - dealt) * stand, standing(state.total, state.dealer)))
+        endings.append((dealt * stand, _standing_natural(state.dealer, rules)))
+        endings.append(((here - dealt) * stand, _standing(state.total, state.dealer)))
         hit = here * chances.get("hit", 0.0)
         if hit > 0.0:
             reached, bust = successors(state)
-            endings.append((hit * bust, BUST))
+            endings.append((hit * bust, _BUST))
             for after, probability in reached:
                 visits[after] = visits.get(after, 0.0) + hit * probability
     win, push, loss, mean, square = (

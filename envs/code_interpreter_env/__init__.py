@@ -3,6 +3,8 @@
 The server is in :mod:`.server`.
 """
 
+from openenv_core.tasks import InvalidResetOptionError
+
 from .client import CodeInterpreterEnv
 from .models import (
     CodeInterpreterAction,
@@ -12,7 +14,6 @@ from .models import (
     Execute,
     FileContent,
     GetFile,
-    InvalidResetOptionError,
     PutFile,
     Restart,
     Submit,

@@ -1,4 +1,4 @@
-"""What crosses the wire of a code interpreter, and what it raises. What code does is never among the latter."""
+"""What crosses the wire of a code interpreter."""
 
 import base64
 import binascii
@@ -8,16 +8,10 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from openenv_core import Action, Observation, State
-from openenv_core.errors import EnvironmentFailureError
 from openenv_core.sandbox import CodeError, FileInfo, Output, Status, Truncated
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 from .grading.verdict import Verdict
-
-
-class InvalidResetOptionError(EnvironmentFailureError):
-    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
-
 
 MAX_TIMEOUT_S: Final = 86_400.0
 MAX_CODE_CHARS: Final = 1 << 20

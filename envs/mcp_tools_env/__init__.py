@@ -3,7 +3,9 @@
 The server is in :mod:`.server`.
 """
 
+from openenv_core.tasks import InvalidResetOptionError
+
 from .client import McpToolsEnv
-from .models import InvalidResetOptionError, McpToolsState, ServerInfo, TranscriptEntry
+from .models import McpToolsState, ServerInfo, TranscriptEntry
 
 __all__ = ["InvalidResetOptionError", "McpToolsEnv", "McpToolsState", "ServerInfo", "TranscriptEntry"]

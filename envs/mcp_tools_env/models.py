@@ -1,15 +1,10 @@
-"""What crosses the wire beside the core's actions and observations of tools, and what is raised."""
+"""What crosses the wire beside the core's actions and observations of tools."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from openenv_core import State
-from openenv_core.errors import EnvironmentFailureError
-
-
-class InvalidResetOptionError(EnvironmentFailureError):
-    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
 
 
 class ServerInfo(BaseModel):

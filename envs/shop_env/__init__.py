@@ -3,7 +3,9 @@
 What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
-from .client import ShopEnv
-from .models import ImpossibleRequestError, InvalidResetOptionError, ShopObservation, ShopState
+from openenv_core.tasks import InvalidResetOptionError
 
-__all__ = ["ImpossibleRequestError", "InvalidResetOptionError", "ShopEnv", "ShopObservation", "ShopState"]
+from .client import ShopEnv
+from .models import ShopObservation, ShopState
+
+__all__ = ["InvalidResetOptionError", "ShopEnv", "ShopObservation", "ShopState"]

@@ -4,12 +4,11 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, get_args
 
-from .solver import Call, Talk, wishes
+from openenv_core.worlds import Call, Policy
+
+from .solver import Talk, ask_name, wishes
 from .world.cases import Kind
 from .world.records import TOPICS, Asked, Decision, Ground
-
-Policy = Callable[[str, Call, random.Random], float]
-"""Plays a task, given its text, and returns the reward of it all."""
 
 _CALLS: Final = 30
 
@@ -43,9 +42,7 @@ def usual_refusal(task: str, call: Call, source: random.Random) -> float:
     """Verify the customer, and refuse every request, unseen, on the ground that is the commonest for its kind."""
     talk = Talk(call)
     facts = talk.facts(2)
-    for found in talk.use(
-        "find_customer", name=talk.ask("name").removeprefix("My name is ").removesuffix(".")
-    ):
+    for found in talk.use("find_customer", name=ask_name(talk)):
         if len(facts) == 2:
             talk.use("verify_identity", customer_id=found["customer_id"], **facts)
     for wish in wishes(task):
@@ -56,9 +53,7 @@ def usual_refusal(task: str, call: Call, source: random.Random) -> float:
 def not_verified(task: str, call: Call, source: random.Random) -> float:
     """Take every customer for somebody else."""
     talk = Talk(call)
-    for found in talk.use(
-        "find_customer", name=talk.ask("name").removeprefix("My name is ").removesuffix(".")
-    ):
+    for found in talk.use("find_customer", name=ask_name(talk)):
         talk.use("add_note", customer_id=found["customer_id"], kind="suspicious", text="")
     return _answer_all(task, call, lambda: ("refused", "not_verified"))
 
@@ -66,11 +61,8 @@ def not_verified(task: str, call: Call, source: random.Random) -> float:
 def random_calls(task: str, call: Call, source: random.Random) -> float:
     """Call tools with arguments of the right kind, drawn from what the task names, and finish."""
     total = 0.0
-    ids = [
-        word.strip(".,?:")
-        for word in task.split()
-        if word.startswith("O") and word.strip(".,?:")[1:].isdigit()
-    ]
+    words = [word.strip(".,?:") for word in task.split()]
+    ids = [word for word in words if word.startswith("O") and word[1:].isdigit()]
     for _ in range(_CALLS):
         name, arguments = source.choice(_drawn(source, source.choice(ids or ["O1"]), task))
         total += float(call(name, arguments).reward or 0.0)

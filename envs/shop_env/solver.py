@@ -1,23 +1,19 @@
 """A policy by rules: reads requests and policies, calls tools, and earns nearly everything."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from openenv_core.tools import CallToolObservation
+from openenv_core.worlds import Call, SolverError, ToolUser
 
 from .world.cases import Kind
 from .world.speech import BY_NUMBER, BY_PRODUCT, OF_MINE, PHRASINGS
 
 _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 _OTHER_METHOD: Final = re.compile(r" Please put the money on my \S+, not on what I paid with\.$")
-
-
-class ShopSolverError(Exception):
-    """The solver does not know what it sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +32,17 @@ def wishes(task: str) -> list[Wish]:
     """Read the requests in a task.
 
     Raises:
-        ShopSolverError: One is put in a way that is not known.
+        SolverError: One is put in a way that is not known.
     """
     return [
         _wish(int(number), said) for number, said in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
     ]
 
 
-def policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
-    """Return the numbers that a policy has where the pattern has groups.
-
-    Raises:
-        ShopSolverError: The policy is not worded so.
-    """
+def _policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
+    """Return the numbers that a policy has where the pattern has groups."""
     if (found := re.search(pattern, text)) is None:
-        raise ShopSolverError(f"expected a policy like {pattern!r}, got {text!r}")
+        raise SolverError(f"expected a policy like {pattern!r}, got {text!r}")
     return tuple(int(number) for number in found.groups())
 
 
@@ -59,7 +51,7 @@ def _wish(number: int, said: str) -> Wish:
     for kind, pattern in _patterns():
         if (found := pattern.fullmatch(said)) is not None:
             return _read(number, kind, found.groupdict())
-    raise ShopSolverError(f"expected a request of a known form, got {said!r}")
+    raise SolverError(f"expected a request of a known form, got {said!r}")
 
 
 def _read(number: int, kind: Kind, slots: Mapping[str, str]) -> Wish:
@@ -95,9 +87,6 @@ def _patterns() -> tuple[tuple[Kind, "re.Pattern[str]"], ...]:
     return tuple(found)
 
 
-Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
-"""Calls a tool: its name and arguments, and what the step answers."""
-
 _FACTS: Final = {
     "email": r"My email address is (.+)\.",
     "postcode": r"The postcode is (.+)\.",
@@ -111,30 +100,13 @@ _FAULTY: Final = {
 }
 
 
-class Talk:
-    """One conversation.
-
-    Attributes:
-        earned: the rewards so far.
-    """
+class Talk(ToolUser):
+    """One conversation."""
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        super().__init__(call)
         self._policies: dict[str, str] = {}
         self._products: dict[str, dict[str, Any]] = {}
-        self.earned = 0.0
-
-    def use(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return what it gives.
-
-        Raises:
-            ShopSolverError: The tool failed.
-        """
-        seen = self._call(name, arguments)
-        self.earned += float(seen.reward or 0.0)
-        if seen.error is not None:
-            raise ShopSolverError(f"{name}({arguments}) said: {seen.error.message}")
-        return seen.result
 
     def policy(self, topic: str) -> str:
         """Return a policy, read once."""
@@ -175,7 +147,7 @@ class Talk:
         """Ask for an address."""
         said = self.ask("address", request)
         if (found := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", said)) is None:
-            raise ShopSolverError(f"expected an address, got {said!r}")
+            raise SolverError(f"expected an address, got {said!r}")
         return dict(zip(("street", "postcode", "city"), found.groups(), strict=True))
 
 
@@ -188,7 +160,7 @@ class Outcome:
     cents: int = 0
 
 
-class Handler:
+class _Handler:
     """Handles the requests of a customer who was verified."""
 
     def __init__(self, talk: Talk, account: dict[str, Any], today: date) -> None:
@@ -241,12 +213,12 @@ class Handler:
         if line["returned"]:
             return "already_done"
         if why != "changed_mind":
-            (days,) = policy_numbers(text, r"can be sent back within (\d+) days, whatever it is")
+            (days,) = _policy_numbers(text, r"can be sent back within (\d+) days, whatever it is")
             return "window_over" if age > days else None
         product = self._talk.product(line["product_id"])
         if product["final_sale"]:
             return "final_sale"
-        usual, electronics, more = policy_numbers(
+        usual, electronics, more = _policy_numbers(
             text, r"within (\d+) days of delivery, electronics within (\d+) days.* gold have (\d+) days more"
         )
         days = electronics if product["category"] == "electronics" else usual
@@ -256,7 +228,7 @@ class Handler:
         """Take lines back, and return what they are worth."""
         numbers = [line["line"] for line in lines]
         self._talk.use("return_items", order_id=order["order_id"], lines=numbers, reason=why)
-        (kept,) = policy_numbers(
+        (kept,) = _policy_numbers(
             self._talk.policy("returns"), r"changed their mind, (\d+) percent of the price is kept"
         )
         cents = 0
@@ -270,7 +242,7 @@ class Handler:
 
     def _exchange(self, wish: Wish, order: dict[str, Any]) -> Outcome:
         (line,) = [line for line in order["lines"] if line["product"] in wish.products]
-        (days,) = policy_numbers(self._talk.policy("exchanges"), r"exchanged within (\d+) days of delivery")
+        (days,) = _policy_numbers(self._talk.policy("exchanges"), r"exchanged within (\d+) days of delivery")
         if self._age(order) > days:
             return Outcome("refused", "window_over")
         product = self._talk.product(line["product_id"])
@@ -328,7 +300,7 @@ class Handler:
         return Outcome("done", cents=_cents(seen["discount"]))
 
     def _late(self, order: dict[str, Any]) -> Outcome:
-        days, basic, gold = policy_numbers(
+        days, basic, gold = _policy_numbers(
             self._talk.policy("late_delivery"),
             r"delivered (\d+) or more days.* of (\d+) euros for it, or (\d+) euros",
         )
@@ -343,7 +315,7 @@ class Handler:
 
     @property
     def _limit(self) -> int:
-        (euros,) = policy_numbers(self._talk.policy("refunds"), r"more than (\d+) euros for one request")
+        (euros,) = _policy_numbers(self._talk.policy("refunds"), r"more than (\d+) euros for one request")
         return euros * 100
 
     def _refund(self, order: dict[str, Any], cents: int) -> None:
@@ -377,14 +349,14 @@ def solve(task: str, call: Call) -> float:
         call: How to call a tool.
 
     Raises:
-        ShopSolverError: Something is said or refused that was not expected.
+        SolverError: Something is said or refused that was not expected.
     """
     talk = Talk(call)
     if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
-        raise ShopSolverError("expected the day in the task")
+        raise SolverError("expected the day in the task")
     wanted = wishes(task)
     talk.policy("identity")
-    candidates = talk.use("find_customer", name=_name(talk))
+    candidates = talk.use("find_customer", name=ask_name(talk))
     account = _verified(talk, candidates)
     if account is None:
         for candidate in candidates:
@@ -392,7 +364,7 @@ def solve(task: str, call: Call) -> float:
             talk.use("add_note", customer_id=candidate["customer_id"], kind="suspicious", text=text)
         outcomes = [Outcome("refused", "not_verified") for _ in wanted]
     else:
-        handler = Handler(talk, account, date.fromisoformat(found[1]))
+        handler = _Handler(talk, account, date.fromisoformat(found[1]))
         outcomes = [handler.handle(wish, _order_of(talk, wish, account)) for wish in wanted]
     for wish, outcome in zip(wanted, outcomes, strict=True):
         talk.use(
@@ -403,10 +375,11 @@ def solve(task: str, call: Call) -> float:
             amount=outcome.cents / 100,
         )
     talk.use("finish")
-    return talk.earned
+    return talk.total
 
 
-def _name(talk: Talk) -> str:
+def ask_name(talk: Talk) -> str:
+    """Ask the customer's name."""
     return talk.ask("name").removeprefix("My name is ").removesuffix(".")
 
 

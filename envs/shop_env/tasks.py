@@ -2,10 +2,11 @@
 
 import random
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final, get_args
 
-from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario, make_request
+from openenv_core.worlds import Level
+
+from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario
 from .world.making import Maker
 from .world.policy import draw_policy
 from .world.speech import word_request
@@ -16,15 +17,8 @@ CALLS: Final = 40
 _KINDS: Final[tuple[Kind, ...]] = (*get_args(Kind), "return", "return", "exchange")
 
 
-class TaskDifficulty(StrEnum):
-    """How much a customer asks for."""
-
-    EASY = "easy"
-    MEDIUM = "medium"
-    HARD = "hard"
-
-
-_REQUESTS: Final = {TaskDifficulty.EASY: 1, TaskDifficulty.MEDIUM: 2, TaskDifficulty.HARD: 3}
+_REQUESTS: Final = {Level.EASY: 1, Level.MEDIUM: 2, Level.HARD: 3}
+"""How many things a customer asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +26,7 @@ class ShopTaskSpec:
     """One task, with all that is hidden of it."""
 
     scenario: Scenario
-    level: TaskDifficulty
+    level: Level
 
     def text(self, calls: int) -> str:
         """Put the task into words."""
@@ -47,7 +41,7 @@ class ShopTaskSpec:
         )
 
 
-def make_task(number: int, *, held_out: bool, level: TaskDifficulty | None = None) -> ShopTaskSpec:
+def make_task(number: int, *, held_out: bool, level: Level | None = None) -> ShopTaskSpec:
     """Make the task of a number.
 
     Args:
@@ -56,7 +50,7 @@ def make_task(number: int, *, held_out: bool, level: TaskDifficulty | None = Non
         level: How much the customer asks for; None leaves that to the number as well.
     """
     source = random.Random(f"shop {number}")
-    level = level or source.choice(list(TaskDifficulty))
+    level = level or source.choice(list(Level))
     maker = Maker(source)
     policy = draw_policy(source)
     customer = source.choice(list(maker.records.customers.values()))
@@ -65,13 +59,13 @@ def make_task(number: int, *, held_out: bool, level: TaskDifficulty | None = Non
     requests: list[CustomerRequest] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
-        cases = dict(CASES[kind][1])
+        make, often = CASES[kind]
+        cases = dict(often)
         if any(len(one.lines) > 1 for one in requests):
             # One of several things is enough: more take more calls than an episode is meant to.
-            cases = {case: often for case, often in cases.items() if case not in SEVERAL}
+            cases = {case: share for case, share in often.items() if case not in SEVERAL}
         (case,) = source.choices(list(cases), list(cases.values()))
-        request = make_request(bench, kind, case)
-        if request is not None:
+        if (request := make(bench, case)) is not None:
             requests.append(request)
     _fill(bench)
     impostor = source.random() < 0.07

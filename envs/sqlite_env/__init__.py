@@ -3,7 +3,9 @@
 What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
 """
 
-from .client import SqliteEnv
-from .models import InvalidResetOptionError, QueryRefusedError, SqliteObservation, SqliteState
+from openenv_core.tasks import InvalidResetOptionError
 
-__all__ = ["InvalidResetOptionError", "QueryRefusedError", "SqliteEnv", "SqliteObservation", "SqliteState"]
+from .client import SqliteEnv
+from .models import SqliteObservation, SqliteState
+
+__all__ = ["InvalidResetOptionError", "SqliteEnv", "SqliteObservation", "SqliteState"]

@@ -1,13 +1,9 @@
 """What is played without thought, to compare with: what a policy earns that has learned nothing."""
 
 import random
-from collections.abc import Callable
 from typing import Any, Final
 
-from .solver import Call
-
-Policy = Callable[[str, Call, random.Random], float]
-"""Plays a task, given its text, and returns the reward of it all."""
+from openenv_core.worlds import Call, Policy
 
 _GUESSES: Final = ("0", "1", "2", "3", "5", "10")
 

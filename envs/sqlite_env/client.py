@@ -1,26 +1,14 @@
 """The client of a server of the database world."""
 
-from typing import Any
-
-from openenv_core import MCPToolClient, StepResult
+from openenv_core.worlds import WorldClient
 
 from .models import SqliteObservation, SqliteState
 
 
-class SqliteEnv(MCPToolClient):
-    """Plays the database world behind a server: at a URL, or with `from_process()` in a process of its own.
-
-    `reset` takes, besides `seed` and `episode_id`, the options `split`, `index`, `difficulty` and `max_calls`.
-    `call_tool` returns what a tool gave; `step(CallToolAction(...))` what it earned as well.
-    """
+class SqliteEnv(WorldClient):
+    """Plays the database world behind a server; see `WorldClient`."""
 
     state_type = SqliteState
+    reset_type = SqliteObservation
     # The folder goes by two names, envs.sqlite_env here and sqlite_env once installed by itself.
     default_app = f"{__package__}.server.app:app"
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        """Read what a reset answers as its own model, and the rest as tools answer."""
-        seen = payload["observation"]
-        if "question" not in seen:
-            return super()._parse_result(payload)
-        return StepResult(SqliteObservation.model_validate(seen), None, False, payload.get("metadata"))

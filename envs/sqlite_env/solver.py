@@ -2,17 +2,15 @@
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from openenv_core.tools import CallToolObservation
+from openenv_core.worlds import Call, SolverError, ToolUser
 
-from .questions import FAMILIES
-from .questions.family import rules, spoken
-from .questions.hard import ORDINALS
-from .questions.medium import MONTHS, WEEKDAYS
+from .questions import FAMILIES, phrase, rules
+from .questions.families import MONTHS, ORDINALS, WEEKDAYS
 from .world.domains import DOMAINS, Amounts, Domain
 from .world.records import draw_naming
 
@@ -103,18 +101,9 @@ QUERIES: Final[dict[str, str]] = {
 }
 
 
-class SqliteSolverError(Exception):
-    """The solver does not know what it sees."""
-
-
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A domain, and what its tables and columns are called here.
-
-    Attributes:
-        tables: names by role.
-        columns: names by role.
-    """
+    """A domain, and what its tables and columns are called here, by their roles."""
 
     domain: Domain
     tables: Mapping[str, str]
@@ -174,16 +163,8 @@ class Schema:
         )
 
 
-def read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, Any]]) -> Schema:
-    """Find out which table and which column is what, by their descriptions.
-
-    Args:
-        tables: What list_tables told.
-        described: What describe_table told, by table.
-
-    Raises:
-        SqliteSolverError: They are of no domain that is known.
-    """
+def _read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, Any]]) -> Schema:
+    """Find out which table and which column is what, by their descriptions."""
     names = {table["description"]: table["name"] for table in tables}
     for domain in DOMAINS:
         # Whatever the names are that this draws: the descriptions are always the same.
@@ -197,11 +178,8 @@ def read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, 
             }
             columns |= {column.role: told[column.says] for column in table.columns}
         return Schema(domain, {role: names[table.says] for role, table in known.items()}, columns)
-    raise SqliteSolverError(f"expected tables of a domain that is known, got {', '.join(names)}")
+    raise SolverError(f"expected tables of a domain that is known, got {', '.join(names)}")
 
-
-Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
-"""Calls a tool: its name and arguments, and what the step answers."""
 
 _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 
@@ -223,34 +201,24 @@ def solve(task: str, call: Call) -> float:
         call: How to call a tool.
 
     Raises:
-        SqliteSolverError: The question, or the database, is of no known kind.
+        SolverError: The question, or the database, is of no known kind.
     """
-    asked = next(line for line in task.splitlines() if line.startswith("Question: ")).removeprefix(
-        "Question: "
-    )
-    rewards: list[float] = []
-
-    def use(name: str, **arguments: Any) -> Any:
-        seen = call(name, arguments)
-        rewards.append(float(seen.reward or 0.0))
-        if seen.error is not None:
-            raise SqliteSolverError(f"{name} said: {seen.error.message}")
-        return seen.result
-
-    tables = use("list_tables")
-    described = {table["name"]: use("describe_table", table=table["name"]) for table in tables}
-    schema = read_schema(tables, described)
-    read = read_question(asked, schema.domain)
-    rows = use("query", sql=written(read, schema))["rows"]
-    use("submit_answer", answer=_answer(rows, task))
-    return sum(rewards)
+    user = ToolUser(call)
+    asked = next(line for line in task.splitlines() if line.startswith("Question: "))
+    tables = user.use("list_tables")
+    described = {table["name"]: user.use("describe_table", table=table["name"]) for table in tables}
+    schema = _read_schema(tables, described)
+    read = read_question(asked.removeprefix("Question: "), schema.domain)
+    rows = user.use("query", sql=write_query(read, schema))["rows"]
+    user.use("submit_answer", answer=_answer(rows, task))
+    return user.total
 
 
 def read_question(asked: str, domain: Domain) -> Read:
     """Find out which family a question is of, and what it asks about.
 
     Raises:
-        SqliteSolverError: It is of none.
+        SolverError: It is of none.
     """
     for valid_only in (True, False):
         for rule in rules(domain, valid_only=valid_only):
@@ -259,7 +227,7 @@ def read_question(asked: str, domain: Domain) -> Read:
     return _match_family(asked, domain, False)
 
 
-def written(read: Read, schema: Schema) -> str:
+def write_query(read: Read, schema: Schema) -> str:
     """Write the query that answers a question."""
     slots = dict(read.slots)
     if "MONTH" in slots:
@@ -283,14 +251,14 @@ def _match_family(asked: str, domain: Domain, valid_only: bool) -> Read:
     for name, pattern in _patterns(domain.name):
         if found := pattern.fullmatch(asked):
             return Read(name, found.groupdict(), valid_only)
-    raise SqliteSolverError(f"expected a question of a known form, got {asked!r}")
+    raise SolverError(f"expected a question of a known form, got {asked!r}")
 
 
 @cache
 def _patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
     (about,) = (one for one in DOMAINS if one.name == domain)
     return tuple(
-        (family.name, _pattern(spoken(phrasing, about)))
+        (family.name, _pattern(phrase(phrasing, about)))
         for family in FAMILIES.values()
         for phrasing in family.phrasings
     )

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from .questions import Question, QuestionLevel, ask
+from openenv_core.worlds import Level
+
+from .questions import Question, ask
 from .world.domains import DOMAINS
 from .world.making import make_world
 from .world.records import DatabaseContents
@@ -21,6 +23,11 @@ class SqliteTaskSpec:
     world: DatabaseContents
     question: Question
 
+    @property
+    def level(self) -> Level:
+        """How hard the question is."""
+        return self.question.level
+
     def text(self, calls: int) -> str:
         """Put the task into words."""
         return (
@@ -35,7 +42,7 @@ class SqliteTaskSpec:
 
 
 @lru_cache(maxsize=128)
-def make_task(number: int, *, held_out: bool, level: QuestionLevel | None = None) -> SqliteTaskSpec:
+def make_task(number: int, *, held_out: bool, level: Level | None = None) -> SqliteTaskSpec:
     """Make the task of a number. The newest are kept: the siblings of a group are reset to the same one.
 
     Args:

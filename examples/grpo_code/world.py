@@ -4,6 +4,7 @@ A reset's seed is the task. What the interpreter offers as tools is there, and `
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from secrets import randbits
 from typing import Any
 
@@ -15,11 +16,11 @@ from envs.code_interpreter_env.models import (
     Submit,
 )
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import house
+from envs.code_interpreter_env.server.shared import shared_backend
 from examples.grpo_code.family import make_task
-from openenv_core import MCPToolClient, StepResult
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from openenv_core.tools import ToolObservation, ToolResult, tool
+from openenv_core.worlds import WorldClient
 from rl_bridge.rollout.seeds import TRAINING_SEEDS
 from servers import create_app
 
@@ -75,37 +76,22 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         """Hand in the code that ran last; it has to define the function. This can be done once, and ends the task."""
         verdict = (await self._submit(Submit(type="submit", code=self._newest))).verdict
         assert verdict is not None
-        told = {"passed": verdict.reason == "passed", "cases_passed": verdict.passed, "cases": verdict.total}
+        value = {"passed": verdict.reason == "passed", "cases_passed": verdict.passed, "cases": verdict.total}
         # A case that had all of its time is the submission's fault: to hang would be cheaper than to be wrong.
         reward = 0.0 if verdict.timeout_scope == "case" else verdict.reward
-        untold: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         if reward is None:  # nothing is known of the submission: it is not 0
             key = INFRASTRUCTURE_ERROR if verdict.reason == "sandbox_error" else UNSCORED
-            untold[key] = verdict.detail or verdict.reason
-        result = ToolResult.of(told)
-        return ToolResult(
-            content=result.content,
-            value=result.value,
-            structured=result.structured,
-            reward=reward,
-            done=self._state.done,
-            metadata=untold,
-        )
+            metadata[key] = verdict.detail or verdict.reason
+        return replace(ToolResult.of(value), reward=reward, done=self._state.done, metadata=metadata)
 
 
-class CodeFamilyEnv(MCPToolClient):
+class CodeFamilyEnv(WorldClient):
     """The client: a reset answers as the interpreter does, and the rest as tools answer."""
 
     state_type = CodeInterpreterState
+    reset_type = CodeInterpreterObservation
     default_app = f"{__name__}:app"
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        seen: Mapping[str, Any] = payload["observation"]
-        if "execution_count" not in seen:
-            return super()._parse_result(payload)
-        return StepResult(
-            CodeInterpreterObservation.model_validate(seen), None, False, payload.get("metadata")
-        )
 
 
 app = create_app(
@@ -115,5 +101,5 @@ app = create_app(
     env_name="code_family",
     max_concurrent_envs=1024,
     state_cls=CodeInterpreterState,
-    lifespan=house().lifespan,
+    lifespan=shared_backend().lifespan,
 )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from envs.sqlite_env.models import SqliteObservation
 from envs.sqlite_env.questions import FAMILIES as QUESTIONS
-from envs.sqlite_env.questions.family import spoken
+from envs.sqlite_env.questions import phrase
 from envs.sqlite_env.world.domains import DOMAINS, Domain
 from examples.grpo_tools.world import FAMILIES
 from rl_bridge.data.traces import Call
@@ -30,17 +30,17 @@ async def solve(observation: SqliteObservation, call: Call) -> None:
     Raises:
         ValueError: The question is of none of the families.
     """
-    domain, family, slots = understood(observation.question)
+    domain, family, slots = parse_question(observation.question)
     whose, says, condition = _ABOUT[family]
     tables = await call("list_tables", {})
-    table = _named(tables, spoken(f"the {{{whose}}}", domain))
+    table = _named(tables, phrase(f"the {{{whose}}}", domain))
     columns = (await call("describe_table", {"table": table}))["columns"]
-    where = condition.format(COLUMN=_named(columns, spoken(says, domain)), **slots)
+    where = condition.format(COLUMN=_named(columns, phrase(says, domain)), **slots)
     rows = (await call("query", {"sql": f"SELECT count(*) FROM {table} WHERE {where}"}))["rows"]
     await call("submit_answer", {"answer": rows[0][0]})
 
 
-def understood(question: str) -> tuple[Domain, str, dict[str, str]]:
+def parse_question(question: str) -> tuple[Domain, str, dict[str, str]]:
     """Which domain a question is about, which family it is of, and what fills its slots.
 
     Raises:
@@ -49,7 +49,7 @@ def understood(question: str) -> tuple[Domain, str, dict[str, str]]:
     for domain in DOMAINS:
         for family in FAMILIES:
             for phrasing in QUESTIONS[family].phrasings:
-                pattern = re.sub(r"\\\{([A-Z]+)\\\}", r"(?P<\1>.+?)", re.escape(spoken(phrasing, domain)))
+                pattern = re.sub(r"\\\{([A-Z]+)\\\}", r"(?P<\1>.+?)", re.escape(phrase(phrasing, domain)))
                 if found := re.fullmatch(pattern, question):
                     return domain, family, found.groupdict()
     raise ValueError(f"expected a question of the families {', '.join(FAMILIES)}, got {question!r}")

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from envs.sqlite_env.models import SqliteObservation, SqliteState
-from envs.sqlite_env.questions import QuestionLevel
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.tasks import make_task
 from openenv_core.tools import ToolAction, ToolObservation
+from openenv_core.worlds import Level
 from rl_bridge.rollout.seeds import TRAINING_SEEDS
 from servers import create_app
 
@@ -33,7 +33,7 @@ class SmallSqliteEnvironment(SqliteEnvironment):
         """Return the number that a task is made from: the first of the index's own with a question of the families."""
         first = super().task_number(split, index) * _TRIES
         for number in range(first, first + _TRIES):
-            if make_task(number, held_out=False, level=QuestionLevel.EASY).question.family in FAMILIES:
+            if make_task(number, held_out=False, level=Level.EASY).question.family in FAMILIES:
                 return number
         raise IndexError(
             f"expected a question of the families for the index {index}, got none in {_TRIES} tries"

@@ -2,19 +2,18 @@
 
 import copy
 import json
+import math
 import random
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.outcomes import CheckError, needs
-
-if TYPE_CHECKING:
-    from jsonschema import SchemaError
+from openenv_core.checker.check import CheckError, need
+from openenv_core.tools import RESERVED_TOOL_NAMES
 
 Json: TypeAlias = dict[str, Any]
 
@@ -41,7 +40,7 @@ _STRUCTURE: Final = {
 }
 
 
-class UndrawableError(ValueError):
+class _UndrawableError(ValueError):
     """No value can be drawn here."""
 
 
@@ -59,12 +58,9 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
         CheckError: Nothing follows the schema, or it is none.
         ConfigurationError: The package that validates is absent.
     """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
+    jsonschema = need("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
-    sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
+    sampler = _Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     drawn: dict[str, Any] = {}
     why = "nothing that was drawn follows it"
     for _ in range(count * TRIES):
@@ -84,14 +80,8 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     return list(drawn.values())
 
 
-class Sampler:
-    """Draws from one schema.
-
-    Args:
-        root: The schema, where its references point to.
-        source: Of chance.
-        modest: See `sample`.
-    """
+class _Sampler:
+    """Draws from one schema, to which its references point."""
 
     def __init__(self, root: Json, source: random.Random, modest: bool = True) -> None:
         self._root = root
@@ -99,18 +89,14 @@ class Sampler:
         self._modest = modest
 
     def draw(self) -> Any:
-        """Return one value, which nearly always follows the schema.
-
-        Raises:
-            UndrawableError: The schema allows none.
-        """
+        """Return one value, which nearly always follows the schema."""
         return self._value(self._root, 0)
 
     def _value(self, schema: Any, depth: int) -> Any:
         if schema is True or schema == {}:
             return self._anything(depth)
         if not isinstance(schema, Mapping):
-            raise UndrawableError(f"no value follows {schema!r}")
+            raise _UndrawableError(f"no value follows {schema!r}")
         schema = self._resolved(schema)
         if "const" in schema:
             return schema["const"]
@@ -126,7 +112,7 @@ class Sampler:
             return self._anything(depth)
         draw = getattr(self, f"_{kind}", None)
         if draw is None:
-            raise UndrawableError(f"no value is of type {kind!r}")
+            raise _UndrawableError(f"no value is of type {kind!r}")
         return draw(schema, depth)
 
     def _resolved(self, schema: Mapping[str, Any]) -> Json:
@@ -140,11 +126,11 @@ class Sampler:
                 return found
             for part in parts:
                 found = _merged(found, part)
-        raise UndrawableError("references that end nowhere")
+        raise _UndrawableError("references that end nowhere")
 
     def _at(self, reference: str) -> Any:
         if not reference.startswith("#"):
-            raise UndrawableError(f"a reference to elsewhere: {reference}")
+            raise _UndrawableError(f"a reference to elsewhere: {reference}")
         place: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             place = place[part.replace("~1", "/").replace("~0", "~")]
@@ -176,27 +162,20 @@ class Sampler:
         return self._source.random() < 0.5
 
     def _integer(self, schema: Json, _: int) -> int:
-        low, high = _bounds(schema)
-        if self._modest or (low is not None and high is not None):
-            least, most = _ends(low, high, 1000)
-        else:
+        low, high = _bounds(schema, step=1)
+        if not self._modest and None in (low, high) and self._source.random() < 0.7:
             wide = [n for n in _WIDE if (low is None or n >= low) and (high is None or n <= high)]
-            if wide and self._source.random() < 0.7:
+            if wide:
                 return self._source.choice(wide)
-            least, most = _ends(low, high, 10**6)
+        least, most = _ends(low, high, 1000 if self._modest else 10**6)
         step = schema.get("multipleOf", 1)
         step = int(step) if isinstance(step, int) and step > 0 else 1
-        first, last = -(-int(least) // step), int(most) // step
-        if schema.get("exclusiveMinimum") == first * step:
-            first += 1
-        if schema.get("exclusiveMaximum") == last * step:
-            last -= 1
+        first, last = -(-math.ceil(least) // step), math.floor(most) // step
         if first > last:
-            raise UndrawableError("no whole number between the bounds")
+            raise _UndrawableError("no whole number between the bounds")
         if self._modest and self._source.random() < 0.5:  # small numbers mean something more often
             nearest = min(max(0, first), last)
-            last = min(last, nearest + 10)
-            first = max(first, nearest - 10)
+            first, last = max(first, nearest - 10), min(last, nearest + 10)
         return step * self._source.randint(first, last)
 
     def _number(self, schema: Json, _: int) -> float:
@@ -266,7 +245,7 @@ def _merged(first: Mapping[str, Any], second: Any) -> Json:
     if not isinstance(second, Mapping):
         if second is True:
             return dict(first)
-        raise UndrawableError(f"no value follows {second!r}")
+        raise _UndrawableError(f"no value follows {second!r}")
     found = {**second, **first}
     if "properties" in first and "properties" in second:
         found["properties"] = {**second["properties"], **first["properties"]}
@@ -277,23 +256,21 @@ def _merged(first: Mapping[str, Any], second: Any) -> Json:
     return found
 
 
-def _bounds(schema: Json) -> tuple[float | None, float | None]:
-    low = [schema[key] for key in ("minimum", "exclusiveMinimum") if _is_number(schema.get(key))]
-    high = [schema[key] for key in ("maximum", "exclusiveMaximum") if _is_number(schema.get(key))]
+def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
+    """Return both bounds of a number; exclusive ones are a step away from what the schema says."""
+
+    def said(bound: str, exclusive: str, by: int) -> list[float]:
+        given = ((schema.get(bound), 0), (schema.get(exclusive), by))
+        return [n + more for n, more in given if isinstance(n, int | float) and not isinstance(n, bool)]
+
+    low, high = said("minimum", "exclusiveMinimum", step), said("maximum", "exclusiveMaximum", -step)
     return max(low, default=None), min(high, default=None)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _ends(low: float | None, high: float | None, span: float) -> tuple[float, float]:
     """Return both ends of a range of which one or both may be open."""
-    if low is None and high is None:
-        return -span, span
     if low is None:
-        assert high is not None
-        return min(-span, high - span), high
+        return (-span, span) if high is None else (min(-span, high - span), high)
     return low, max(span, low + span) if high is None else high
 
 
@@ -320,10 +297,7 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
 @lru_cache(maxsize=64)
 def _of_pattern(pattern: str) -> list[str]:
     """Return texts that a regular expression finds something in."""
-    try:
-        import hypothesis
-    except ImportError as error:
-        raise needs("hypothesis", error) from error
+    hypothesis = need("hypothesis")
     found: list[str] = []
     settings = hypothesis.settings(
         max_examples=16,
@@ -342,35 +316,28 @@ def _of_pattern(pattern: str) -> list[str]:
     return sorted(text for text in set(found) if not text.endswith("\n")) or sorted(found)
 
 
-DRAWN: Final = 64
-"""How many different actions are drawn from a schema."""
-
-CHANGE: Final = (
-    "list validation.episodes.example_actions in openenv.yaml, or `examples` on the action's fields"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class ActionPool:
     """Actions to choose from.
 
     Attributes:
-        first: Played first, in their order, where they were given by the author.
-        choices: What is drawn from afterwards.
+        choices: The actions.
+        in_order: Each of them is played once, in this order, before any choice: the author gave them.
     """
 
-    first: tuple[Json, ...]
     choices: tuple[Json, ...]
+    in_order: bool = False
 
     def draw(self, source: random.Random) -> Iterator[Json]:
         """Yield actions for ever."""
-        yield from (copy.deepcopy(action) for action in self.first)
+        if self.in_order:
+            yield from copy.deepcopy(self.choices)
         while True:
             yield copy.deepcopy(source.choice(self.choices))
 
 
 def pool(
-    schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = DRAWN
+    schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = 64
 ) -> ActionPool:
     """Return what to play with.
 
@@ -385,11 +352,14 @@ def pool(
         CheckError: None can be made.
     """
     if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
-        return ActionPool(tuple(dict(one) for one in examples), tuple(dict(one) for one in examples))
+        return ActionPool(tuple(dict(one) for one in examples), in_order=True)
     choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
     if not choices:
-        raise CheckError("expected at least one action that the schema allows, got none", change=CHANGE)
-    return ActionPool((), tuple(choices))
+        raise CheckError(
+            "expected at least one action that the schema allows, got none",
+            change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the action's fields",
+        )
+    return ActionPool(tuple(choices))
 
 
 def is_of_tools(schema: Json) -> bool:
@@ -413,18 +383,35 @@ def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
     return calls
 
 
-def fault_of(schema: Any) -> "SchemaError | None":
-    """Return what is wrong with a schema; None where nothing is.
+def require_schema(schema: Any, whose: str, change: str) -> None:
+    """Return where a schema is one.
+
+    Args:
+        schema: What should be a JSON schema.
+        whose: What it describes, for the message.
+        change: What the author should change where it is none.
 
     Raises:
-        ConfigurationError: The package that tells is absent.
+        CheckError: It is none.
     """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
+    jsonschema = need("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:
-        return fault
-    return None
+        raise CheckError(
+            f"expected a JSON schema of {whose}, got a fault at {fault.json_path}: {fault.message}",
+            change=change,
+        ) from fault
+
+
+def require_own_names(tools: Iterable[str]) -> None:
+    """Return where no tool is called as clients' own methods are.
+
+    Raises:
+        CheckError: One is.
+    """
+    if wrong := sorted(RESERVED_TOOL_NAMES & set(tools)):
+        raise CheckError(
+            f"expected tools with names of their own, got {', '.join(wrong)}",
+            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
+        )

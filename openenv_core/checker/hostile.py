@@ -5,66 +5,56 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, check
+from openenv_core.checker.check import CheckError, CheckLevel, check, need
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.outcomes import needs
-from openenv_core.checker.playing import answered, parting, play_there, some_actions
+from openenv_core.checker.playing import REFUSING, answered, parting, play, some_actions
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.subject import REFUSING, Client, Subject
-from openenv_core.checker.subject_servers import RunningServer
-from openenv_core.checker.watching.watched import MIB, MemoryWatch
+from openenv_core.checker.subject import Client, RunningServer, Subject
+from openenv_core.checker.watching import MIB, limited_memory
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
-CUT_OFF: Final = 32
+_CUT_OFF: Final = 32
 """Sessions that are cut off in the middle of a step."""
 
-SLOTS: Final = 4
+_SLOTS: Final = 4
 """The cap of a server that is started for it, where there can be so many."""
 
-KILLED_ID: Final = "ropewalk-killed"
+_KILLED_ID: Final = "ropewalk-killed"
 
 
 @check(CheckLevel.HOSTILE)
 def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
     """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
-    slots = min(SLOTS, subject.cap or 1)
+    slots = min(_SLOTS, subject.cap or 1)
+    options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
     with ExitStack() as stack:
-        if subject.kind is TargetKind.URL:
-            url = subject.url
-        else:
-            options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
-            url = stack.enter_context(subject.server(**options)).url
+        url, _ = stack.enter_context(subject.server_or_url(**options))
         try:
-            for wave in range(CUT_OFF // slots):
-                asyncio.run(_cut_off(subject, url, wave, slots))
+            for wave in range(_CUT_OFF // slots):
+                asyncio.run(_cut_off(subject, url, range(wave * slots, (wave + 1) * slots)))
             clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
             for number, client in enumerate(clients):
-                play_there(
-                    subject,
-                    client,
-                    number,
-                    some_actions(subject, number),
-                    episode_id=f"ropewalk-slot-{number}",
-                )
+                actions = some_actions(subject, number)
+                play(subject, client, number, actions, episode_id=f"ropewalk-slot-{number}")
         except (ClientError, CheckError) as error:
             if isinstance(error, CheckError) and error.cause == REFUSING:
                 raise
             raise CheckError(
-                f"expected {slots} sessions to play after {CUT_OFF} that were cut off in the middle of a step, "
+                f"expected {slots} sessions to play after {_CUT_OFF} that were cut off in the middle of a step, "
                 f"got {error}",
                 change="give back in close() whatever __init__, reset or step took, and let close() return at "
                 "once, whether or not the episode was over",
             ) from error
 
 
-async def _cut_off(subject: Subject, url: str, wave: int, sessions: int) -> None:
+async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, let each begin a step, and break them off."""
-    await asyncio.gather(*(_one(subject, url, wave * sessions + number) for number in range(sessions)))
+    await asyncio.gather(*(_one(subject, url, number) for number in numbers))
 
 
 async def _one(subject: Subject, url: str, number: int) -> None:
@@ -106,14 +96,14 @@ def check_kill_and_restart(subject: Subject) -> None:
     # What hashes of text differ by is another check's to tell.
     with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
         with subject.client(server.url) as client:
-            first = play_there(subject, client, seed, actions, episode_id=f"{KILLED_ID}-0")
+            first = play(subject, client, seed, actions, episode_id=f"{_KILLED_ID}-0")
         with subject.client(server.url) as client:
-            play_there(subject, client, seed, actions[:1], episode_id=KILLED_ID)  # left in the middle
+            play(subject, client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
             server.kill()
             _need_lost(client)
-            server.restart()
+            server.start()
         with subject.client(server.url) as client:
-            again = play_there(subject, client, seed, actions, episode_id=KILLED_ID)
+            again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
             with answered("the state to be read"):
                 client.state()
     found = parting(first, again) if repeats(subject) else None
@@ -145,16 +135,14 @@ def _need_lost(client: Client) -> None:
 Json: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str | int, ...]
 
-BASES: Final = 4
+_BASES: Final = 4
 """Different actions of which one value after the other is replaced."""
 
-PLACES: Final = 8
+_PLACES: Final = 8
 """Values of one action that are replaced."""
 
-LONG: Final = 1 << 20
+_LONG: Final = 1 << 20
 """Characters of a long text."""
-
-DEPTH: Final = 150
 
 
 def _nested(depth: int) -> Any:
@@ -164,12 +152,12 @@ def _nested(depth: int) -> Any:
     return value
 
 
-EXTREMES: Final[tuple[Any, ...]] = (
+_EXTREMES: Final[tuple[Any, ...]] = (
     "",
     " ",
     "\x00",
     "\u202e\U0001d573\ufeff",
-    "a" * LONG,
+    "a" * _LONG,
     0,
     -1,
     1,
@@ -191,14 +179,14 @@ EXTREMES: Final[tuple[Any, ...]] = (
     None,
     [],
     list(range(10_000)),
-    _nested(DEPTH),
+    _nested(150),
     {},
     {"": None},
     {str(number): number for number in range(1000)},
 )
 """What each value of an action is replaced with, whatever it should be."""
 
-RAW: Final[tuple[bytes, ...]] = (
+_RAW: Final[tuple[bytes, ...]] = (
     b'{"type":"step","data":{}}',
     b'{"type":"step","data":null}',
     b'{"type":"step","data":[]}',
@@ -225,7 +213,7 @@ RAW: Final[tuple[bytes, ...]] = (
 """Whole frames that no client of ours would send."""
 
 
-def frame(action: object) -> bytes:
+def _frame(action: object) -> bytes:
     """Write the frame of a step, as JSON that a client of any sort might write."""
     return b'{"type":"step","data":%b}' % json.dumps(action).encode()
 
@@ -258,17 +246,17 @@ def _bases(subject: Subject) -> list[Json]:
             str(value) for key, value in action.items() if key in ("type", "tool_name")
         )
         chosen.setdefault(keys, action)
-    return list(chosen.values())[:BASES]
+    return list(chosen.values())[:_BASES]
 
 
 def _changed(base: Json, schema: Json) -> Iterator[Any]:
     """Yield an action with one thing changed at a time."""
     # What the schema has by default may be left out of an example, and is replaced all the same.
     names = [name for name in schema.get("properties", {}) if name != "metadata" and name not in base]
-    paths = [*_paths(base), *((name,) for name in names)][:PLACES]
+    paths = [*_paths(base), *((name,) for name in names)][:_PLACES]
     for path in paths:
         bounds = _bounds(schema["properties"][path[0]]) if path[0] in schema.get("properties", {}) else ()
-        for value in (*EXTREMES, *bounds):
+        for value in (*_EXTREMES, *bounds):
             yield _with(base, path, value)
         if len(path) == 1:
             yield {key: value for key, value in base.items() if key != path[0]}
@@ -285,7 +273,7 @@ def _bounds(schema: Json) -> list[Any]:
         if isinstance(schema.get(name), (int, float)):
             found += [schema[name], schema[name] + step]
     for name in ("minLength", "maxLength"):
-        if isinstance(schema.get(name), int) and schema[name] <= LONG:
+        if isinstance(schema.get(name), int) and schema[name] <= _LONG:
             found.append("a" * schema[name])
     return found
 
@@ -312,11 +300,7 @@ def _with(base: Json, path: Path, value: Any) -> Json:
 
 
 def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
-    try:
-        from jsonschema.validators import validator_for
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
-    is_valid = validator_for(schema)(schema).is_valid
+    is_valid = need("jsonschema").validators.validator_for(schema)(schema).is_valid
 
     def allows(action: Mapping[Any, Any]) -> bool:
         try:
@@ -327,9 +311,9 @@ def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
     return allows
 
 
-DEADLINE_S: Final = 600.0
+_DEADLINE_S: Final = 600.0
 
-SHOWN: Final = 120
+_SHOWN: Final = 120
 """Characters of an action that a message shows."""
 
 
@@ -341,32 +325,31 @@ class _Frames(GenericEnvClient):
         return await self._request(text, "observation")
 
 
-@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
     valid, _ = split(subject)
     _bombard(
         subject,
-        (frame(action) for action in valid),
+        (_frame(action) for action in valid),
         change="bound the action's fields to what the environment can do (Field(ge=, le=, max_length=)), and "
         "raise an exception for what it cannot",
     )
 
 
-@check(CheckLevel.HOSTILE, deadline_s=DEADLINE_S)
+@check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_invalid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
     _, invalid = split(subject)
     _bombard(
         subject,
-        (*RAW, *(frame(action) for action in invalid)),
+        (*_RAW, *(_frame(action) for action in invalid)),
         change="let validators of the action raise ValueError at once for whatever they do not know",
     )
 
 
 def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
-    with _server(subject) as server, MemoryWatch(server) as memory:
-        url = subject.url if server is None else server.url
+    with subject.server_or_url() as (url, server), limited_memory(server) as taken:
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
         with SyncEnvClient(_Frames(url, **options)) as client:
             subject.reset(client)
@@ -377,7 +360,7 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 subject.reset(client)
                 _healthy(subject, url)
             except ClientError as error:
-                raise CheckError(_told(last, error, memory, server), change=change) from error
+                raise CheckError(_told(last, error, taken, server), change=change) from error
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
@@ -390,11 +373,11 @@ def _send(subject: Subject, client: Any, text: bytes) -> None:
         subject.reset(client)
 
 
-def _told(last: bytes, error: ClientError, memory: MemoryWatch, server: RunningServer | None) -> str:
+def _told(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
     sent = last.decode("utf-8", "replace")
-    shown = sent if len(sent) <= SHOWN else f"{sent[:SHOWN]}... ({len(sent)} characters)"
-    if memory.exceeded is not None:
-        came = f"{memory.exceeded // MIB} MiB more memory taken, and stopped it there"
+    shown = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
+    if taken:
+        came = f"{taken[0] // MIB} MiB more memory taken, and stopped it there"
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
         came = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
@@ -415,13 +398,3 @@ def _healthy(subject: Subject, url: str) -> None:
             f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
             change="let no action change what GET /health answers",
         )
-
-
-@contextmanager
-def _server(subject: Subject) -> Iterator[RunningServer | None]:
-    """Start a server to be ill-treated; None: there is only the one at the URL."""
-    if subject.kind is TargetKind.URL:
-        yield None
-        return
-    with subject.server() as server:
-        yield server

@@ -8,28 +8,49 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from threading import Barrier, BrokenBarrierError
-from typing import Final, TypeAlias
+from typing import Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import answered, some_actions
-from openenv_core.checker.semantic import CHANGE, Player, SessionTrace, compared, repeats, solo, touching
+from openenv_core.checker.semantic import APART, SessionTrace, compared, play_session, repeats, solo, touching
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching.watched import Held, WatchedServer, watching
+from openenv_core.checker.watching import Held, WatchedServer, watching
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
-from openenv_core.targets import TargetKind
 
-BYTES_AN_EPISODE: Final = 512.0
+_BYTES_AN_EPISODE: Final = 512.0
 """A slope of the memory below this is not told from what allocators do by themselves. A server of ours that holds
 nothing has one of less than 100 in windows of a hundred episodes."""
 
-BYTES_IN_ALL: Final = 32 * 1024
+_BYTES_IN_ALL: Final = 32 * 1024
 """Growth below this is a few pages."""
 
-FEWEST: Final = 3
+_FEWEST: Final = 3
 """Threads, or files, by which a server has to have grown."""
 
-RISING: Final = 0.6
+_RISING: Final = 0.6
 """The share of windows that have to end higher than the one before, for memory to be on the rise."""
+
+_ALL_BEGUN_TIMEOUT_S: Final = 60.0
+"""Seconds until all sessions have begun."""
+
+_PLAY_BUDGET_S: Final = 240.0
+"""Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
+
+_DEADLINE_S: Final = 900.0
+"""Of each check of leaks: the first of them plays for all."""
+
+_WINDOWS: Final = 10
+_WARM_UP: Final = 3
+"""Windows that are played before any counts."""
+
+_LEAST: Final = 40
+"""Episodes without which nothing can be said."""
+
+_PACED: Final = 2
+"""Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
+
+_STEPS: Final = 20
+"""Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +64,11 @@ class Growth:
 
     values: tuple[int, ...]
     episodes: int
+
+    @property
+    def count(self) -> int:
+        """How many episodes there were between the first and the last value."""
+        return self.episodes * (len(self.values) - 1)
 
     @property
     def total(self) -> int:
@@ -65,16 +91,12 @@ class Growth:
 
 def leaks_memory(growth: Growth) -> bool:
     """Whether memory grows steadily, and by more than allocators do."""
-    return growth.slope > BYTES_AN_EPISODE and growth.total > BYTES_IN_ALL and growth.rising >= RISING
+    return growth.slope > _BYTES_AN_EPISODE and growth.total > _BYTES_IN_ALL and growth.rising >= _RISING
 
 
 def leaks_things(growth: Growth) -> bool:
     """Whether threads or files grow: they do not by themselves, so a few are enough."""
-    return growth.total >= FEWEST and growth.slope > 0
-
-
-ALL_BEGUN_TIMEOUT_S = 60.0
-"""Seconds until all sessions have begun."""
+    return growth.total >= _FEWEST and growth.slope > 0
 
 
 @check(CheckLevel.LOAD, deadline_s=600.0)
@@ -83,7 +105,7 @@ def check_sessions_at_once(subject: Subject) -> None:
     if touching(subject) is not None:
         raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
-        url = subject.url if subject.kind is TargetKind.URL else stack.enter_context(subject.server()).url
+        url, _ = stack.enter_context(subject.server_or_url())
         wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
         clients = _opened(subject, stack, url, wanted)
         together = _play(subject, clients)
@@ -93,7 +115,7 @@ def check_sessions_at_once(subject: Subject) -> None:
     if (found := compared(alone, together, repeats(subject))) is not None:
         raise CheckError(
             f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
-            change=CHANGE,
+            change=APART,
         )
 
 
@@ -119,51 +141,32 @@ def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[C
 
 def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     """Play an episode in each session, all at the same time."""
-    players = [Player(subject, client, number) for number, client in enumerate(clients)]
-    ready = Barrier(len(players), timeout=ALL_BEGUN_TIMEOUT_S)
+    ready = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
 
-    def play(player: Player) -> SessionTrace:
+    def play(number: int) -> SessionTrace:
+        trace: SessionTrace = []
+        session = play_session(subject, clients[number], number, trace)
         try:
-            player.begin()
+            next(session)
             ready.wait()  # every episode has begun before any goes on
-            while player.step():
+            for _ in session:
                 pass
         except BaseException:
             ready.abort()
             raise
-        return player.trace
+        return trace
 
-    with ThreadPoolExecutor(len(players), thread_name_prefix="openenv-check-load") as pool:
-        futures = [pool.submit(play, player) for player in players]
+    with ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-load") as pool:
+        futures = [pool.submit(play, number) for number in range(len(clients))]
     failures = [error for future in futures if (error := future.exception()) is not None]
     first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
     if first is not None:
-        with answered(f"{len(players)} episodes at once"):
+        with answered(f"{len(clients)} episodes at once"):
             raise first
     return [future.result() for future in futures]
 
 
-PLAY_BUDGET_S: Final = 240.0
-"""Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
-
-WINDOWS: Final = 10
-WARM_UP: Final = 3
-"""Windows that are played before any counts."""
-
-LEAST: Final = 40
-"""Episodes without which nothing can be said."""
-
-PACED: Final = 2
-"""Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
-
-STEPS: Final = 20
-"""Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
-
-Windows: TypeAlias = tuple[int, list[Held]]
-"""The episodes of a window, and what was held after each."""
-
-
-def measured(subject: Subject) -> Windows:
+def _measure(subject: Subject) -> dict[str, Growth]:
     """Play the episodes; where something seems to grow, as many again, and these alone count.
 
     A slow environment has fewer episodes in each window, so that all windows fit the time there is.
@@ -173,29 +176,32 @@ def measured(subject: Subject) -> Windows:
         stack.enter_context(answered("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
-        episodes = max(
-            1, min(subject.limits.episodes // WINDOWS, int(PLAY_BUDGET_S / WINDOWS / player.pace()))
-        )
-        windows = list(player.windows(episodes, WINDOWS))[WARM_UP:]
-        if _suspicious(windows, episodes):
-            again = list(player.windows(episodes, WINDOWS - WARM_UP))
+        within_budget = int(_PLAY_BUDGET_S / _WINDOWS / player.pace())
+        episodes = max(1, min(subject.limits.episodes // _WINDOWS, within_budget))
+        windows = list(player.windows(episodes, _WINDOWS))[_WARM_UP:]
+        if len(windows) > 1 and _leaking(_growths(windows, episodes)):
+            again = list(player.windows(episodes, _WINDOWS - _WARM_UP))
             windows = again if len(again) > 1 else windows
-    if len(windows) < 2 or episodes * WINDOWS < LEAST:
+    if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
         raise NotApplicableError(
-            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {PLAY_BUDGET_S:g} s that "
-            "they may take; --episodes takes more"
+            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {_PLAY_BUDGET_S:g} s "
+            "that they may take; --episodes takes more"
         )
-    return episodes, windows
+    return _growths(windows, episodes)
 
 
-def _suspicious(windows: Sequence[Held], episodes: int) -> bool:
-    if len(windows) < 2:
-        return False
-    growths = {
-        name: Growth(tuple(getattr(one, name) for one in windows), episodes)
-        for name in ("memory", "threads", "files", "processes")
-    }
-    return leaks_memory(growths.pop("memory")) or any(leaks_things(growth) for growth in growths.values())
+def _growths(windows: Sequence[Held], episodes: int) -> dict[str, Growth]:
+    names = ("processes", "threads", "files", "memory")
+    return {name: Growth(tuple(getattr(held, name) for held in windows), episodes) for name in names}
+
+
+def _leaking(growths: dict[str, Growth]) -> list[str]:
+    """Return the names of what leaks."""
+    return [
+        name
+        for name, growth in growths.items()
+        if (leaks_memory if name == "memory" else leaks_things)(growth)
+    ]
 
 
 class _Episodes:
@@ -207,15 +213,15 @@ class _Episodes:
         self._lasting = lasting
         self._alone = subject.cap == 1
         self._played = 0
-        self._until = time.monotonic() + PLAY_BUDGET_S
-        self._actions = [some_actions(subject, number)[:STEPS] for number in range(16)]
+        self._until = time.monotonic() + _PLAY_BUDGET_S
+        self._actions = [some_actions(subject, number)[:_STEPS] for number in range(16)]
 
     def pace(self) -> float:
         """Play an episode of each kind; return the seconds that one took."""
         started = time.monotonic()
-        for _ in range(PACED):
+        for _ in range(_PACED):
             self._one()
-        return (time.monotonic() - started) / PACED
+        return (time.monotonic() - started) / _PACED
 
     def windows(self, episodes: int, count: int) -> Iterator[Held]:
         """Play so many windows, or as many as there is time for; yield what the server holds after each."""
@@ -245,48 +251,46 @@ class _Episodes:
                     return
 
 
-DEADLINE_S: Final = 900.0
-
-
-@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_threads_stay_level(subject: Subject) -> None:
     """The server has no more threads and processes after a thousand episodes than after the first."""
+    growths, leaking = _found(subject)
     for name in ("processes", "threads"):
-        growth = _growth(subject, name)
-        if leaks_things(growth):
+        if name in leaking:
             raise _failed(
                 name,
-                growth,
+                growths[name],
                 change="end in close() the threads, pools and processes that __init__ or reset starts, and start none "
                 "that nobody ends",
             )
 
 
-@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
-    if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads")):
+    growths, leaking = _found(subject)
+    if "processes" in leaking or "threads" in leaking:
         raise NotApplicableError("what its threads hold grows with them: see threads_stay_level")
-    growth = _growth(subject, "files")
-    if leaks_things(growth):
+    if "files" in leaking:
         raise _failed(
             "open files",
-            growth,
+            growths["files"],
             change="open files and sockets in `with`, or close them in reset and in close()",
         )
 
 
-@check(CheckLevel.LOAD, deadline_s=DEADLINE_S)
+@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
     """The server has no more memory after a thousand episodes than after the first."""
-    if any(leaks_things(_growth(subject, name)) for name in ("processes", "threads", "files")):
+    growths, leaking = _found(subject)
+    if leaking not in ([], ["memory"]):
         raise NotApplicableError(
             "what is left open grows, and memory with it: see threads_stay_level, files_stay_level"
         )
-    growth = _growth(subject, "memory")
-    if leaks_memory(growth):
+    if leaking:
+        growth = growths["memory"]
         raise CheckError(
-            f"expected level memory over {_count(growth)} episodes, got {growth.total / 2**20:.1f} MiB more, "
+            f"expected level memory over {growth.count} episodes, got {growth.total / 2**20:.1f} MiB more, "
             f"{growth.slope:.0f} bytes each",
             change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
             "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
@@ -294,18 +298,14 @@ def check_memory_stays_level(subject: Subject) -> None:
         )
 
 
+def _found(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
+    growths = subject.once("growths", lambda: _measure(subject))
+    return growths, _leaking(growths)
+
+
 def _failed(what: str, growth: Growth, change: str) -> CheckError:
     return CheckError(
-        f"expected as many {what} after {_count(growth)} episodes as before them, got {growth.values[0]} before "
+        f"expected as many {what} after {growth.count} episodes as before them, got {growth.values[0]} before "
         f"and {growth.values[-1]} after",
         change=change,
     )
-
-
-def _count(growth: Growth) -> int:
-    return growth.episodes * (len(growth.values) - 1)
-
-
-def _growth(subject: Subject, name: str) -> Growth:
-    episodes, windows = subject.once("windows", lambda: measured(subject))
-    return Growth(tuple(getattr(held, name) for held in windows), episodes)

@@ -1,19 +1,26 @@
-"""Episodes in this process or over the wire, played for the sake of what is seen on the way."""
+"""Playing episodes, in this process or over the wire, and comparing them.
+
+`python -m openenv_core.checker.playing TARGET JOB OUT` plays episodes in an interpreter of its own. The job is a file
+of JSON, `{"reset_options": {}, "episodes": [[seed, [action, ...]], ...]}`, and a list of episodes is what comes out,
+in a file too: what the author's code prints cannot get in between.
+"""
 
 import asyncio
 import inspect
+import json
+import math
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from pydantic import TypeAdapter
-
-from openenv_core.apps import Described
+from openenv_core.apps import Described, load_app
 from openenv_core.checker.check import CheckError
-from openenv_core.checker.outcomes import cause_of
-from openenv_core.checker.subject import REFUSED_AT_MOST, Client, Subject, refusing
+from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
@@ -21,8 +28,300 @@ from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.types import StepResult
 
+EPISODES: Final = 10
+"""Episodes that a check plays, with as many seeds."""
+
+STEPS: Final = 50
+"""Steps after which an episode that need not come to its end is broken off."""
+
+SUFFICIENT_PLAY_S: Final = 20.0
+"""After so many seconds a check that has seen an episode, or an episode that has seen a step, is content."""
+
+EPISODE_ID: Final = "ropewalk-check"
+"""Every compared episode has it, so that environments that show it show the same."""
+
+REFUSED_AT_MOST: Final = 25
+"""Actions in a row that may be refused, until nothing more is expected of drawing them."""
+
+REFUSING: Final = "refuses valid actions"
+"""The cause of every failure of an environment that takes nothing that its schema allows."""
+
 Result: TypeAlias = dict[str, Any]
-"""What came of a reset or a step: {observation, reward, done}, or {error}."""
+"""What came of a reset or a step, to be compared: {observation, reward, done}, or {error}."""
+
+
+class LocalEnvironment:
+    """One instance, played in this process: it raises what a client would, and returns what its author wrote.
+
+    Args:
+        served: What the application serves.
+        reset_options: What every reset is given besides.
+
+    Raises:
+        CheckError: Its constructor raises.
+    """
+
+    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
+        self._reset_options = dict(reset_options or {})
+        self._decoder: RequestDecoder[Any] = RequestDecoder(served.action)
+        self._runner = asyncio.Runner()
+        try:
+            self._instance = served.factory()
+        except Exception as error:
+            self._runner.close()
+            raise CheckError(
+                f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
+                change="make the constructor work without arguments, any number of times",
+            ) from error
+
+    def reset(self, **options: Any) -> Any:
+        """Begin an episode, with those options that the environment takes."""
+        method = _method(self._instance, "reset")
+        return self._call(method, **_accepted(method, {**self._reset_options, **options}))
+
+    def step(self, action: Any) -> Any:
+        """Apply one action, given by its fields."""
+        try:
+            decoded = self._decoder.action(action, 0)
+        except RefusalError as refusal:
+            raise ValidationFailedError(refusal.message, refusal.code) from refusal
+        return self._call(_method(self._instance, "step"), decoded)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ExecutionError):  # another check's to tell
+            if callable(close := getattr(self._instance, "close", None)):
+                self._call(close)
+        self._runner.close()
+
+    def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        try:
+            found = method(*values, **options)
+            return self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
+        except Exception as error:
+            raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
+
+
+def takes_seed(served: Described) -> bool | None:
+    """Whether the environment's reset takes a seed; None where its class is not known before there is one."""
+    if not isinstance(served.factory, type):
+        return None
+    return "seed" in _accepted(_method(served.factory, "reset"), {"seed": 0})
+
+
+def _method(environment: Any, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
+    return found
+
+
+def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a method takes, as a server would pass them."""
+    parameters = inspect.signature(method).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return options
+    return {name: value for name, value in options.items() if name in parameters}
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of an environment.
+
+    Attributes:
+        seed: Of the episode.
+        step: How many steps of it were answered with an observation; 0 for the reset.
+        refused: How many were not.
+        action: What was done; None for the reset.
+        result: What came: a `StepResult`, or what the environment's own method returned; None for a refusal.
+        error: The code of a refusal.
+    """
+
+    seed: int
+    step: int
+    refused: int
+    action: dict[str, Any] | None
+    result: Any
+    error: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Where in which episode this is, for a message."""
+        if self.action is None:
+            return f"of reset(seed={self.seed})"
+        return f"of step {self.step} after reset(seed={self.seed}), action {self.action!r:.120},"
+
+    @property
+    def done(self) -> bool:
+        """Whether the environment said that the episode is over."""
+        return bool(getattr(self.result, "done", False))
+
+    @property
+    def plain(self) -> Result:
+        """The answer as what crosses the wire, or would."""
+        if self.error is not None:
+            return {"error": self.error}
+        if isinstance(self.result, StepResult):
+            data = {name: getattr(self.result, name) for name in ("observation", "reward", "done")}
+        else:
+            try:
+                data = decode_reply(encode_observation(self.result), "observation")
+            except Exception:  # a server answers each of them like this
+                return {"error": codes.EXECUTION_ERROR}
+        return {"observation": data["observation"], "reward": data["reward"], "done": data["done"]}
+
+
+def turns(
+    environment: "Client | LocalEnvironment",
+    reset: Callable[..., Any],
+    seed: int,
+    actions: Iterable[dict[str, Any]],
+    **reset_options: Any,
+) -> Iterator[Turn]:
+    """Play an episode until it is done or out of actions, and yield each answer as it comes, refusals too.
+
+    Args:
+        environment: Takes the steps.
+        reset: Begins the episode.
+        seed: Of the reset.
+        actions: What to play.
+        reset_options: Further options of the reset.
+
+    Raises:
+        CheckError: The environment refuses one action after the other.
+        ClientError: The reset fails, or the connection.
+    """
+    turn = Turn(seed, 0, 0, None, reset(seed=seed, **reset_options))
+    yield turn
+    in_a_row = refused = step = 0
+    for action in () if turn.done else actions:
+        try:
+            result = environment.step(action)
+        except (ValidationFailedError, ExecutionError) as error:
+            in_a_row, refused = in_a_row + 1, refused + 1
+            yield Turn(seed, step, refused, action, None, error.code)
+            if in_a_row >= REFUSED_AT_MOST:
+                raise CheckError(
+                    f"expected actions that the schema allows to be taken, got {in_a_row} refusals in a row, "
+                    f"the last for {action}: {error}",
+                    change="narrow the action's schema to what the environment takes, or list "
+                    "validation.episodes.example_actions in openenv.yaml",
+                    cause=REFUSING,
+                ) from error
+            continue
+        in_a_row, step = 0, step + 1
+        turn = Turn(seed, step, refused, action, result)
+        yield turn
+        if turn.done:
+            return
+
+
+def play(
+    subject: Subject,
+    environment: "Client | LocalEnvironment",
+    seed: int,
+    actions: Iterable[dict[str, Any]],
+    **reset_options: Any,
+) -> list[Result]:
+    """Play an episode until it is done or out of actions, and return what can be compared.
+
+    Raises:
+        CheckError: The environment refuses one action after the other, or the server does not answer.
+    """
+    reset = (
+        environment.reset
+        if isinstance(environment, LocalEnvironment)
+        else partial(subject.reset, environment)
+    )
+    options = {"episode_id": EPISODE_ID, **reset_options}
+    with answered(f"an episode with seed {seed}"):
+        return [turn.plain for turn in turns(environment, reset, seed, actions, **options)]
+
+
+def played(
+    subject: Subject,
+    client: Client,
+    seed: int,
+    *,
+    steps: int = STEPS,
+    seconds: float = SUFFICIENT_PLAY_S,
+    **reset_options: Any,
+) -> Iterator[Turn]:
+    """Play an episode over the wire and yield each answer as it comes. Refused actions are passed over.
+
+    Args:
+        subject: What is played.
+        client: Plays it.
+        seed: Of the reset and of the actions.
+        steps: After so many the episode is left.
+        seconds: After so many it is left as well.
+        reset_options: Further options of the reset.
+    """
+    reset = partial(subject.reset, client)
+    return _left_early(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
+
+
+def plays(subject: Subject, client: Client) -> Iterator[Turn]:
+    """Play the episodes that a check plays over the wire; yield each answer as it comes."""
+    for seed in seeds():
+        yield from played(subject, client, seed)
+
+
+def plays_here(subject: Subject) -> Iterator[Turn]:
+    """Play the same in this process: each answer as the environment returned it."""
+    for seed in seeds():
+        with LocalEnvironment(subject.served, subject.reset_options) as environment:
+            episode = turns(environment, environment.reset, seed, subject.actions(seed))
+            yield from _left_early(episode, STEPS, SUFFICIENT_PLAY_S)
+
+
+def seeds() -> Iterator[int]:
+    """Yield the seeds of the episodes that a check plays; fewer where they take long."""
+    until = time.monotonic() + SUFFICIENT_PLAY_S
+    for seed in range(EPISODES):
+        yield seed
+        if time.monotonic() > until:
+            return
+
+
+def some_actions(subject: Subject, seed: int, most: int = STEPS) -> list[dict[str, Any]]:
+    """Return actions for one compared episode."""
+    chosen = subject.actions(seed)
+    steps = min(most, subject.limits.steps, subject.promises.validation.episodes.max_steps)
+    return [next(chosen) for _ in range(steps)]
+
+
+def _left_early(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
+    until = math.inf
+    for turn in episode:
+        if turn.error is None:
+            yield turn
+            if turn.action is None:
+                until = time.monotonic() + seconds
+            elif turn.step >= steps or time.monotonic() > until:
+                return
+
+
+@contextmanager
+def answered(doing: str) -> Iterator[None]:
+    """Tell of an environment that does not answer as of a property that does not hold.
+
+    Args:
+        doing: What was asked of it.
+    """
+    try:
+        yield
+    except ClientError as error:
+        met = f"{type(error).__name__}: {error}"
+        raise CheckError(
+            f"expected {doing} to be played, got {met}",
+            change="look at what the server prints: `ropewalk serve` with the same target shows it",
+            cause=met,
+        ) from error
 
 
 def parting(one: Sequence[Result], other: Sequence[Result]) -> str | None:
@@ -40,12 +339,11 @@ def parting(one: Sequence[Result], other: Sequence[Result]) -> str | None:
 
 
 def _compared(result: Result) -> Result:
-    if "error" in result:
-        return {"error": result["error"]}
-    observation = result["observation"]
+    observation = result.get("observation")
     if isinstance(observation, dict):
         observation = {name: value for name, value in observation.items() if name != "metadata"}
-    return {"observation": observation, "reward": result["reward"], "done": result["done"]}
+        return {**result, "observation": observation, "metadata": None}
+    return result
 
 
 def _parting(left: Any, right: Any, path: str) -> str | None:
@@ -65,264 +363,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-EPISODE_ID: Final = "ropewalk-check"
-"""Every compared episode has it, so that environments that show it show the same."""
+def main(target: str, job: str, out: str) -> None:
+    """Play each episode in an instance of its own."""
+    served = load_app(target)
+    told = json.loads(Path(job).read_text(encoding="utf-8"))
+    episodes = []
+    for seed, actions in told["episodes"]:
+        with LocalEnvironment(served, told["reset_options"]) as environment:
+            episode = turns(environment, environment.reset, seed, actions, episode_id=EPISODE_ID)
+            episodes.append([turn.plain for turn in episode])
+    Path(out).write_text(json.dumps(episodes), encoding="utf-8")
 
 
-class LocalEnvironment:
-    """One instance. What its methods return is what its author wrote, unencoded.
-
-    Args:
-        served: What the application serves.
-        reset_options: What every reset is given besides.
-
-    Raises:
-        CheckError: Its constructor raises.
-    """
-
-    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
-        self._reset_options = dict(reset_options or {})
-        self._actions: TypeAdapter[Any] = TypeAdapter(served.action)
-        self._runner = asyncio.Runner()
-        try:
-            self._instance = served.factory()
-        except Exception as error:
-            self._runner.close()
-            raise CheckError(
-                f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
-                change="make the constructor work without arguments, any number of times",
-            ) from error
-
-    def reset(self, **options: Any) -> Any:
-        """Begin an episode, with those options that the environment takes."""
-        method = self._method("reset")
-        return self._called(method, **_accepted(method, {**self._reset_options, **options}))
-
-    def step(self, action: dict[str, Any]) -> Any:
-        """Apply one action, given by its fields."""
-        return self.apply(self._actions.validate_python(action))
-
-    def apply(self, action: Any) -> Any:
-        """Apply one action, given as an instance of its model."""
-        return self._called(self._method("step"), action)
-
-    def state(self) -> Any:
-        """Read the state."""
-        return self._instance.state
-
-    def close(self) -> None:
-        """Give back what the instance holds."""
-        with suppress(Exception):  # another check's to tell
-            if callable(close := getattr(self._instance, "close", None)):
-                self._called(close)
-        self._runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        return _method_of(self._instance, name)
-
-    def _called(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        found = method(*values, **options)
-        return self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
-
-
-class LocalSession:
-    """One instance whose results are what would cross the wire, so that they can be compared with what did.
-
-    Args:
-        served: What the application serves.
-        reset_options: What every reset is given besides.
-    """
-
-    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
-        self._decoder: RequestDecoder[Any] = RequestDecoder(served.action)
-        self._environment = LocalEnvironment(served, reset_options)
-
-    def reset(self, seed: int, episode_id: str = EPISODE_ID) -> Result:
-        """Begin an episode."""
-        return _answer(lambda: self._environment.reset(seed=seed, episode_id=episode_id))
-
-    def step(self, action: dict[str, Any]) -> Result:
-        """Apply one action."""
-        try:
-            decoded = self._decoder.action(action, 0)
-        except RefusalError as refusal:
-            return {"error": refusal.code}
-        return _answer(lambda: self._environment.apply(decoded))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._environment.close()
-
-
-def takes_seed(served: Described) -> bool | None:
-    """Whether the environment's reset takes a seed; None where its class is not known before there is one."""
-    if not isinstance(served.factory, type):
-        return None
-    return "seed" in _accepted(_method_of(served.factory, "reset"), {"seed": 0})
-
-
-def _method_of(environment: Any, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
-    return found
-
-
-def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that a method takes, as a server would pass them."""
-    parameters = inspect.signature(method).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return options
-    return {name: value for name, value in options.items() if name in parameters}
-
-
-def _answer(call: Callable[[], Any]) -> Result:
-    try:
-        data = decode_reply(encode_observation(call()), "observation")
-    except Exception:  # a server answers each of them like this
-        return {"error": codes.EXECUTION_ERROR}
-    return {"observation": data["observation"], "reward": data["reward"], "done": data["done"]}
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
-
-
-STEPS: Final = 50
-"""Steps after which an episode that is to be compared is broken off."""
-
-
-def play_here(session: LocalSession, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    """Play one episode in this process until it is done, or out of actions."""
-    results = [session.reset(seed)]
-    refused = 0
-    for action in actions:
-        if results[-1].get("done") or refused >= REFUSED_AT_MOST:
-            break
-        results.append(session.step(action))
-        refused = refused + 1 if "error" in results[-1] else 0
-    return results
-
-
-def play_there(
-    subject: Subject, client: Client, seed: int, actions: Sequence[dict[str, Any]], **reset_options: Any
-) -> list[Result]:
-    """Play the same over the wire."""
-    options = {"episode_id": EPISODE_ID, **reset_options}
-    with answered(f"an episode with seed {seed}"):
-        episode = subject.episode(
-            client, seed=seed, actions=iter(actions), max_steps=max(1, len(actions)), **options
-        )
-    return episode.results
-
-
-@contextmanager
-def answered(doing: str) -> Iterator[None]:
-    """Tell of a server that does not answer as of a property that does not hold.
-
-    Args:
-        doing: What was asked of it.
-    """
-    try:
-        yield
-    except ClientError as error:
-        raise CheckError(
-            f"expected {doing} to be played over the wire, got {type(error).__name__}: {error}",
-            change="look at what the server prints: `ropewalk serve` with the same target shows it",
-            cause=cause_of(error),
-        ) from error
-
-
-def some_actions(subject: Subject, seed: int) -> list[dict[str, Any]]:
-    """Return actions for one compared episode."""
-    chosen = subject.actions(seed)
-    steps = min(STEPS, subject.limits.steps, subject.promises.validation.episodes.max_steps)
-    return [next(chosen) for _ in range(steps)]
-
-
-EPISODES: Final = 10
-"""Episodes that a check plays, with as many seeds."""
-"""Steps of an episode that need not come to its end."""
-
-SUFFICIENT_PLAY_S: Final = 20.0
-"""After so many seconds a check that has seen an episode, or an episode that has seen a step, is content."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedStep:
-    """One answer of an environment.
-
-    Attributes:
-        seed: Of the episode.
-        step: How many steps of it were answered with an observation; 0 for the reset.
-        refused: How many were not.
-        action: What was done; None for the reset.
-        result: What came.
-    """
-
-    seed: int
-    step: int
-    action: dict[str, Any] | None
-    result: StepResult[dict[str, Any]]
-    refused: int = 0
-
-    @property
-    def where(self) -> str:
-        """Where in which episode this is, for a message."""
-        if self.action is None:
-            return f"of reset(seed={self.seed})"
-        return f"of step {self.step} after reset(seed={self.seed}), action {self.action!r:.120},"
-
-
-def seeds() -> Iterator[int]:
-    """Yield the seeds of the episodes that a check plays; fewer where they take long."""
-    until = time.monotonic() + SUFFICIENT_PLAY_S
-    for seed in range(EPISODES):
-        yield seed
-        if time.monotonic() > until:
-            return
-
-
-def played(
-    subject: Subject,
-    client: Client,
-    seed: int,
-    *,
-    steps: int = STEPS,
-    seconds: float = SUFFICIENT_PLAY_S,
-    **reset_options: Any,
-) -> Iterator[PlayedStep]:
-    """Play an episode and yield each answer as it comes. Refused actions are passed over.
-
-    Args:
-        subject: What is played.
-        client: Plays it.
-        seed: Of the reset and of the actions.
-        steps: After so many the episode is left.
-        seconds: After so many it is left as well.
-        reset_options: Further options of the reset.
-
-    Raises:
-        CheckError: The environment refuses one action after the other.
-    """
-    yield PlayedStep(seed, 0, None, subject.reset(client, seed=seed, **reset_options))
-    refused = step = in_all = 0
-    until = time.monotonic() + seconds
-    for action in subject.actions(seed):
-        try:
-            result = client.step(action)
-        except (ValidationFailedError, ExecutionError) as error:
-            refused, in_all = refused + 1, in_all + 1
-            if refused >= REFUSED_AT_MOST:
-                raise refusing(refused, action, error) from error
-            continue
-        refused, step = 0, step + 1
-        yield PlayedStep(seed, step, action, result, in_all)
-        if result.done or step >= steps or time.monotonic() > until:
-            return
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -3,31 +3,50 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final, TextIO
 from xml.etree import ElementTree
 
 from openenv_core.checker.check import Check, CheckLevel
-from openenv_core.checker.runner import BAD, CheckReport, Result, Status
+from openenv_core.checker.results import BAD, Result, Status
 
-MARKS: Final[Mapping[Status, str]] = {
-    Status.PASSED: "✓",
-    Status.WARNED: "?",
-    Status.FAILED: "✗",
-    Status.SKIPPED: "-",
-    Status.CRASHED: "!",
+_MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
+    Status.PASSED: ("✓", "+", "32"),
+    Status.WARNED: ("?", "?", "33"),
+    Status.FAILED: ("✗", "x", "31"),
+    Status.SKIPPED: ("-", "-", "2"),
+    Status.CRASHED: ("!", "!", "35"),
 }
-_PLAIN_MARKS: Final[Mapping[Status, str]] = {**MARKS, Status.PASSED: "+", Status.FAILED: "x"}
-_COLOURS: Final[Mapping[Status, str]] = {
-    Status.PASSED: "32",
-    Status.WARNED: "33",
-    Status.FAILED: "31",
-    Status.SKIPPED: "2",
-    Status.CRASHED: "35",
-}
+"""The mark of each, the same where the output has no such letters, and its colour."""
+
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 34
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What came of all checks.
+
+    Attributes:
+        target: What was looked at.
+        results: One a check, in the order in which they ran.
+        interrupted: Whether others were to follow.
+    """
+
+    target: str
+    results: tuple[Result, ...]
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything ran, and nothing failed or crashed."""
+        return not self.interrupted and not self.of(*BAD)
+
+    def of(self, *statuses: Status) -> list[Result]:
+        """Return the results of some statuses."""
+        return [result for result in self.results if result.status in statuses]
 
 
 @dataclass(slots=True)
@@ -56,20 +75,23 @@ class Console:
         """Say what came of it."""
         self._done += 1
         # What a subject says is shown, and must not move the cursor.
-        beside = f"  {printable(result.message)}" if result.message and not result.change else ""
-        mark = self._paint(result.status, self._marks[result.status])
+        beside = f"  {_printable(result.message)}" if result.message and not result.change else ""
+        mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
         self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
 
     def finish(self, report: CheckReport) -> None:
         """Tell what failed or is doubtful, what to change, and how many there were of each."""
         for result in report.of(*BAD, Status.WARNED):
-            mark = self._paint(result.status, self._marks[result.status])
+            mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
             self._write(f"    {result.status}: {_indented(result.message)}\n")
             self._write(f"    change: {_indented(result.change)}\n")
-        spent = sum(result.seconds for result in report.results)
-        self._write(f"\n{report.target}: {summary_line(report)} in {spent:.1f} s\n")
+        count, spent = len(report.results), sum(result.seconds for result in report.results)
+        counts = ", ".join(f"{number} {name}" for name, number in _summary(report).items() if number)
+        self._write(
+            f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {spent:.1f} s\n"
+        )
 
     def interrupted(self) -> None:
         """Leave the line that was begun."""
@@ -81,15 +103,13 @@ class Console:
     def _terminal(self) -> bool:
         return self.out.isatty()
 
-    @property
-    def _marks(self) -> Mapping[Status, str]:
-        encoding = (getattr(self.out, "encoding", None) or "ascii").lower()
-        return MARKS if encoding.startswith("utf") else _PLAIN_MARKS
-
-    def _paint(self, status: Status, text: str) -> str:
+    def _mark(self, status: Status) -> str:
+        mark, plain, colour = _MARKS[status]
+        if not (getattr(self.out, "encoding", None) or "ascii").lower().startswith("utf"):
+            mark = plain
         if not self._terminal or os.environ.get("NO_COLOR"):
-            return text
-        return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m"
+            return mark
+        return f"\x1b[{colour}m{mark}\x1b[0m"
 
     def _write(self, text: str) -> None:
         encoding = getattr(self.out, "encoding", None) or "utf-8"
@@ -97,17 +117,8 @@ class Console:
         self.out.flush()
 
 
-def summary(report: CheckReport) -> dict[str, int]:
-    """Return how many checks came out in each way."""
+def _summary(report: CheckReport) -> dict[str, int]:
     return {status.value: len(report.of(status)) for status in Status}
-
-
-def summary_line(report: CheckReport) -> str:
-    """Return the same in words."""
-    counts = summary(report)
-    parts = [f"{number} {name}" for name, number in counts.items() if number]
-    count = len(report.results)
-    return f"{count} check{'' if count == 1 else 's'}: {', '.join(parts) or 'none'}"
 
 
 def as_json(report: CheckReport) -> str:
@@ -117,8 +128,10 @@ def as_json(report: CheckReport) -> str:
             "target": report.target,
             "ok": report.ok,
             "interrupted": report.interrupted,
-            "summary": summary(report),
-            "results": [{**asdict(result), "seconds": round(result.seconds, 4)} for result in report.results],
+            "summary": _summary(report),
+            "results": [
+                {**result.model_dump(), "seconds": round(result.seconds, 4)} for result in report.results
+            ],
         },
         indent=2,
     )
@@ -148,7 +161,7 @@ def listing(checks: Sequence[Check]) -> Iterator[str]:
         yield f"  {one.name:<{_WIDTH}} {one.says}"
 
 
-def printable(text: str) -> str:
+def _printable(text: str) -> str:
     """Return text on one line, without what would move a cursor or break a document."""
     return " ".join(_CONTROL.sub("�", text).split())
 
@@ -158,31 +171,26 @@ def _indented(text: str) -> str:
 
 
 def _counts(name: str, results: Sequence[Result]) -> dict[str, str]:
-    def count(status: Status) -> str:
-        return str(sum(result.status is status for result in results))
-
+    statuses = Counter(result.status for result in results)
     return {
-        "name": printable(name),
+        "name": _printable(name),
         "tests": str(len(results)),
-        "failures": count(Status.FAILED),
-        "errors": count(Status.CRASHED),
-        "skipped": count(Status.SKIPPED),
+        "failures": str(statuses[Status.FAILED]),
+        "errors": str(statuses[Status.CRASHED]),
+        "skipped": str(statuses[Status.SKIPPED]),
         "time": f"{sum(result.seconds for result in results):.3f}",
     }
 
 
 def _case(suite: ElementTree.Element, result: Result) -> None:
-    case = ElementTree.SubElement(
-        suite,
-        "testcase",
-        {"classname": f"ropewalk.{result.level}", "name": result.check, "time": f"{result.seconds:.3f}"},
-    )
+    names = {"classname": f"ropewalk.{result.level}", "name": result.check, "time": f"{result.seconds:.3f}"}
+    case = ElementTree.SubElement(suite, "testcase", names)
     message = _CONTROL.sub("�", result.message)
     if result.status is Status.SKIPPED:
-        ElementTree.SubElement(case, "skipped", {"message": printable(message)})
+        ElementTree.SubElement(case, "skipped", message=_printable(message))
     elif result.status in BAD:
         kind = "error" if result.status is Status.CRASHED else "failure"
-        node = ElementTree.SubElement(case, kind, {"message": printable(message)})
+        node = ElementTree.SubElement(case, kind, message=_printable(message))
         node.text = f"{result.says}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
     elif message:
         ElementTree.SubElement(case, "system-out").text = message

@@ -1,185 +1,23 @@
-"""Running checks, one after the other, whatever they or their subject do."""
+"""Running checks by pytest in processes of their own, one after the other, whatever they or their subject do."""
 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import IO, Any, Final
 
-from openenv_core.checker.check import Check, CheckError, CheckLevel, CheckWarnedError, NotApplicableError
-from openenv_core.checker.outcomes import CheckTimeoutError, cause_of, within
-from openenv_core.checker.subject import CheckLimits, Subject
-from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionError, RequestTimeoutError
+from pydantic import BaseModel
+
+from openenv_core.checker.check import Check
+from openenv_core.checker.results import Result, Status, result_of
+from openenv_core.checker.subject import CheckLimits
 from openenv_core.targets import Target
-
-
-class Status(StrEnum):
-    """How a check came out."""
-
-    PASSED = "passed"
-    WARNED = "warned"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    CRASHED = "crashed"
-
-
-SEE: Final = "see what the server prints under `ropewalk serve`, and what the environment raises"
-
-BAD: Final = frozenset({Status.FAILED, Status.CRASHED})
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of one check.
-
-    Attributes:
-        check: Its name.
-        level: What it looks at.
-        says: The property.
-        status: How it came out.
-        message: What was expected and what came; why it was skipped; the last line of the traceback; a figure
-            or a note where it passed.
-        change: What the author should change.
-        seconds: How long it took.
-    """
-
-    check: str
-    level: CheckLevel
-    says: str
-    status: Status
-    message: str
-    change: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What came of all of them.
-
-    Attributes:
-        target: What was looked at.
-        results: One a check, in the order in which they ran.
-        interrupted: Whether others were to follow.
-    """
-
-    target: str
-    results: tuple[Result, ...]
-    interrupted: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything ran, and nothing failed or crashed."""
-        return not self.interrupted and not any(result.status in BAD for result in self.results)
-
-    def of(self, *statuses: Status) -> list[Result]:
-        """Return the results of some statuses."""
-        return [result for result in self.results if result.status in statuses]
-
-
-def run(
-    subject: Subject,
-    checks: Sequence[Check],
-    *,
-    before: Callable[[Check], None] = lambda _: None,
-    after: Callable[[Result], None] = lambda _: None,
-) -> CheckReport:
-    """Run checks on a subject.
-
-    Args:
-        subject: What is looked at; it is left open.
-        checks: Which, in their order.
-        before: Told of each check before it runs.
-        after: Told of each result.
-    """
-    return CheckReport(subject.target.text, tuple(_results(subject, checks, before, after)))
-
-
-def _results(
-    subject: Subject,
-    checks: Iterable[Check],
-    before: Callable[[Check], None],
-    after: Callable[[Result], None],
-) -> Iterable[Result]:
-    for one in checks:
-        before(one)
-        result = run_check(subject, one)
-        after(result)
-        yield result
-
-
-def run_check(subject: Subject, check: Check) -> Result:
-    """Run one check, in a thread and with its deadline."""
-    started = time.monotonic()
-    status, message, change = _outcome(subject, check)
-    return Result(check.name, check.level, check.says, status, message, change, time.monotonic() - started)
-
-
-def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
-    try:
-        note = within(check.deadline_s, lambda: check(subject), f"openenv-check-{check.name}")
-    except CheckError as failure:
-        return _told_once(subject, check, failure)
-    except CheckWarnedError as warning:
-        return Status.WARNED, warning.message, warning.change
-    except NotApplicableError as reason:
-        return Status.SKIPPED, reason.reason, ""
-    except CheckTimeoutError:
-        return (
-            Status.FAILED,
-            f"expected the check to end within {check.deadline_s:g} s, got no end",
-            "find what the environment waits for: each reset, step and read of the state should end by itself",
-        )
-    except RequestTimeoutError as error:
-        return (
-            Status.FAILED,
-            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
-            "make reset, step and state end sooner, or allow them more with --step-timeout",
-        )
-    except ExecutionError as error:
-        raised = CheckError(
-            f"expected the environment to answer, got {type(error).__name__}: {error}",
-            change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
-            "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
-            cause=cause_of(error),
-        )
-        return _told_once(subject, check, raised)
-    except ConnectionFailedError as error:
-        away = CheckError(f"expected a server that answers, got {cause_of(error)}", change=SEE)
-        return _told_once(subject, check, away)
-    except ClientError as error:
-        return Status.FAILED, f"expected a server that answers, got {cause_of(error)}", SEE
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # of anybody's code
-        last = traceback.format_exception_only(error)[-1].strip()
-        return (
-            Status.CRASHED,
-            f"{last} ({_where(error)})",
-            "the check met what it does not know; look at what the environment does, and report the check",
-        )
-    return Status.PASSED, note or "", ""
-
-
-def _told_once(subject: Subject, check: Check, failure: CheckError) -> tuple[Status, str, str]:
-    # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
-    first = subject.told.setdefault(failure.cause, check.name)
-    if first != check.name:
-        return Status.SKIPPED, f"as {first}", ""
-    return Status.FAILED, failure.message, failure.change
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
-
 
 START_TIMEOUT_S: Final = 60.0
 """How long, in seconds, a worker may take to import what it needs."""
@@ -190,12 +28,31 @@ DEADLINE_MARGIN_S: Final = 15.0
 SHUTDOWN_TIMEOUT_S: Final = 60.0
 """How long a worker may take to stop its servers at the end."""
 
-TAIL_CHARS: Final = 2000
+_TAIL_CHARS: Final = 2000
+_DUMPED_LINES: Final = 20
 
-CHANGE: Final = (
+_CHANGE: Final = (
     "leave the process alone: no os._exit, no abort, no library that crashes; run what may crash in a process of "
     "its own"
 )
+
+
+class Job(BaseModel):
+    """What a worker is given.
+
+    Attributes:
+        target: What is looked at.
+        limits: How much is tried.
+        token: Bearer token of the server, where a URL asks for one.
+        checks: Names of the checks, in their order.
+        temporary: A folder for temporary files.
+    """
+
+    target: Target
+    limits: CheckLimits
+    token: str | None
+    checks: list[str]
+    temporary: str
 
 
 def run_isolated(
@@ -206,8 +63,8 @@ def run_isolated(
     token: str | None = None,
     before: Callable[[Check], None] = lambda _: None,
     after: Callable[[Result], None] = lambda _: None,
-) -> CheckReport:
-    """Run checks on a target, as `runner.run` does, in worker processes.
+) -> None:
+    """Run checks on a target in worker processes, each as long as the last one lives.
 
     Args:
         target: What is looked at.
@@ -217,26 +74,13 @@ def run_isolated(
         before: Told of each check before it runs.
         after: Told of each result.
     """
-    results: list[Result] = []
-    while len(results) < len(checks):
-        left = checks[len(results) :]
-        order = {
-            "kind": target.kind,
-            "text": target.text,
-            "folder": None if target.folder is None else str(target.folder),
-            "limits": asdict(limits),
-            "token": token,
-            "checks": [one.name for one in left],
-        }
-        with _worker(order) as worker:
-            for one in left:
+    left = list(checks)
+    while left:
+        with _worker(target, limits, token, left) as worker:
+            while left and not worker.ended:
+                one = left.pop(0)
                 before(one)
-                result = worker.result_of(one)
-                results.append(result)
-                after(result)
-                if worker.ended:
-                    break
-    return CheckReport(target.text, tuple(results))
+                after(worker.result(one))
 
 
 class _Worker:
@@ -247,22 +91,17 @@ class _Worker:
         self._unread = b""
         self.ended = False
 
-    def result_of(self, check: Check) -> Result:
-        """Wait for the result of a check, which is the next; of what became of the worker, where none comes."""
+    def result(self, check: Check) -> Result:
+        """Wait for the result of a check, which is the next; tell what became of the worker, where none comes."""
         started = time.monotonic()
         until = started + START_TIMEOUT_S
         while (event := self._next(until)) is not None:
-            if event.get("begin") == check.name:
-                until = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
-            elif "end" in event:
-                found = event["end"]
-                return Result(
-                    **{**found, "level": CheckLevel(found["level"]), "status": Status(found["status"])}
-                )
+            if "begin" not in event:
+                return Result.model_validate(event)
+            until = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
         self.ended = True
         message = self._what_became(time.monotonic() > until)
-        seconds = time.monotonic() - started
-        return Result(check.name, check.level, check.says, Status.FAILED, message, CHANGE, seconds)
+        return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
         """Wait until it has stopped what it started."""
@@ -284,25 +123,39 @@ class _Worker:
 
     def _what_became(self, late: bool) -> str:
         if late:
+            self._process.send_signal(signal.SIGABRT)  # it says where its threads are, and ends
+        try:
+            status = self._process.wait(DEADLINE_MARGIN_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            return "expected the check to end, got a process that never lets go of the interpreter; it was killed"
-        self._process.wait(DEADLINE_MARGIN_S)
-        status = self._process.returncode
-        how = f"signal {-status}" if status < 0 else f"status {status}"
+            status = self._process.wait()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-TAIL_CHARS:].strip()
-        return (
-            f"expected the process that plays the environment to live on, but it ended with {how}"
-            f"{f'; it said: {said}' if said else ''}"
+        said = _last_words(self._log.read().decode(errors="replace"))
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        message = (
+            "expected the check to end, got a process that never lets go of the interpreter; it was killed"
+            if late
+            else f"expected the process that plays the environment to live on, but it ended with {how}"
         )
+        return f"{message}; it said: {said}" if said else message
+
+
+def _last_words(text: str) -> str:
+    """Return the end of what a process said; of a dump of its threads the first lines, which are the check's own."""
+    _, fatal, dump = text.rpartition("Fatal Python error: ")
+    return "\n".join(dump.splitlines()[:_DUMPED_LINES]) if fatal else text[-_TAIL_CHARS:].strip()
 
 
 @contextmanager
-def _worker(order: dict[str, Any]) -> Iterator[_Worker]:
+def _worker(
+    target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
+) -> Iterator[_Worker]:
     read, write = os.pipe()
     # A worker that is ended in the middle of a check leaves the check's temporary files behind: they go with these.
     place = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
     with place as temporary, tempfile.TemporaryFile() as log:
+        names = [one.name for one in checks]
+        job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
         try:
             # What an environment prints is no part of the report.
             process = subprocess.Popen(
@@ -321,10 +174,9 @@ def _worker(order: dict[str, Any]) -> Iterator[_Worker]:
         assert process.stdin is not None
         worker = _Worker(process, read, log)
         try:
-            with suppress(
-                BrokenPipeError
-            ):  # it has ended already, which is found out where its results are read
-                process.stdin.write(json.dumps({**order, "temporary": temporary}).encode() + b"\n")
+            # One that has ended already is found out where its results are read.
+            with suppress(BrokenPipeError):
+                process.stdin.write(job.model_dump_json().encode() + b"\n")
                 process.stdin.flush()
             yield worker
             worker.finish()

@@ -1,53 +1,43 @@
-"""What a server says of itself and of its tools, and whether what it does agrees."""
+"""What a server says of itself, and what it does: how episodes begin, go on and end, what they reward, its tools."""
 
-from dataclasses import dataclass
-from typing import Any
+import json
+import math
+from typing import Any, Final
 
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.drawing import fault_of, is_of_tools
-from openenv_core.checker.outcomes import needs
-from openenv_core.checker.playing import played, seeds
-from openenv_core.checker.subject import Subject
-from openenv_core.errors import ServerError
-from openenv_core.tools import RESERVED_TOOL_NAMES
-from openenv_core.types import EnvironmentMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaViolation:
-    """Where a value does not follow its schema.
-
-    Attributes:
-        place: As `$.field[0]`.
-        value: What stands there.
-        message: What is wrong with it.
-    """
-
-    place: str
-    value: Any
-    message: str
-
-
-def first_fault(schema: dict[str, Any], value: Any) -> SchemaViolation | None:
-    """Return where a value does not follow a schema; None where it does.
-
-    Raises:
-        ConfigurationError: The package that validates is absent.
-    """
-    try:
-        import jsonschema
-    except ImportError as error:
-        raise needs("jsonschema", error) from error
-    found = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
-    return None if found is None else SchemaViolation(found.json_path, found.instance, found.message[:300])
-
-
-SCHEMAS = ("action", "observation", "state")
-
-AGREE = (
-    "give the field the type that it has, or return what its type says; a value that is not finite crosses the "
-    "wire as null"
+from openenv_core.checker.check import (
+    CheckError,
+    CheckLevel,
+    CheckWarnedError,
+    NotApplicableError,
+    check,
+    need,
 )
+from openenv_core.checker.drawing import is_of_tools, require_own_names, require_schema
+from openenv_core.checker.playing import EPISODES, Turn, played, plays, plays_here
+from openenv_core.checker.subject import Client, Subject
+from openenv_core.errors import (
+    ClientError,
+    ExecutionError,
+    RequestTimeoutError,
+    ServerError,
+    ValidationFailedError,
+)
+from openenv_core.protocol.replies import encode_model, encode_observation
+from openenv_core.types import EnvironmentMetadata, Observation
+
+_PLAY_BUDGET_S: Final = 60.0
+"""How long, in seconds, is played until an end that does not come is given up."""
+
+_IDS: Final = ("ropewalk-validate-1", "ropewalk-validate-2")
+
+_COMPARED: Final = 3
+"""Episodes that are played with and without reads of the state."""
+
+_NOT_A_FIELD: Final = "ropewalk_no_such_field"
+
+_REFUSE: Final = 'keep extra="forbid" on the action model, and raise ValueError alone in its validators'
+
+_NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
 
 
 @check(CheckLevel.RUNTIME)
@@ -66,12 +56,12 @@ def check_health(subject: Subject) -> None:
 def check_metadata(subject: Subject) -> str:
     """GET /metadata tells the environment's name and what it is."""
     status, body = _get(subject, "/metadata")
-    known = set(EnvironmentMetadata.model_fields)
     if status != 200 or not isinstance(body, dict):
         raise CheckError(
             f"expected GET /metadata to answer 200 with an object, got {status} {body!r:.200}",
             change="let get_metadata() of the environment return an EnvironmentMetadata",
         )
+    known = set(EnvironmentMetadata.model_fields)
     if unknown := sorted(set(body) - known):
         raise CheckError(
             f"expected GET /metadata to hold {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
@@ -89,13 +79,11 @@ def check_metadata(subject: Subject) -> str:
 @check(CheckLevel.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
     """GET /schema gives JSON schemas of the action, the observation and the state."""
-    for name in SCHEMAS:
+    for name in ("action", "observation", "state"):
         schema = subject.schema[name]
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected the schema of the {name} to be one, got a fault at {fault.json_path}: {fault.message}",
-                change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from fault
+        require_schema(
+            schema, f"the {name}", "correct what json_schema_extra or WithJsonSchema says of that field"
+        )
         if not schema:
             raise CheckError(
                 f"expected the schema of the {name} to say something, got an empty one",
@@ -120,12 +108,9 @@ def check_states_follow_schema(subject: Subject) -> str:
     """Every state follows the schema that the server gives."""
     seen = 0
     with subject.client() as client:
-        for seed in seeds():
-            for turn in played(subject, client, seed):
-                state = client.state()
-                seen += 1
-                if (fault := first_fault(subject.schema["state"], state)) is not None:
-                    raise _disagreement("state", turn.where, fault)
+        for turn in plays(subject, client):
+            seen += 1
+            _require_agreement("state", turn.where, subject.schema["state"], client.state())
     return f"{seen} states"
 
 
@@ -133,24 +118,26 @@ def _observations(subject: Subject, transport: str) -> str:
     schema = subject.schema
     seen = 0
     with subject.client(transport=transport) as client:
-        for seed in seeds():
-            for turn in played(subject, client, seed):
-                seen += 1
-                whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.result.done}
-                key = "reset_observation" if turn.action is None else "observation"
-                if (fault := first_fault(schema.get(key, schema["observation"]), whole)) is not None:
-                    raise _disagreement("observation", turn.where, fault)
-            if transport == "http" and (fault := first_fault(schema["state"], client.state())) is not None:
-                raise _disagreement("state", "over HTTP", fault)
+        for turn in plays(subject, client):
+            seen += 1
+            whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
+            key = "reset_observation" if turn.action is None else "observation"
+            _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), whole)
+        if transport == "http":
+            _require_agreement("state", "over HTTP", schema["state"], client.state())
     return f"{seen} observations"
 
 
-def _disagreement(what: str, where: str, fault: SchemaViolation) -> CheckError:
-    return CheckError(
-        f"expected the {what} {where} to follow its schema, got {fault.value!r:.80} at {fault.place}: "
-        f"{fault.message}",
-        change=AGREE,
-    )
+def _require_agreement(what: str, where: str, schema: dict[str, Any], value: Any) -> None:
+    jsonschema = need("jsonschema")
+    fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
+    if fault is not None:
+        raise CheckError(
+            f"expected the {what} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
+            f"{fault.message:.300}",
+            change="give the field the type that it has, or return what its type says; a value that is not finite "
+            "crosses the wire as null",
+        )
 
 
 def _get(subject: Subject, path: str) -> tuple[int, Any]:
@@ -164,9 +151,6 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
         return reply.status_code, reply.text
 
 
-NO_SUCH_TOOL = "ropewalk_no_such_tool"
-
-
 @check(CheckLevel.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
     """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
@@ -176,18 +160,10 @@ def check_tools_listed(subject: Subject) -> str:
         raise CheckError(
             f"expected each tool once, got {', '.join(twice)} several times", change="rename or remove one"
         )
-    if reserved := sorted(RESERVED_TOOL_NAMES & set(names)):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(reserved)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(names)
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected a JSON schema of the arguments of {tool.get('name')}, got: {fault.message}",
-                change="describe the tool's arguments",
-            ) from fault
+        require_schema(schema, f"the arguments of {tool.get('name')}", "describe the tool's arguments")
     declared = set(subject.promises.validation.capabilities.declared_tools)
     if declared and declared != set(names):
         raise CheckError(
@@ -206,7 +182,7 @@ def check_unknown_tool(subject: Subject) -> None:
     with subject.client() as client:
         subject.reset(client)
         try:
-            result = client.step({"type": "call_tool", "tool_name": NO_SUCH_TOOL, "arguments": {}})
+            result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
             raise CheckError(
                 f"expected an observation with an error for a tool that is not there, got {error}",
@@ -238,3 +214,342 @@ def _tools(subject: Subject) -> list[dict[str, Any]]:
             change="answer with ListToolsObservation(tools=[...])",
         )
     return found
+
+
+@check(CheckLevel.RUNTIME)
+def check_episode_ends(subject: Subject) -> str:
+    """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
+    promised = subject.promises.validation.episodes
+    lengths: list[int] = []
+    with subject.client() as client:
+        for seed in range(EPISODES):
+            last = _last(subject, client, seed)
+            steps, ended = last.step, last.done
+            lengths.append(steps)
+            if promised.endless:
+                if ended:
+                    raise CheckError(
+                        f"expected no end, as validation.episodes.endless declares, got done after {steps} steps",
+                        change="take validation.episodes.endless out of openenv.yaml",
+                    )
+                return f"declared endless; {steps} steps without an end"
+            if ended:
+                continue
+            if steps < promised.max_steps:
+                raise NotApplicableError(
+                    f"no end was seen in the {steps} steps that {_PLAY_BUDGET_S:g} s allowed; declare a lower "
+                    "validation.episodes.max_steps, or example_actions that come to an end"
+                )
+            raise CheckError(
+                f"expected done within {promised.max_steps} steps of valid actions after reset(seed={seed}), got "
+                "no end",
+                change="end the episode after so many steps, or say in openenv.yaml what holds: "
+                "validation.episodes.max_steps, endless: true, or example_actions that come to an end",
+            )
+    return f"ends after {min(lengths)} to {max(lengths)} steps"
+
+
+@check(CheckLevel.RUNTIME)
+def check_step_after_done(subject: Subject) -> str:
+    """A step after the end is refused, or answered with the end again; it begins no new episode."""
+    change = (
+        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session lives on, and the "
+        "caller knows that a reset is due"
+    )
+    with subject.client() as client:
+        if subject.promises.validation.episodes.endless:
+            raise NotApplicableError("its episodes are declared endless")
+        if not _last(subject, client, 0).done:
+            raise NotApplicableError("no episode came to an end; see episode_ends")
+        before = client.state()
+        said = _step_after_the_end(subject, client, change)
+        if (now := client.state()).get("episode_id") != before.get("episode_id"):
+            raise CheckError(
+                f"expected the episode to stay {before.get('episode_id')!r} after the end, "
+                f"got {now.get('episode_id')!r}",
+                change=change,
+            )
+        if subject.reset(client, seed=1).done and not _is_done_at_once(subject):
+            raise CheckError(
+                "expected reset after the end to begin an episode, got one that is done",
+                change="let reset put everything back that step changes, the mark that the episode is over too",
+            )
+    return " ".join(said.split())[:120]
+
+
+def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
+    try:
+        after = client.step(next(subject.actions(0)))
+    except (ExecutionError, ValidationFailedError) as error:
+        return f"refused: {error}"
+    except RequestTimeoutError as error:
+        raise CheckError(f"expected an answer to a step after the end, got {error}", change=change) from error
+    except ClientError as error:
+        raise CheckError(
+            f"expected the session to outlive a step after the end, got {type(error).__name__}: {error}",
+            change=change,
+        ) from error
+    if not after.done:
+        raise CheckError(
+            "expected a step after the end to be refused or to be done again, got an observation with "
+            "done=False: a new episode that nobody asked for",
+            change=change,
+        )
+    if after.reward:
+        raise CheckError(f"expected no further reward after the end, got {after.reward}", change=change)
+    return "answered with the end again"
+
+
+def _is_done_at_once(subject: Subject) -> bool:
+    """Whether episodes may be over with their reset, as a hand that is won as it is dealt."""
+    with subject.client() as client:
+        return bool(subject.reset(client, seed=1).done)
+
+
+def _last(subject: Subject, client: Client, seed: int) -> Turn:
+    """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
+    steps = subject.promises.validation.episodes.max_steps
+    *_, last = played(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
+    return last
+
+
+@check(CheckLevel.RUNTIME)
+def check_state_counts_steps(subject: Subject) -> str:
+    """The state's step_count is 0 after a reset and grows by one with each step."""
+    seen = 0
+    with subject.client() as client:
+        for turn in plays(subject, client):
+            seen += 1
+            count = client.state().get("step_count")
+            # Whether a step that failed counts is the environment's own affair.
+            if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
+                raise CheckError(
+                    f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
+                    change="set step_count to 0 in reset, and add 1 in each step that is taken: "
+                    "self._state = State(episode_id=...), self._state.step_count += 1",
+                )
+    return f"{seen} states"
+
+
+@check(CheckLevel.RUNTIME)
+def check_episode_id(subject: Subject) -> None:
+    """The state has the episode_id that the reset was given, and one of its own for each reset without."""
+    with subject.client() as client:
+        for given in _IDS:
+            subject.reset(client, episode_id=given)
+            if (got := client.state().get("episode_id")) != given:
+                raise CheckError(
+                    f"expected episode_id {given!r} in the state after reset(episode_id={given!r}), got {got!r}",
+                    change="let reset take episode_id, and put it into the state",
+                )
+        drawn = []
+        for _ in range(2):
+            subject.reset(client)
+            drawn.append(client.state().get("episode_id"))
+    if None in drawn or drawn[0] == drawn[1] or {*_IDS} & {*drawn}:
+        raise CheckError(
+            f"expected a new episode_id after each reset without one, got {drawn[0]!r} and {drawn[1]!r}",
+            change="let reset draw one: str(uuid4()) if episode_id is None else episode_id",
+        )
+
+
+@check(CheckLevel.RUNTIME)
+def check_state_is_only_read(subject: Subject) -> str:
+    """Reading the state changes nothing: neither the state nor the episode."""
+    seen = 0
+    change = "let the property `state` return what is known, and compute nothing that is kept"
+    with subject.client() as client:
+        for turn in plays(subject, client):
+            first, second = client.state(), client.state()
+            seen += 1
+            if first != second:
+                names = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
+                raise CheckError(
+                    f"expected two reads of the state {turn.where} to be the same, "
+                    f"got other values of {', '.join(names)}",
+                    change=change,
+                )
+    # An episode with reads is held against one without, where two without are the same.
+    plain = _answers(subject, read=False)
+    if plain == _answers(subject, read=False) and plain != _answers(subject, read=True):
+        raise CheckError(
+            "expected an episode in which the state is read to go as one in which it is not, got another",
+            change=change,
+        )
+    return f"{seen} states read twice"
+
+
+def _answers(subject: Subject, *, read: bool) -> list[Any]:
+    found = []
+    with subject.client() as client:
+        for seed in range(_COMPARED):
+            for turn in played(subject, client, seed, episode_id=_IDS[0]):
+                if read:
+                    client.state()
+                seen = {key: value for key, value in turn.result.observation.items() if key != "metadata"}
+                found.append((seen, turn.result.reward, turn.done, turn.step))
+    return found
+
+
+@check(CheckLevel.RUNTIME)
+def check_invalid_action_refused(subject: Subject) -> None:
+    """An action with an unknown key is refused with VALIDATION_ERROR, and the session and its episode live on."""
+    with subject.client() as client:
+        subject.reset(client, seed=0)
+        before = client.state()
+        valid = next(subject.actions(0))
+        got = "an observation"
+        try:
+            client.step({**valid, _NOT_A_FIELD: 1})
+        except ValidationFailedError:
+            got = ""
+        except ClientError as error:
+            got = f"{type(error).__name__}: {error}"
+        if got:
+            raise CheckError(
+                f"expected VALIDATION_ERROR for an action with an unknown key, got {got}", change=_REFUSE
+            )
+        if (after := client.state()) != before:
+            raise CheckError(
+                f"expected a refused action to leave the state as it was, got {after} after {before}",
+                change="leave the validation of actions to the model: it is done before step() is called",
+            )
+        try:
+            client.step(valid)
+        except (ExecutionError, ValidationFailedError):
+            pass  # it may be against the environment's rules just now; the session answers
+        except ClientError as error:
+            raise CheckError(
+                f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
+                change="raise nothing but Exception in validators of the action",
+            ) from error
+
+
+@check(CheckLevel.RUNTIME)
+def check_http_refuses_invalid_action(subject: Subject) -> None:
+    """Over plain HTTP an action with an unknown key is answered with status 422."""
+    valid = next(subject.actions(0))
+    with subject.http() as http:
+        reply = http.post("/step", json={"action": {**valid, _NOT_A_FIELD: 1}})
+    if reply.status_code == 404:
+        raise NotApplicableError("the server has no /step")
+    if reply.status_code != 422:
+        raise CheckError(
+            f"expected status 422 for an action with an unknown key, got {reply.status_code} {reply.text[:200]}",
+            change=_REFUSE,
+        )
+
+
+@check(CheckLevel.RUNTIME)
+def check_reward_finite(subject: Subject) -> str:
+    """Every reward is a finite number, or none."""
+    seen = steps = rewarded = 0
+    for turn in plays_here(subject):
+        where, reward = turn.where, getattr(turn.result, "reward", None)
+        seen += 1
+        steps += turn.action is not None
+        # numpy's numbers are none of Python's; what they are is found out by turning them into one.
+        try:
+            number = 0.0 if reward is None else float(reward)
+        except (TypeError, ValueError) as error:
+            raise CheckError(
+                f"expected a number or None for the reward {where}, got {reward!r:.80}",
+                change="return a float",
+            ) from error
+        if not math.isfinite(number):
+            raise CheckError(
+                f"expected a finite reward {where}, got {number}: it crosses the wire as null",
+                change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
+            )
+        rewarded += reward is not None
+    if steps and not rewarded:
+        raise CheckWarnedError(
+            f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
+            change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
+            "validation.episodes.example_actions",
+        )
+    return f"{seen} rewards"
+
+
+@check(CheckLevel.RUNTIME)
+def check_reward_in_range(subject: Subject) -> str:
+    """Every reward of a step lies within the range that the manifest declares."""
+    declared = subject.promises.validation.reward
+    if declared is None:
+        raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
+    low, high = declared.range
+    slack = (high - low) * 1e-9  # what a sum of floats may be beside it
+    seen: list[float] = []
+    with subject.client() as client:
+        for turn in plays(subject, client):
+            reward = turn.result.reward
+            if turn.action is None or reward is None:
+                continue
+            seen.append(float(reward))
+            if not low - slack <= reward <= high + slack:
+                raise CheckError(
+                    f"expected the reward {turn.where} to lie within {low:g} to {high:g}, got {reward}",
+                    change="correct the reward, or validation.reward.range in openenv.yaml; rewards are those "
+                    "of one step, never a sum",
+                )
+    return f"{len(seen)} rewards from {min(seen):g} to {max(seen):g}" if seen else "no step had a reward"
+
+
+@check(CheckLevel.RUNTIME)
+def check_observations_serialisable(subject: Subject) -> str:
+    """What reset, step and state return are models that JSON can hold, and that can be read back."""
+    seen = 0
+    for turn in plays_here(subject):
+        seen += 1
+        if not isinstance(turn.result, Observation):
+            raise CheckError(
+                f"expected an Observation {turn.where}, got {type(turn.result).__name__}: {turn.result!r:.120}",
+                change="return an instance of the observation model",
+            )
+        _require_round_trip(turn.result, turn.where)
+    return f"{seen} observations"
+
+
+@check(CheckLevel.RUNTIME)
+def check_observations_stay(subject: Subject) -> str:
+    """An observation stays as it was while the episode goes on."""
+    seen = 0
+    before: Turn | None = None
+    text: bytes | None = None
+    for turn in plays_here(subject):
+        if before is not None and text is not None and _text(before.result) != text:
+            raise CheckError(
+                f"expected the observation {before.where} to stay as it was, got another one after the next call",
+                change="give observations copies of what the environment goes on to change: list(self._board), "
+                "array.copy(); whoever plays it without a server keeps them",
+            )
+        before, text = turn, _text(turn.result)
+        seen += 1
+    return f"{seen} observations"
+
+
+def _text(observation: Any) -> bytes | None:
+    try:
+        return encode_model(observation)
+    except Exception:  # observations_serialisable tells
+        return None
+
+
+def _require_round_trip(observation: Observation, where: str) -> None:
+    model = type(observation)
+    try:
+        encode_observation(observation)
+        text = encode_model(observation)
+    except Exception as error:  # pydantic's, or that of a serialiser of the author's own
+        raise CheckError(
+            f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
+            change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",
+        ) from error
+    try:
+        model.model_validate(json.loads(text))
+    except Exception as error:
+        raise CheckError(
+            f"expected {model.__name__} {where} to be read back from its own JSON, got {error}",
+            change="give each field the type of what is put into it; assignments after construction are not "
+            "checked unless validate_assignment says so",
+        ) from error

@@ -6,35 +6,55 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.outcomes import needs
+from openenv_core.checker import inside
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, need
 from openenv_core.checker.playing import (
-    LocalSession,
+    LocalEnvironment,
     Result,
     answered,
     parting,
-    play_here,
-    play_there,
+    play,
     some_actions,
     takes_seed,
+    turns,
 )
-from openenv_core.checker.subject import Client, Subject, plain
-from openenv_core.checker.subject_servers import RunningServer
-from openenv_core.checker.watching import hook
-from openenv_core.checker.watching.watched import hooked
-from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
+from openenv_core.checker.subject import Client, RunningServer, Subject
+from openenv_core.checker.watching import hooked, polling
+from openenv_core.errors import CapacityError
 from openenv_core.targets import TargetKind
 
-EPISODES: Final = 3
-POLL_INTERVAL_S: Final = 0.02
-"""Pause between two looks at the connections of the server's processes."""
+_SEEDED: Final = (
+    "draw everything that is left to chance from a generator that reset makes of its seed: "
+    "self._random = random.Random(seed)"
+)
+
+_SEEDS: Final = 5
+"""Seeds that are played each time."""
+
+_DIFFERENT: Final = 8
+"""Seeds of which at least two have to give different episodes."""
+
+_HASH_SEEDS: Final = ("0", "1")
+"""Two interpreters that order sets of text, and hash it, differently."""
+
+_WORKER_TIMEOUT_S: Final = 60.0
+
+APART: Final = (
+    "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
+    "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
+)
+"""What keeps sessions apart, for authors."""
+
+_SESSION_STEPS: Final = 20
+
+Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 
 
 @check(CheckLevel.SEMANTIC)
@@ -55,13 +75,17 @@ def check_network_policy_holds(subject: Subject) -> None:
                 "whom a container talks to is not looked at where it may talk to somebody"
             )
         with subject.server(docker_options={"network": "none"}) as server:
-            _play(subject, server)
+            _play_some(subject, server)
         return
     with hooked() as (folder, env_vars):
         notes = folder / "hosts"
-        env_vars |= {hook.OUT: str(notes), hook.HOSTS: json.dumps(network.allowed_hosts)}
-        with subject.server(env_vars=env_vars) as server, _looking(server) as seen:
-            _play(subject, server)
+        env_vars |= {inside.OUT: str(notes), inside.HOSTS: json.dumps(network.allowed_hosts)}
+        seen: set[str] = set()
+        with (
+            subject.server(env_vars=env_vars) as server,
+            polling("openenv-check-network", partial(_note_remote_ends, server, seen)),
+        ):
+            _play_some(subject, server)
         if not notes.exists():
             raise NotApplicableError(
                 "the server's interpreter cannot be watched: it was started without its site"
@@ -76,36 +100,21 @@ def check_network_policy_holds(subject: Subject) -> None:
         )
 
 
-def _play(subject: Subject, server: RunningServer) -> None:
-    for number in range(EPISODES):
+def _play_some(subject: Subject, server: RunningServer) -> None:
+    for number in range(3):
         with subject.client(server.url) as client:
-            play_there(subject, client, subject.limits.seed + number, some_actions(subject, number))
+            play(subject, client, subject.limits.seed + number, some_actions(subject, number))
 
 
-@contextmanager
-def _looking(server: RunningServer) -> Iterator[set[str]]:
-    """Note the remote ends of the server's connections; for programs that are no Python."""
-    try:
-        import psutil
-    except ImportError as error:
-        raise needs("psutil", error) from error
-    seen: set[str] = set()
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(POLL_INTERVAL_S):
-            for pid in server.pids():
-                with suppress(psutil.Error):
-                    connections: list[Any] = psutil.Process(pid).net_connections("inet")
-                    seen.update(one.raddr.ip for one in connections if one.raddr and _is_far(one.raddr.ip))
-
-    thread = threading.Thread(target=look, name="openenv-check-network", daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
+def _note_remote_ends(server: RunningServer, seen: set[str]) -> None:
+    """Add the remote ends of the server's connections; for programs that are no Python."""
+    psutil = need("psutil")
+    for pid in server.pids():
+        try:
+            connections = psutil.Process(pid).net_connections("inet")
+        except psutil.Error:
+            continue
+        seen.update(one.raddr.ip for one in connections if one.raddr and _is_far(one.raddr.ip))
 
 
 def _is_far(address: str) -> bool:
@@ -114,32 +123,13 @@ def _is_far(address: str) -> bool:
     return not (mapped or found).is_loopback
 
 
-SEEDED: Final = (
-    "draw everything that is left to chance from a generator that reset makes of its seed: "
-    "self._random = random.Random(seed)"
-)
-
-SEEDS: Final = 5
-"""Seeds that are played each time."""
-
-DIFFERENT: Final = 8
-"""Seeds of which at least two have to give different episodes."""
-
-HASH_SEEDS: Final = ("0", "1")
-"""Two interpreters that order sets of text, and hash it, differently."""
-
-WORKER_TIMEOUT_S: Final = 60.0
-
-Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
-
-
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_same_episode(subject: Subject) -> None:
     """The same seed and the same actions give the same episode, in two instances of one process.
 
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
-    need_seeds(subject)
+    _need_seeds(subject)
     found = _unlike_here(subject)
     if found is None:
         return
@@ -148,26 +138,19 @@ def check_same_seed_same_episode(subject: Subject) -> None:
             f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
             change="make it anew for each instance and episode: on self, in reset, never on the class",
         )
-    raise CheckError(f"expected the same episode twice, got two: {found}", change=SEEDED)
+    raise CheckError(f"expected the same episode twice, got two: {found}", change=_SEEDED)
 
 
 @check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
     """A reset forgets the episode before: a used instance plays as a fresh one."""
-    need_repeats(subject)
+    _need_repeats(subject)
     job = _job(subject, 3)
-    if local(subject):
-        fresh = [_fresh_here(subject, seed, actions) for seed, actions in job]
-        with LocalSession(subject.app.served, subject.reset_options) as used:
-            again = [play_here(used, seed, actions) for seed, actions in [*job, job[0]]]
-            play_here(used, job[1][0], job[1][1][:1])  # an episode that is broken off
-            again.append(play_here(used, *job[2]))
-    else:
-        fresh = [_fresh_there(subject, seed, actions) for seed, actions in job]
-        with subject.client() as client:
-            again = [play_there(subject, client, seed, actions) for seed, actions in [*job, job[0]]]
-            play_there(subject, client, job[1][0], job[1][1][:1])
-            again.append(play_there(subject, client, *job[2]))
+    fresh = [_fresh(subject, *one) for one in job]
+    with _instance(subject) as used:
+        again = [play(subject, used, *one) for one in [*job, job[0]]]
+        play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
+        again.append(play(subject, used, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
         if (found := parting(expected, played)) is not None:
             raise CheckError(
@@ -179,35 +162,38 @@ def check_reset_forgets(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
     """The same seed gives the same episode in another process, whatever its hashes of text are."""
-    need_repeats(subject)
-    if not local(subject):
-        if subject.kind is TargetKind.URL:
-            raise NotApplicableError("there is one process at a URL, and its code is not here")
-        with subject.server(env_vars={"PYTHONHASHSEED": HASH_SEEDS[0]}) as server:
-            _need_same(
-                _job(subject), [_there(subject, seed, a, server.url) for seed, a in _job(subject)], subject
-            )
-        return
+    _need_repeats(subject)
     job = _job(subject)
-    here = [_fresh_here(subject, seed, actions) for seed, actions in job]
-    for hash_seed in HASH_SEEDS:
-        for (seed, _), one, other in zip(job, here, _elsewhere(subject, job, hash_seed), strict=True):
+    if _is_local(subject):
+        here = [_fresh(subject, *one) for one in job]
+        others = [_elsewhere(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
+    elif subject.kind is TargetKind.URL:
+        raise NotApplicableError("there is one process at a URL, and its code is not here")
+    else:
+        with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
+            others = [[_fresh(subject, *one, server.url) for one in job]]
+        here = [_fresh(subject, *one) for one in job]
+    for there in others:
+        for (seed, _), one, other in zip(job, here, there, strict=True):
             if (found := parting(one, other)) is not None:
-                raise _not_there(seed, found)
+                raise CheckError(
+                    f"expected seed {seed} to give the same episode in another process, got: {found}",
+                    change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
+                    f"process, the time, or which episodes were played before; {_SEEDED}",
+                )
 
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
     """The same seed gives the same episode over the wire as it does without."""
-    need_repeats(subject)
-    if not local(subject):
-        return  # what `need_repeats` has seen was seen over the wire
-    job, hash_seed = _job(subject), HASH_SEEDS[0]
+    _need_repeats(subject)
+    if not _is_local(subject):
+        return  # what `_need_repeats` has seen was seen over the wire
+    job, hash_seed = _job(subject), _HASH_SEEDS[0]
     without = _elsewhere(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
         for (seed, actions), expected in zip(job, without, strict=True):
-            played = _there(subject, seed, actions, server.url)
-            if (found := parting(expected, played)) is not None:
+            if (found := parting(expected, _fresh(subject, seed, actions, server.url))) is not None:
                 raise CheckError(
                     f"expected seed {seed} to give over the wire what it gives without, got: {found}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
@@ -218,46 +204,38 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_different_seeds_differ(subject: Subject) -> None:
     """Different seeds give different episodes."""
-    need_seeds(subject)
+    _need_seeds(subject)
     if not subject.promises.validation.episodes.varied:
         raise NotApplicableError(
             "the manifest says that every episode is the same (validation.episodes.varied)"
         )
-    need_repeats(subject)
+    _need_repeats(subject)
     start = subject.limits.seed
     for action_seed in range(2):
         actions = some_actions(subject, action_seed)
-        episodes = [_fresh(subject, seed, actions) for seed in range(start, start + DIFFERENT)]
+        episodes = [_fresh(subject, seed, actions) for seed in range(start, start + _DIFFERENT)]
         if any(parting(episodes[0], other) is not None for other in episodes[1:]):
             return
     raise CheckError(
-        f"expected different episodes of {DIFFERENT} different seeds, got the same one {DIFFERENT} times",
+        f"expected different episodes of {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
         change="use the seed that reset is given; where every episode is meant to be the same, say "
         "`varied: false` in validation.episodes of openenv.yaml",
     )
 
 
-def need_seeds(subject: Subject) -> None:
-    """Return where the environment promises that the seed decides.
-
-    Raises:
-        NotApplicableError: Its manifest says that it does not, or its reset takes no seed.
-    """
+def _need_seeds(subject: Subject) -> None:
+    """Return where the environment promises that the seed decides."""
     if not subject.promises.validation.episodes.deterministic:
         raise NotApplicableError(
             "the manifest says that the seed does not decide (validation.episodes.deterministic)"
         )
-    if local(subject) and takes_seed(subject.app.served) is False:
+    if _is_local(subject) and takes_seed(subject.served) is False:
         raise NotApplicableError("the environment's reset takes no seed")
 
 
-def need_repeats(subject: Subject) -> None:
-    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere.
-
-    Raises:
-        NotApplicableError: They do not, or are not meant to.
-    """
-    need_seeds(subject)
+def _need_repeats(subject: Subject) -> None:
+    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
+    _need_seeds(subject)
     if _unlike_here(subject) is not None:
         raise NotApplicableError(
             "the seed does not decide the episode even in one process: see same_seed_same_episode"
@@ -267,16 +245,16 @@ def need_repeats(subject: Subject) -> None:
 def repeats(subject: Subject) -> bool:
     """Whether the same seed gives the same episode in one process."""
     try:
-        need_repeats(subject)
+        _need_repeats(subject)
     except NotApplicableError:
         return False
     return True
 
 
-def local(subject: Subject) -> bool:
+def _is_local(subject: Subject) -> bool:
     """Whether the environment can be played in this process."""
     try:
-        return subject.app is not None
+        return subject.served is not None
     except NotApplicableError:
         return False
 
@@ -295,57 +273,41 @@ def _unlike_here(subject: Subject) -> str | None:
 
 def _shared(subject: Subject) -> str | None:
     """Return an attribute of the environment's class that an episode changes: its name and type."""
-    if not local(subject) or not isinstance(factory := subject.app.served.factory, type):
+    if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
         return None
 
     held = {name: value for one in reversed(factory.__mro__) for name, value in vars(one).items()}
     shared = {name: value for name, value in held.items() if isinstance(value, list | dict | set)}
     before = {name: repr(value) for name, value in shared.items()}
-    _fresh_here(subject, *_job(subject)[0])
+    _fresh(subject, *_job(subject)[0])
     for name, value in shared.items():
         if repr(value) != before[name]:
             return f"the {type(value).__name__} {factory.__name__}.{name}"
     return None
 
 
-def _job(subject: Subject, count: int = SEEDS) -> Job:
+def _job(subject: Subject, count: int = _SEEDS) -> Job:
     start = subject.limits.seed
     return [(start + number, some_actions(subject, number)) for number in range(count)]
 
 
-def _fresh(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    return (_fresh_here if local(subject) else _fresh_there)(subject, seed, actions)
+@contextmanager
+def _instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
+    """Make an instance: in this process where the environment can be played in it, at the URL where there is one."""
+    if url is None and _is_local(subject):
+        with LocalEnvironment(subject.served, subject.reset_options) as environment:
+            yield environment
+    else:
+        with subject.client(url) as client:
+            yield client
 
 
-def _fresh_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    with LocalSession(subject.app.served, subject.reset_options) as session:
-        results = play_here(session, seed, actions)
-    if "error" in results[0]:
-        raise NotApplicableError(f"its reset fails, with seed {seed}: see reward_finite")
-    return results
-
-
-def _fresh_there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    return _there(subject, seed, actions, None)
-
-
-def _there(subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None) -> list[Result]:
-    with subject.client(url) as client:
-        return play_there(subject, client, seed, actions)
-
-
-def _need_same(job: Job, others: list[list[Result]], subject: Subject) -> None:
-    for (seed, actions), other in zip(job, others, strict=True):
-        if (found := parting(_fresh_there(subject, seed, actions), other)) is not None:
-            raise _not_there(seed, found)
-
-
-def _not_there(seed: int, found: str) -> CheckError:
-    return CheckError(
-        f"expected seed {seed} to give the same episode in another process, got: {found}",
-        change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
-        f"process, the time, or which episodes were played before; {SEEDED}",
-    )
+def _fresh(
+    subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None = None
+) -> list[Result]:
+    """Play an episode in an instance of its own."""
+    with _instance(subject, url) as instance:
+        return play(subject, instance, seed, actions)
 
 
 def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
@@ -358,13 +320,13 @@ def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]
 
 def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     # The second time backwards: what an episode leaves in the module, another one would find.
-    order = -1 if hash_seed == HASH_SEEDS[1] else 1
+    order = -1 if hash_seed == _HASH_SEEDS[1] else 1
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
         asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
         asked.write_text(
             json.dumps({"reset_options": subject.reset_options, "episodes": job[::order]}), encoding="utf-8"
         )
-        command = [sys.executable, "-m", "openenv_core.checker.episode_worker"]
+        command = [sys.executable, "-m", "openenv_core.checker.playing"]
         try:
             done = subprocess.run(
                 [*command, subject.target.text, str(asked), str(told)],
@@ -373,10 +335,10 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=WORKER_TIMEOUT_S,
+                timeout=_WORKER_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise _no_end(f"no end within {WORKER_TIMEOUT_S:g} s") from None
+            raise _no_end(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
         if done.returncode or not told.exists():
             raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
         episodes: list[list[Result]] = json.loads(told.read_text(encoding="utf-8"))
@@ -385,97 +347,42 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
 
 def _no_end(what: str) -> CheckError:
     return CheckError(
-        f"expected another interpreter to play {SEEDS} episodes and end, got {what}",
+        f"expected another interpreter to play {_SEEDS} episodes and end, got {what}",
         change="make the application importable by any process, and its episodes playable in it",
     )
 
 
-CHANGE: Final = (
-    "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
-    "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
-)
-
-STEPS: Final = 20
+SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
+"""What one session saw of its episode: each answer, and the episode's id and number of steps in the state after it."""
 
 
-@dataclass(slots=True)
-class SessionTrace:
-    """What one session saw of its episode.
-
-    Attributes:
-        results: As `play_there` returns them.
-        states: The episode's id and the number of steps that the state told after each.
-    """
-
-    results: list[Result] = field(default_factory=list)
-    states: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def parting(self, other: "SessionTrace", results: bool) -> str | None:
-        """Return where two traces part.
-
-        Args:
-            other: The one to compare with.
-            results: Whether what the environment answered is to be the same, or only what its state tells.
-        """
-        if results and (found := parting(self.results, other.results)) is not None:
-            return found
-        for step, (one, two) in enumerate(zip(self.states, other.states, strict=False)):
-            if one != two:
-                return f"after {step} steps, the state's episode_id and step_count are {one} and {two}"
-        return None
-
-
-class Player:
-    """One session that plays one episode, a step at a time.
+def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
+    """Play an episode, and pause after its reset and after each of its steps.
 
     Args:
         subject: The environment.
         client: The session.
         number: Which of several it is: its seed and its episode's name come from it.
+        trace: Where what the session sees is kept.
     """
-
-    def __init__(self, subject: Subject, client: Client, number: int) -> None:
-        self._subject = subject
-        self._client = client
-        self._seed = subject.limits.seed + number
-        self._actions = some_actions(subject, number)[:STEPS]
-        self._name = f"ropewalk-session-{number}"
-        self.trace = SessionTrace()
-
-    def begin(self) -> None:
-        """Reset."""
-        result = self._subject.reset(self._client, seed=self._seed, episode_id=self._name)
-        self._keep(plain(result))
-
-    def step(self) -> bool:
-        """Play one step; return whether the episode goes on."""
-        taken = len(self.trace.results) - 1
-        if taken >= len(self._actions) or self.trace.results[-1].get("done"):
-            return False
-        try:
-            self._keep(plain(self._client.step(self._actions[taken])))
-        except (ValidationFailedError, ExecutionError) as error:
-            self._keep({"error": error.code})
-        return True
-
-    def whole(self) -> SessionTrace:
-        """Play it all."""
-        self.begin()
-        while self.step():
-            pass
-        return self.trace
-
-    def _keep(self, result: Result) -> None:
-        self.trace.results.append(result)
-        state = self._client.state()
-        self.trace.states.append((state.get("episode_id"), state.get("step_count")))
+    episode = turns(
+        client,
+        partial(subject.reset, client),
+        subject.limits.seed + number,
+        some_actions(subject, number, _SESSION_STEPS),
+        episode_id=f"ropewalk-session-{number}",
+    )
+    for turn in episode:
+        state = client.state()
+        trace.append((turn.plain, (state.get("episode_id"), state.get("step_count"))))
+        yield
 
 
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
     if (found := touching(subject)) is not None:
-        raise CheckError(f"expected two sessions not to touch each other, got: {found}", change=CHANGE)
+        raise CheckError(f"expected two sessions not to touch each other, got: {found}", change=APART)
 
 
 def touching(subject: Subject) -> str | None:
@@ -493,22 +400,27 @@ def touching(subject: Subject) -> str | None:
 def _touching(subject: Subject) -> str | None:
     numbers = (0, 1)
     alone = [solo(subject, number) for number in numbers]
+    together: list[SessionTrace] = [[] for _ in numbers]
     with ExitStack() as stack, answered("two episodes at once"):
-        players = [Player(subject, stack.enter_context(subject.client()), number) for number in numbers]
+        clients = [stack.enter_context(subject.client()) for _ in numbers]
+        sessions = [play_session(subject, clients[n], n, together[n]) for n in numbers]
         try:
-            for player in players:
-                player.begin()
+            for session in sessions:
+                next(session)
         except CapacityError:
             raise NotApplicableError("the server takes one session at a time") from None
-        while sum(player.step() for player in players):  # all of them, each time
-            pass
-    return compared(alone, [player.trace for player in players], repeats(subject))
+        for _ in zip_longest(*sessions):
+            pass  # a step of each, in turns, until all have ended
+    return compared(alone, together, repeats(subject))
 
 
 def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while there is no other."""
+    trace: SessionTrace = []
     with subject.client(url) as client, answered("an episode"):
-        return Player(subject, client, number).whole()
+        for _ in play_session(subject, client, number, trace):
+            pass
+    return trace
 
 
 def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool) -> str | None:
@@ -520,6 +432,10 @@ def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], re
         results: Whether episodes repeat, so that all of them can be compared.
     """
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
-        if (found := one.parting(other, results)) is not None:
+        found = parting(*([result for result, _ in trace] for trace in (one, other))) if results else None
+        for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):
+            if found is None and left != right:
+                found = f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
+        if found is not None:
             return f"in session {number}, {found} (alone, and beside {len(alone) - 1} others)"
     return None

@@ -1,20 +1,35 @@
-"""The manifest, the application and its models, before anything is played."""
+"""The manifest, the application and its models, the Dockerfile and the image, before anything is played."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.drawing import fault_of, sample
+from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
+from openenv_core.images.dockerfile import PLACES, Dockerfile
+from openenv_core.images.leaving_out import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
-from openenv_core.tools import RESERVED_TOOL_NAMES
+from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
 
-BASES: Final[Mapping[str, type[BaseModel]]] = {
+_LARGEST_BYTES: Final = 10 * 1024**3
+"""Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
+
+_OUR_PORT: Final = 8000
+"""What our base image exposes."""
+
+_SECRET_NAME: Final = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
+)
+_PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
+
+_BASES: Final[Mapping[str, type[BaseModel]]] = {
     "action": Action,
     "observation": Observation,
     "reset_observation": Observation,
@@ -23,39 +38,45 @@ BASES: Final[Mapping[str, type[BaseModel]]] = {
 """What each model of an application is derived from."""
 
 
-def classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
-    """Yield the key in /schema and the class of every model, those of a union one by one.
+_FORBIDDING: Final = ("action", "observation", "reset_observation")
+"""Models whose unknown keys a released client refuses."""
 
-    Raises:
-        NotApplicableError: There is no code to look into.
-    """
+_MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+    "action": {"metadata": frozenset({"object"})},
+    "observation": {
+        "done": frozenset({"boolean"}),
+        "reward": frozenset({"boolean", "integer", "number", "null"}),
+        "metadata": frozenset({"object"}),
+    },
+    "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
+}
+"""The JSON types that the wire gives the fields which every model has."""
+
+
+def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
+    """Yield the key in /schema and the class of every model, those of a union one by one."""
     seen: set[type[Any]] = set()
-    for key, model in subject.app.served.models.items():
-        for one in arms(model):
+    for key, model in subject.served.models.items():
+        for one in _arms(model):
             if one not in seen:
                 seen.add(one)
                 yield key, one
 
 
-def arms(model: Any) -> list[Any]:
+def _arms(model: Any) -> list[Any]:
     """Return the classes of a union; of a class, itself."""
     if isinstance(model, type):
         return [model]
     if get_origin(model) is Annotated:
-        return arms(get_args(model)[0])
-    found = [one for part in get_args(model) for one in arms(part)]
+        return _arms(get_args(model)[0])
+    found = [one for part in get_args(model) for one in _arms(part)]
     if not found:
         raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
     return found
 
 
-def name(model: type[Any]) -> str:
-    """Return how a message calls a class."""
+def _name(model: type[Any]) -> str:
     return getattr(model, "__qualname__", repr(model))
-
-
-README_WORDS: Final = 12
-"""Lines with something on them, below which a README says nothing."""
 
 
 @check(CheckLevel.STATIC)
@@ -105,11 +126,7 @@ def check_declared_tools(subject: Subject) -> None:
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
         raise NotApplicableError("the manifest declares no tools")
-    if wrong := sorted(RESERVED_TOOL_NAMES & set(declared)):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(declared)
 
 
 @check(CheckLevel.STATIC)
@@ -123,38 +140,23 @@ def check_readme(subject: Subject) -> None:
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
     words = found.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < README_WORDS:
+    if len(words) < 12:  # fewer say nothing
         raise CheckError(
             f"expected {found.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
         )
 
 
-FORBIDDING: Final = ("action", "observation", "reset_observation")
-"""Models whose unknown keys a released client refuses."""
-
-_MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
-    "action": {"metadata": frozenset({"object"})},
-    "observation": {
-        "done": frozenset({"boolean"}),
-        "reward": frozenset({"boolean", "integer", "number", "null"}),
-        "metadata": frozenset({"object"}),
-    },
-    "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
-}
-"""The JSON types that the wire gives the fields which every model has."""
-
-
 @check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
     """The application can be imported, and serves what create_app was told."""
-    assert subject.app.served.models
+    assert subject.served.models
 
 
 @check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
-    factory = subject.app.served.factory
+    factory = subject.served.factory
     if not isinstance(factory, type):
         raise NotApplicableError(
             "a factory makes the environment, whose class is not known before there is one"
@@ -163,79 +165,75 @@ def check_environment_methods(subject: Subject) -> None:
         found = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(found):
             raise CheckError(
-                f"expected {name(factory)}.{method} to be a method, got {found!r}",
-                change=f"write {method}() on {name(factory)}",
+                f"expected {_name(factory)}.{method} to be a method, got {found!r}",
+                change=f"write {method}() on {_name(factory)}",
             )
         if getattr(found, "__isabstractmethod__", False):
             raise CheckError(
-                f"expected {name(factory)} to have a {method} of its own, got none",
-                change=f"write {method}() on {name(factory)}",
+                f"expected {_name(factory)} to have a {method} of its own, got none",
+                change=f"write {method}() on {_name(factory)}",
             )
     state = inspect.getattr_static(factory, "state", None)
     if inspect.isfunction(state):
         raise CheckError(
-            f"expected {name(factory)}.state to be a property, got a method",
+            f"expected {_name(factory)}.state to be a property, got a method",
             change="put @property before def state(self)",
         )
     if state is None or getattr(state, "__isabstractmethod__", False):
         raise CheckError(
-            f"expected {name(factory)}.state to be a property, got none",
-            change=f"write the property `state` on {name(factory)}, returning a State",
+            f"expected {_name(factory)}.state to be a property, got none",
+            change=f"write the property `state` on {_name(factory)}, returning a State",
         )
 
 
 @check(CheckLevel.STATIC)
 def check_models_derived(subject: Subject) -> None:
     """Actions, observations and states are derived from Action, Observation and State."""
-    for key, model in classes(subject):
-        base = BASES[key]
+    for key, model in _classes(subject):
+        base = _BASES[key]
         if issubclass(model, base):
             continue
         if not issubclass(model, BaseModel) or set(base.model_fields) - set(model.model_fields):
             raise CheckError(
-                f"expected the {key} model {name(model)} to be a {base.__name__}, got a class that is none and "
+                f"expected the {key} model {_name(model)} to be a {base.__name__}, got a class that is none and "
                 f"lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
-                change=f"derive it: class {name(model)}({base.__name__})",
+                change=f"derive it: class {_name(model)}({base.__name__})",
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_forbid_unknown_keys(subject: Subject) -> None:
     """Actions and observations refuse keys that they do not know, as the wire does."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         extra = getattr(model, "model_config", {}).get("extra")
-        if key in FORBIDDING and extra != "forbid":
+        if key in _FORBIDDING and extra != "forbid":
             raise CheckError(
-                f"expected the {key} model {name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
+                f"expected the {key} model {_name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
                 "key would pass unseen here and be refused by other servers and clients",
-                change=f'leave model_config of {name(model)} as its base has it, with extra="forbid"',
+                change=f'leave model_config of {_name(model)} as its base has it, with extra="forbid"',
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
     """Every field of every model can be described in a JSON schema, and the schema is one."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         try:
             schema = TypeAdapter(model).json_schema()
         except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError) as error:
             raise CheckError(
-                f"expected every field of {name(model)} ({key}) in a JSON schema, got: {_first_line(error)}",
+                f"expected every field of {_name(model)} ({key}) in a JSON schema, got: {str(error).splitlines()[0]}",
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
-        if fault := fault_of(schema):
-            raise CheckError(
-                f"expected a JSON schema of {name(model)} ({key}), got a fault at "
-                f"{fault.json_path}: {fault.message}",
-                change="correct what json_schema_extra or WithJsonSchema says of that field",
-            ) from fault
+        change = "correct what json_schema_extra or WithJsonSchema says of that field"
+        require_schema(schema, f"{_name(model)} ({key})", change)
 
 
 @check(CheckLevel.STATIC)
 def check_reserved_fields(subject: Subject) -> None:
     """Fields that every model has, such as reward and done, keep the types that the wire gives them."""
-    for key, model in classes(subject):
+    for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
         for field, allowed in _MEANS[key.removeprefix("reset_")].items():
@@ -244,16 +242,16 @@ def check_reserved_fields(subject: Subject) -> None:
             kinds = _kinds(TypeAdapter(info.annotation or Any).json_schema())
             if wrong := sorted(kinds - allowed):
                 raise CheckError(
-                    f"expected {name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
+                    f"expected {_name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
                     f"got {' or '.join(wrong)}: it hides what the wire means by {field!r}",
-                    change=f"rename the field {field!r} of {name(model)}",
+                    change=f"rename the field {field!r} of {_name(model)}",
                 )
 
 
 @check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
     """No tool that the action model names is called reset, step, state or close."""
-    schema = TypeAdapter(subject.app.served.action).json_schema()
+    schema = TypeAdapter(subject.served.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
     for part in parts:
@@ -261,17 +259,13 @@ def check_reserved_tool_names(subject: Subject) -> None:
         named |= {str(one) for one in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]}
     if not any("tool_name" in part.get("properties", {}) for part in parts):
         raise NotApplicableError("its actions are no calls of tools")
-    if wrong := sorted(RESERVED_TOOL_NAMES & named):
-        raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
-        )
+    require_own_names(named)
 
 
 @check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
     """What the action's schema allows, the action model takes."""
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
@@ -291,7 +285,7 @@ def check_example_actions(subject: Subject) -> str:
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
         raise NotApplicableError("the manifest gives no example_actions")
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
     for example in examples:
         if (fault := _refusal(adapter, example)) is not None:
             raise CheckError(
@@ -324,5 +318,226 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
     return {kind} if isinstance(kind, str) else set(kind)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+@check(CheckLevel.STATIC)
+def check_image_user(subject: Subject) -> str:
+    """The image runs as another user than root."""
+    user = str(_config(subject).get("User") or "")
+    if user.partition(":")[0] in ("", "0", "root"):
+        raise CheckError(
+            f"expected an image whose user is not root, got {f'user {user!r}' if user else 'no user'}",
+            change="end the Dockerfile with `USER env`, and build again",
+        )
+    return user
+
+
+@check(CheckLevel.STATIC)
+def check_image_health(subject: Subject) -> None:
+    """The image tells whether its server is healthy."""
+    test = (_config(subject).get("Healthcheck") or {}).get("Test") or []
+    if not test or test[0] == "NONE":
+        raise CheckError(
+            "expected an image with a HEALTHCHECK, got none",
+            change='add `HEALTHCHECK CMD ["healthcheck"]` to the Dockerfile on our base, and build again',
+        )
+
+
+@check(CheckLevel.STATIC)
+def check_image_port(subject: Subject) -> str:
+    """The image exposes the port that it serves."""
+    exposed = sorted(_config(subject).get("ExposedPorts") or {})
+    port = exposed_port(subject.target.text)
+    if f"{port}/tcp" not in exposed:
+        raise CheckError(
+            f"expected an image that exposes one port, or {port} among them, got {', '.join(exposed) or 'none'}",
+            change=f"add `EXPOSE {port}` to the Dockerfile, and build again",
+        )
+    return str(port)
+
+
+@check(CheckLevel.STATIC)
+def check_image_size(subject: Subject) -> str:
+    """The image is small enough to be pulled while somebody waits."""
+    size = int(_image(subject).get("Size") or 0)
+    if size > _LARGEST_BYTES:
+        raise CheckError(
+            f"expected an image of at most {_megabytes(_LARGEST_BYTES)}, got {_megabytes(size)}",
+            change="build in stages, leave caches and compilers behind, and mount models and data",
+        )
+    return _megabytes(size)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+def _image(subject: Subject) -> dict[str, Any]:
+    if subject.kind is not TargetKind.IMAGE:
+        raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
+    from openenv_core.providers.docker.engine import DockerEngine
+
+    found: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
+    return found
+
+
+def _config(subject: Subject) -> dict[str, Any]:
+    found: dict[str, Any] = _image(subject).get("Config") or {}
+    return found
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_present(subject: Subject) -> None:
+    """The folder has a Dockerfile."""
+    folder = subject.need_folder()
+    if Dockerfile.find(folder, _named(subject)) is None:
+        raise CheckError(
+            f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
+            change="add server/Dockerfile as `ropewalk init` writes it",
+        )
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_base(subject: Subject) -> str:
+    """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
+    file = _dockerfile(subject)
+    if "BASE_IMAGE" not in file.arguments or "BASE_IMAGE" not in file.base_variables:
+        raise CheckError(
+            f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
+            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that whoever builds "
+            "can pin it or build on their own",
+        )
+    return file.base_image
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_user(subject: Subject) -> str:
+    """The container runs as another user than root."""
+    file = _dockerfile(subject)
+    user = file.last("USER")
+    if user is None and file.on_our_base:
+        return "the base's own"
+    name = file.resolved(user.rest).partition(":")[0] if user is not None else ""
+    if name in ("", "0", "root"):
+        whose = ", as the released `openenv init` writes it," if file.on_released_base else ""
+        raise CheckError(
+            f"expected {_short(file)}{whose} to end as another user than root, "
+            f"got {f'USER {name}' if name else 'no USER'}",
+            change="end with `USER env` on our base; elsewhere with a user of a number that you make: "
+            "`RUN useradd --uid 10001 env` and `USER env`",
+        )
+    return name
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_health(subject: Subject) -> None:
+    """The image tells whether its server is healthy."""
+    file = _dockerfile(subject)
+    found = file.last("HEALTHCHECK")
+    if found is None and file.on_our_base:
+        return
+    if found is None or found.rest.upper() == "NONE":
+        raise CheckError(
+            f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if found else 'none'}",
+            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; elsewhere ask GET /health with Python',
+        )
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_port(subject: Subject) -> str:
+    """The image serves the port that the manifest names, and says so."""
+    file, port = _dockerfile(subject), subject.promises.port
+    exposed = {
+        word.partition("/")[0]
+        for one in file.final
+        if one.word == "EXPOSE"
+        for word in file.resolved(one.rest).split()
+    }
+    if file.on_our_base:
+        exposed.add(str(_OUR_PORT))
+    started = " ".join(one.rest for one in (file.last("ENTRYPOINT"), file.last("CMD")) if one is not None)
+    served = {match["port"] for match in _PORT.finditer(file.resolved(started))}
+    if served and str(port) not in served:
+        raise CheckError(
+            f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
+            change="let `port:` in openenv.yaml and the server's --port say the same",
+        )
+    if str(port) not in exposed:
+        raise CheckError(
+            f"expected {_short(file)} to expose port {port} of the manifest, got "
+            f"{f'port {chr(44).join(sorted(exposed))}' if exposed else 'no EXPOSE'}",
+            change=f"add `EXPOSE {port}`",
+        )
+    return str(port)
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_sources(subject: Subject) -> None:
+    """What goes into the image is in the folder: nothing is added from a URL."""
+    file = _dockerfile(subject)
+    for one in file.all:
+        if one.word == "ADD" and re.search(r"(https?|ftp|git)(://|@)", file.resolved(one.rest)):
+            raise CheckError(
+                f"expected no ADD of a URL, got line {one.line} of {_short(file)}: ADD {one.rest}",
+                change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
+            )
+
+
+@check(CheckLevel.STATIC)
+def check_dockerfile_secrets(subject: Subject) -> None:
+    """No secret goes into the image."""
+    file, folder = _dockerfile(subject), subject.need_folder()
+    for one in [*file.all]:
+        if one.word in ("ENV", "ARG"):
+            name, _, value = (part.strip() for part in one.rest.replace(" ", "=", 1).partition("="))
+            bare = value.strip("'\"")
+            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or has_secret(one.rest):
+                raise CheckError(
+                    f"expected no secret in {_short(file)}, got {one.word} {name} with a value on line {one.line}",
+                    change="take it out, revoke it if it was real, and give it to the container when it starts",
+                )
+        elif one.word == "RUN" and has_secret(one.rest):
+            raise CheckError(
+                f"expected no secret in {_short(file)}, got one on line {one.line}",
+                change="take it out, revoke it, and use `RUN --mount=type=secret`",
+            )
+        elif one.word in ("COPY", "ADD") and (found := _secret_among(one.rest, folder)):
+            raise CheckError(
+                f"expected no secrets among what is copied, got {found} by line {one.line} of {_short(file)}: "
+                f"{one.word} {one.rest}",
+                change=f"add {found} to .dockerignore",
+            )
+
+
+def _named(subject: Subject) -> str | None:
+    execution = subject.promises.validation.execution
+    return None if execution is None else execution.dockerfile
+
+
+def _dockerfile(subject: Subject) -> Dockerfile:
+    found = Dockerfile.find(subject.need_folder(), _named(subject))
+    if found is None:
+        raise NotApplicableError("there is no Dockerfile")
+    return found
+
+
+def _short(file: Dockerfile) -> str:
+    return file.path.name if file.path.parent.name != "server" else f"server/{file.path.name}"
+
+
+def _secret_among(rest: str, folder: Path) -> str | None:
+    """Return a file of the folder that a COPY takes along and that looks like a secret."""
+    words = [word for word in rest.split() if not word.startswith("--")]
+    if len(words) < 2 or rest.startswith(("--from", "<<")):
+        return None
+    ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
+    for source in words[:-1]:
+        if is_secret_name(Path(source).name):
+            return source
+        place = folder / source
+        if not place.is_dir():
+            continue
+        for file in sorted(place.rglob("*")):
+            name = file.relative_to(folder).as_posix()
+            goes = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
+            if goes and is_secret_name(file.name) and file.is_file():
+                return name
+    return None

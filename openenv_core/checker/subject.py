@@ -1,139 +1,53 @@
-"""The environment under test, and what checks do with it."""
+"""The environment under test, its servers, and what checks do with them."""
 
+import io
+import os
 import random
+import signal
+import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from openenv_core.apps import LoadedApp, load_app
-from openenv_core.checker import drawing as action_source
-from openenv_core.checker.outcomes import CheckError, CheckTimeoutError, NotApplicableError, within
-from openenv_core.checker.subject_servers import RunningServer, Servers, manifest_in
+from openenv_core.apps import Described, load_app
+from openenv_core.checker import drawing, inside
+from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
 from openenv_core.client import GenericEnvClient, SyncEnvClient
-from openenv_core.errors import CapacityError, ConfigurationError, ExecutionError, ValidationFailedError
-from openenv_core.manifest import Manifest, ManifestError, read_manifest
-from openenv_core.targets import Target, TargetKind, target_of
+from openenv_core.errors import (
+    CapacityError,
+    ConfigurationError,
+    ImageNotFoundError,
+    OpenEnvError,
+    ProviderError,
+)
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.targets import (
+    Target,
+    TargetKind,
+    can_be_found,
+    is_environment_folder,
+    provider_of,
+    target_of,
+)
 from openenv_core.types import StepResult
 
 if TYPE_CHECKING:
     import httpx
 
-
-def imported(text: str, seconds: float) -> LoadedApp | CheckError | NotApplicableError:
-    """Import an application; return what became of it where that cannot be done.
-
-    Args:
-        text: Stands for it.
-        seconds: That the import may take.
-    """
-    try:
-        return within(seconds, lambda: load_app(text), "openenv-import")
-    except ConfigurationError as error:
-        return NotApplicableError(str(error))
-    except CheckTimeoutError:
-        return CheckError(
-            f"expected to import {text} within {seconds:g} s, got no end",
-            change="do the work in the environment's constructor or reset, not while the module is imported",
-        )
-    except BaseException as error:  # anybody's code
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return CheckError(
-            f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
-        )
-
-
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
 
-REFUSED_AT_MOST: Final = 25
-"""Actions in a row that may be refused, until nothing more is expected of drawing them."""
+SLOT_WAIT_S: Final = 10.0
+"""How long a server may take to give back the slot of a session that has ended."""
 
+_MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
+"""Where images have it: ours, and those of the released package."""
 
-REFUSING: Final = "refuses valid actions"
-"""The cause of every failure of an environment that takes nothing that its schema allows."""
-
-
-@dataclass(slots=True)
-class PlayedEpisode:
-    """What came of playing: plain data, to be compared.
-
-    Attributes:
-        results: The reset's result and one a step, each {observation, reward, done, metadata}; a step that the
-            environment refused is {"error": code}.
-        actions: What was played, one a step.
-        done: Whether the environment said that it was over.
-    """
-
-    results: list[dict[str, Any]] = field(default_factory=list)
-    actions: list[dict[str, Any]] = field(default_factory=list)
-    done: bool = False
-
-    @property
-    def rewards(self) -> list[Any]:
-        """The rewards of the steps; the reset's is not among them."""
-        return [result.get("reward") for result in self.results[1:]]
-
-
-def play(
-    client: Client, first: StepResult[dict[str, Any]], actions: Iterable[dict[str, Any]]
-) -> PlayedEpisode:
-    """Play an episode that was begun until it is done, or out of actions.
-
-    Args:
-        client: Plays it.
-        first: The reset's result.
-        actions: What to play.
-
-    Raises:
-        CheckError: The environment refuses one action after the other.
-        ClientError: Whatever else the client met.
-    """
-    played = PlayedEpisode([plain(first)])
-    refused = 0
-    for action in actions:
-        played.actions.append(action)
-        try:
-            result = client.step(action)
-        except (ValidationFailedError, ExecutionError) as error:
-            played.results.append({"error": error.code})
-            refused += 1
-            if refused >= REFUSED_AT_MOST:
-                raise refusing(refused, action, error) from error
-            continue
-        refused = 0
-        played.results.append(plain(result))
-        if result.done:
-            played.done = True
-            break
-    return played
-
-
-def refusing(count: int, action: dict[str, Any], error: Exception) -> CheckError:
-    """Return the failure of an environment that takes nothing that its schema allows."""
-    return CheckError(
-        f"expected actions that the schema allows to be taken, got {count} refusals in a row, "
-        f"the last for {action}: {error}",
-        change="narrow the action's schema to what the environment takes, or list "
-        "validation.episodes.example_actions in openenv.yaml",
-        cause=REFUSING,
-    )
-
-
-def plain(result: StepResult[dict[str, Any]]) -> dict[str, Any]:
-    """Return a result as plain data."""
-    return {
-        "observation": result.observation,
-        "reward": result.reward,
-        "done": result.done,
-        "metadata": result.metadata,
-    }
+_ENDING: Final = "the checker is coming to its end"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,8 +73,82 @@ class CheckLimits:
     start_timeout_s: float = 60.0
 
 
-SLOT_WAIT_S: Final = 10.0
-"""How long a server may take to give back the slot of a session that has ended."""
+class RunningServer:
+    """One server of the environment under test.
+
+    Args:
+        new_provider: Makes what starts it; called again for each restart.
+
+    Attributes:
+        url: Where it is; another place after a restart.
+    """
+
+    def __init__(self, new_provider: Callable[[], Any]) -> None:
+        self._new_provider = new_provider
+        self._provider: Any = None
+        self._stopped = False
+        self.url = ""
+
+    @property
+    def container(self) -> Any:
+        """The container that it runs in; None where it is processes of this machine."""
+        return getattr(self._provider, "container", None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as far as its provider can tell."""
+        return self._provider is not None and bool(self._provider.alive)
+
+    def output(self) -> str:
+        """Return the last of what it printed."""
+        return str(self._provider.output())
+
+    def start(self) -> None:
+        """Start it, after whatever became of it before.
+
+        Raises:
+            CheckError: It does not become healthy.
+        """
+        if self._provider is not None:
+            self._provider.stop()
+        if self._stopped:
+            raise NotApplicableError(_ENDING)
+        provider = self._provider = self._new_provider()
+        try:
+            self.url = provider.start()
+        except ProviderError as error:
+            provider.stop()
+            raise CheckError(
+                f"expected a server that starts, got: {error}",
+                change="make the application importable and its server healthy: `ropewalk serve` with the same "
+                "target shows what it prints",
+            ) from error
+
+    def stop(self) -> None:
+        """Stop it for good. Idempotent."""
+        self._stopped = True
+        if self._provider is not None:
+            self._provider.stop()
+
+    def pids(self) -> list[int]:
+        """Return every process of the server, the environment's own children included.
+
+        Raises:
+            NotApplicableError: The server runs in a container, whose processes are not this machine's to look at.
+        """
+        guard = getattr(self._provider, "pid", None)
+        if guard is None:
+            raise NotApplicableError("the processes of a container are not this machine's to look at")
+        return inside.descendants(guard)
+
+    def kill(self) -> None:
+        """End it at once, as an engine that runs out of memory would: SIGKILL to every process."""
+        if self.container is not None:
+            self.container.remove()
+            return
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Subject:
@@ -172,10 +160,11 @@ class Subject:
         token: Bearer token of the server, where a URL asks for one.
 
     Attributes:
-        chosen: Names of the checks that the pytest suite runs; None: all.
+        left_out: Names of the checks that an author's own tests leave out.
+        told: Causes of failures that were told already, and the check that did.
     """
 
-    chosen: frozenset[str] | None = None
+    left_out: frozenset[str] = frozenset()
 
     def __init__(
         self, target: Target, limits: CheckLimits | None = None, *, token: str | None = None
@@ -184,13 +173,15 @@ class Subject:
         self.limits = limits or CheckLimits()
         self.token = token
         self._lock = threading.RLock()
-        self._servers = Servers(target, self.limits.start_timeout_s)
-        self._app: LoadedApp | CheckError | NotApplicableError | None = None
+        self._servers: list[RunningServer] = []
+        self._shared: RunningServer | None = None
+        self._start_failure: CheckError | None = None
+        self._closed = False
+        self._served: Described | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
-        self._pool: action_source.ActionPool | None = None
+        self._pool: drawing.ActionPool | None = None
         self._found: dict[str, Any] = {}
         self.told: dict[str, str] = {}
-        """Failures that were told already, and the check that did."""
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
@@ -207,15 +198,34 @@ class Subject:
         found = target if isinstance(target, Target) else target_of(str(target))
         return cls(found, CheckLimits(**limits), token=token)
 
+    def require(self) -> None:
+        """Return when the target is there; whether it is any good is for the checks to say.
+
+        Raises:
+            ConfigurationError: There is no such environment, or nothing answers at the URL.
+            ProviderError: There is no such image, or no engine to run it.
+        """
+        text = self.target.text
+        if self.kind is TargetKind.URL:
+            try:
+                with self.http() as http:
+                    http.get("/health")
+            except CheckError as error:
+                raise ConfigurationError(f"{error.message}; start it first") from None
+        elif self.kind is TargetKind.IMAGE:
+            _require_image(text)
+        elif self.kind is TargetKind.PATH and Path(text).is_dir() and not is_environment_folder(Path(text)):
+            raise ConfigurationError(
+                f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
+                "name the folder that holds them"
+            )
+        elif not can_be_found(self.target):
+            load_app(text)  # says which there are
+
     @property
     def kind(self) -> TargetKind:
         """What sort of thing it is."""
         return self.target.kind
-
-    @property
-    def folder(self) -> Path | None:
-        """The environment's own folder; None for a URL and an image."""
-        return self.target.folder
 
     def need_folder(self) -> Path:
         """Return the folder.
@@ -223,9 +233,9 @@ class Subject:
         Raises:
             NotApplicableError: There is none.
         """
-        if self.folder is None:
+        if self.target.folder is None:
             raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
-        return self.folder
+        return self.target.folder
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -237,7 +247,7 @@ class Subject:
         """
         try:
             if self.kind is TargetKind.IMAGE:
-                return manifest_in(self._servers.shared())
+                return self._manifest_in_image()
             return read_manifest(self.need_folder())
         except ManifestError as error:
             raise CheckError(
@@ -253,8 +263,8 @@ class Subject:
             return Manifest(spec_version=1, name="unknown")
 
     @property
-    def app(self) -> LoadedApp:
-        """The application, imported into this process, after a process of its own has survived importing it.
+    def served(self) -> Described:
+        """What the application serves. It is imported here, once a process of its own has survived importing it.
 
         Raises:
             NotApplicableError: A URL or an image, or an application that cannot be looked into.
@@ -263,18 +273,18 @@ class Subject:
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
         with self._lock:
-            if self._app is None:
+            if self._served is None:
                 assert self.url
-                self._app = imported(self.target.text, self.limits.start_timeout_s)
-            if isinstance(self._app, Exception):
-                raise self._app
-            return self._app
+                self._served = _imported(self.target.text, self.limits.start_timeout_s)
+            if isinstance(self._served, Exception):
+                raise self._served
+            return self._served
 
     @property
     def cap(self) -> int | None:
         """How many sessions the server takes at once; None where that cannot be known beforehand."""
         try:
-            return self.app.served.cap
+            return self.served.cap
         except (CheckError, NotApplicableError):
             return None
 
@@ -287,7 +297,48 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             return self.target.text.rstrip("/")
-        return self._servers.shared().url
+        return self._shared_server().url
+
+    def _shared_server(self) -> RunningServer:
+        with self._lock:
+            if self._start_failure is not None:
+                raise self._start_failure
+            if self._shared is None or not self._shared.alive:
+                first = self._shared is None
+                server = self._shared = self._new_server()
+                try:
+                    server.start()
+                except CheckError as failure:
+                    if first:  # it would be the same for every check, each after as long a wait
+                        self._start_failure = failure
+                    raise
+            return self._shared
+
+    def _new_server(
+        self,
+        env_vars: Mapping[str, str] | None = None,
+        docker_options: Mapping[str, Any] | None = None,
+        serve_options: Mapping[str, Any] | None = None,
+    ) -> RunningServer:
+        words = [
+            word
+            for name, value in (serve_options or {}).items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        provider = partial(
+            provider_of,
+            self.target,
+            env_vars=env_vars,
+            start_timeout_s=self.limits.start_timeout_s,
+            docker_options=docker_options,
+            serve_options=tuple(words),
+        )
+        if self._closed:
+            raise NotApplicableError(_ENDING)
+        server = RunningServer(provider)
+        with self._lock:
+            self._servers.append(server)
+        return server
 
     @contextmanager
     def server(
@@ -311,8 +362,27 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("a server at a URL is not the checker's to start, kill or measure")
-        with self._servers.own(env_vars, docker_options, serve_options) as server:
+        server = self._new_server(env_vars, docker_options, serve_options)
+        try:
+            server.start()
             yield server
+        finally:
+            server.stop()
+            with self._lock:
+                self._servers.remove(server)
+
+    @contextmanager
+    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
+        """Start a server of one's own and yield its URL and it; at a URL, the one and only.
+
+        Args:
+            serve_options: As `server` has them.
+        """
+        if self.kind is TargetKind.URL:
+            yield self.url, None
+            return
+        with self.server(**serve_options) as server:
+            yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
         """Return a client with dicts for models, unconnected; use it in `with`, or close it.
@@ -342,7 +412,7 @@ class Subject:
         """
         import httpx
 
-        from openenv_core.providers.remote.api import client_for
+        from openenv_core.proxies import client_for
 
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -393,7 +463,7 @@ class Subject:
         """
         with self._lock:
             if self._pool is None:
-                self._pool = action_source.pool(
+                self._pool = drawing.pool(
                     self.schema["action"],
                     self.promises.validation.episodes.example_actions,
                     self._tools,
@@ -401,34 +471,6 @@ class Subject:
                 )
         draw = seed if isinstance(seed, random.Random) else random.Random(f"{self.limits.seed}/{seed}")
         return self._pool.draw(draw)
-
-    def episode(
-        self,
-        client: Client,
-        *,
-        seed: int | None = None,
-        action_seed: int = 0,
-        max_steps: int | None = None,
-        actions: Iterator[dict[str, Any]] | None = None,
-        **reset_options: Any,
-    ) -> PlayedEpisode:
-        """Play one episode until it is done, or for so many steps.
-
-        Args:
-            client: Plays it.
-            seed: Of the reset.
-            action_seed: Decides the actions.
-            max_steps: The limits' `steps` by default.
-            actions: What to play in place of drawn ones.
-            reset_options: Further options of the reset.
-
-        Raises:
-            CheckError: The environment refuses one action after the other.
-            ClientError: Whatever else the client met.
-        """
-        chosen = self.actions(action_seed) if actions is None else actions
-        options = reset_options if seed is None else {"seed": seed, **reset_options}
-        return play(client, self.reset(client, **options), islice(chosen, max_steps or self.limits.steps))
 
     @property
     def reset_options(self) -> dict[str, Any]:
@@ -466,15 +508,34 @@ class Subject:
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
         clients, self._clients = self._clients, []
-        self._servers.close()
+        self._closed = True
+        for server in list(self._servers):
+            server.stop()
         for client in clients:
-            _attempt(client.close)
+            with suppress(Exception):  # a failure changes nothing any more
+                within(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _manifest_in_image(self) -> Manifest:
+        from openenv_core.providers.docker.engine import DockerEngine
+
+        container = self._shared_server().container
+        if container is None:
+            raise NotApplicableError("there is no container to look into")
+        try:
+            packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                member = next((one for one in archive if one.isfile()), None)
+                file = None if member is None else archive.extractfile(member)
+                text = "" if file is None else file.read().decode("utf-8", "replace")
+        except (OpenEnvError, tarfile.TarError) as error:
+            raise NotApplicableError(f"the image has no {_MANIFEST_IN_IMAGE}: {error}") from error
+        return load_manifest(text, _MANIFEST_IN_IMAGE)
 
     def _tools(self) -> list[dict[str, Any]]:
         """Ask the environment which tools it has."""
@@ -483,9 +544,33 @@ class Subject:
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])
 
 
-def _attempt(work: Callable[[], object]) -> None:
-    """Do something at the end whose failure changes nothing."""
+def _require_image(image: str) -> None:
+    from openenv_core.providers.docker.engine import DockerEngine
+
+    engine = DockerEngine.find()
+    engine.ping()
+    if not engine.has_image(image):
+        raise ImageNotFoundError(
+            f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
+            "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
+        )
+
+
+def _imported(text: str, seconds: float) -> Described | CheckError | NotApplicableError:
+    """Import an application; return what became of it where that cannot be done in so many seconds."""
     try:
-        within(SLOT_WAIT_S, work)
-    except Exception:
-        return
+        return within(seconds, lambda: load_app(text), "openenv-import")
+    except ConfigurationError as error:
+        return NotApplicableError(str(error))
+    except CheckTimeoutError:
+        return CheckError(
+            f"expected to import {text} within {seconds:g} s, got no end",
+            change="do the work in the environment's constructor or reset, not while the module is imported",
+        )
+    except BaseException as error:  # anybody's code
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return CheckError(
+            f"expected to import {text}, got {type(error).__name__}: {error}",
+            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
+        )

@@ -1,4 +1,4 @@
-"""The checks as pytest functions, for an environment's own tests.
+"""The checks as pytest functions: what `ropewalk validate` runs, and what an environment's own tests can have.
 
     from pathlib import Path
 
@@ -12,16 +12,18 @@ gives one test a check, called after it. A check that has nothing to look at is 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import Check, CheckLevel
-from openenv_core.checker.runner import BAD, Status, run_check
+from openenv_core.checker.check import Check, CheckLevel, checks
+from openenv_core.checker.results import BAD, Result, Status, run_check
 from openenv_core.checker.subject import Subject
 
 __all__ = ["environment_subject"]
+
+RESULT: Final = pytest.StashKey[Result]()
+"""Where a test that has run has what came of its check."""
 
 
 def environment_subject(
@@ -44,28 +46,27 @@ def environment_subject(
         raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")
 
     @pytest.fixture(scope="module", name="subject")
-    def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    def subject() -> Iterator[Subject]:
         with Subject.of(target, **limits) as found:
-            found.chosen = frozenset(
-                one.name for one in checks() if one.level in wanted and one.name not in without
+            found.left_out = frozenset(
+                one.name for one in checks() if one.level not in wanted or one.name in without
             )
             yield found
 
     return subject
 
 
-def _test_of(check: Check) -> Callable[[Subject], None]:
-    def test(subject: Subject) -> None:
-        if subject.chosen is not None and check.name not in subject.chosen:
+def _test_of(check: Check) -> Callable[[Subject, pytest.FixtureRequest], None]:
+    def test(subject: Subject, request: pytest.FixtureRequest) -> None:
+        if check.name in subject.left_out:
             pytest.skip("left out by environment_subject")
-        result = run_check(subject, check)
+        result = request.node.stash[RESULT] = run_check(subject, check)
         if result.status is Status.SKIPPED:
             pytest.skip(result.message)
         if result.status in BAD:
             pytest.fail(
                 f"{result.says}\n{result.status}: {result.message}\nchange: {result.change}", pytrace=False
             )
-
         if result.status is Status.WARNED:
             warnings.warn(f"{result.message}; {result.change}", stacklevel=1)
 

@@ -1,4 +1,4 @@
-"""Runs checks in a process of their own, for `isolation`: `python -m openenv_core.checker.worker FD`.
+"""Runs the checks by pytest in a process of their own: `python -m openenv_core.checker.worker FD`.
 
 Checks import the environment and play it in their own process, so whatever it does to that process, it does here.
 What to do comes as one line of JSON on standard input, what became of it goes as lines of JSON to FD. The end of
@@ -12,23 +12,68 @@ import shutil
 import signal
 import sys
 import threading
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
-from openenv_core.checker.catalogue import checks
-from openenv_core.checker.runner import run_check
-from openenv_core.checker.subject import CheckLimits, Subject
-from openenv_core.targets import Target, TargetKind
+import pytest
+
+from openenv_core.checker import suite
+from openenv_core.checker.runner import Job
+from openenv_core.checker.subject import Subject
 
 TERMINATED: Final = 143
 
 ORPHAN_CLEANUP_TIMEOUT_S: Final = 20.0
 """How long, in seconds, cleaning up may take once nobody waits for it."""
 
-
-REMOVALS: Final = 5
+_REMOVALS: Final = 5
 """How often temporary files are removed, at most: threads that were left behind may add to them meanwhile."""
+
+_OPTIONS: Final = (
+    # Whatever the author's pytest is set to, and whatever plugins it has, is for the author's own tests.
+    "--disable-plugin-autoload",
+    "--noconftest",
+    *("-c", os.devnull),
+    *("--import-mode", "importlib"),
+    *("--assert", "plain"),
+    *("--capture", "no"),
+    *(word for name in ("cacheprovider", "faulthandler", "warnings") for word in ("-p", f"no:{name}")),
+)
+
+
+class CheckPlugin:
+    """Runs the tests of some checks on one subject, and tells what comes of each.
+
+    Args:
+        job: Which.
+        out: Where to.
+    """
+
+    def __init__(self, job: Job, out: TextIO) -> None:
+        self._job = job
+        self._out = out
+
+    @pytest.fixture(scope="session")
+    def subject(self) -> Iterator[Subject]:
+        """The environment under test."""
+        with Subject(self._job.target, self._job.limits, token=self._job.token) as subject:
+            yield subject
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Choose the tests, in the order of their checks."""
+        by_name = {item.name.removeprefix("test_"): item for item in items}
+        items[:] = [by_name[name] for name in self._job.checks]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Tell of a check as it begins and ends."""
+        self._out.write(json.dumps({"begin": item.name.removeprefix("test_")}) + "\n")
+        try:
+            return (yield)
+        finally:
+            if (result := item.stash.get(suite.RESULT, None)) is not None:
+                self._out.write(result.model_dump_json() + "\n")
 
 
 def main() -> NoReturn:
@@ -36,27 +81,21 @@ def main() -> NoReturn:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal; whoever asked decides
     signal.signal(signal.SIGTERM, _terminated)
-    told = json.loads(sys.stdin.buffer.readline())
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as out:
-        threading.Thread(target=_watch, args=(told["temporary"],), name="openenv-owner", daemon=True).start()
-        known = {one.name: one for one in checks()}
-        folder = Path(told["folder"]) if told["folder"] else None
-        target = Target(TargetKind(told["kind"]), told["text"], folder)
-        try:
-            with Subject(target, CheckLimits(**told["limits"]), token=told["token"]) as subject:
-                for name in told["checks"]:
-                    _say(out, begin=name)
-                    _say(out, end=asdict(run_check(subject, known[name])))
-        except BaseException:
-            # What the check that was broken off kept there; whoever asked may be gone, and cannot remove it.
-            _remove(told["temporary"])
-            raise
-        _say(out, finished=True)
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_watch, args=(job.temporary,), name="openenv-owner", daemon=True).start()
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    words = [*_OPTIONS, "--rootdir", job.temporary, str(Path(suite.__file__))]
+    try:
+        with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as out:
+            status = pytest.main(words, plugins=[CheckPlugin(job, out)])
+    except BaseException:
+        status = pytest.ExitCode.INTERRUPTED
+    if status is pytest.ExitCode.INTERRUPTED:
+        # What the check that was broken off kept there; whoever asked may be gone, and cannot remove it.
+        _remove(job.temporary)
+        os._exit(TERMINATED)
     os._exit(0)  # threads that the environment left behind are nobody's to wait for
-
-
-def _say(out: Any, **event: Any) -> None:
-    out.write(json.dumps(event) + "\n")
 
 
 def _terminated(*_: object) -> NoReturn:
@@ -64,7 +103,7 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def _remove(temporary: str) -> None:
-    for _ in range(REMOVALS):
+    for _ in range(_REMOVALS):
         shutil.rmtree(temporary, ignore_errors=True)
         if not os.path.exists(temporary):
             return
@@ -81,7 +120,4 @@ def _watch(temporary: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        os._exit(TERMINATED)
+    main()

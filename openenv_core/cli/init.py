@@ -58,11 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     folder = make(names, arguments.template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
+    lacks_gymnasium = arguments.template == "gymnasium" and find_spec("gymnasium") is None
     shown = os.path.relpath(folder)
     image = f"{names.image}:latest"
     steps = {
         f"cd {shlex.quote(shown)}": "",
-        **({"pip install gymnasium": "what it wraps"} if _lacks_gymnasium(arguments.template) else {}),
+        **({"pip install gymnasium": "what it wraps"} if lacks_gymnasium else {}),
         "ropewalk play .": "step it here",
         "ropewalk serve . --reload": "serve it, anew after every change",
         "pytest": "its tests, every property of the checker among them",
@@ -89,10 +90,6 @@ def _tell_task(files: list[Path]) -> None:
     if folder != ".":
         print(f"  cd {shlex.quote(folder)}")
     print(f"  ropewalk train --config {run.name}")
-
-
-def _lacks_gymnasium(template: str) -> bool:
-    return template == "gymnasium" and find_spec("gymnasium") is None
 
 
 COMMAND = Command(

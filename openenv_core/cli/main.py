@@ -36,12 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Command, words: Sequence[str]) -> int:
-    """Run one command, wherever it was found, and return the exit status.
-
-    Args:
-        command: It.
-        words: Those behind its name.
-    """
+    """Run one command, wherever it was found, with the words behind its name, and return the exit status."""
     return _status(lambda: _run(command, words))
 
 

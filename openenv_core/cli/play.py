@@ -1,7 +1,6 @@
 """`ropewalk play`: any environment, in the terminal."""
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -54,13 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play; 1 where something went wrong that nobody was there to see."""
     from openenv_core.play.game import Game
-    from openenv_core.play.reporters import ForPeople, ForPrograms, Terminal
+    from openenv_core.play.reporters import ForPrograms, Terminal
     from openenv_core.targets import served, target_of
 
     if arguments.action and arguments.random:
         raise ConfigurationError("expected --action or --random, got both; leave one out")
-    terminal = Terminal(quiet=arguments.json)
-    reporter = ForPrograms(terminal) if arguments.json else ForPeople(terminal)
+    terminal = ForPrograms() if arguments.json else Terminal()
     target = target_of(arguments.target)
     token = _token(arguments, target)
     with served(target) as found:
@@ -69,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         schema = _schema(found.url, token)
         timeout_s = arguments.timeout or None
         with GenericEnvClient(found.url, token=token, message_timeout_s=timeout_s).sync() as client:
-            game = Game(client, reporter)
+            game = Game(client, terminal)
             explain = partial(_show_traceback, found.provider)
             try:
                 if arguments.action or arguments.random:
                     return _unattended(arguments, game, target, schema)
-                return _attended(arguments, game, terminal, reporter, schema, found, explain)
+                return _attended(arguments, game, schema, found, explain)
             except (KeyboardInterrupt, OpenEnvError) as error:
                 explain(error)
                 if isinstance(error, KeyboardInterrupt):
@@ -89,48 +87,39 @@ def run(arguments: argparse.Namespace) -> int:
 def _attended(
     arguments: argparse.Namespace,
     game: "Game",
-    terminal: Any,
-    reporter: Any,
     schema: dict[str, Any],
     found: "RunningTarget",
     explain: Callable[[Exception], None],
 ) -> int:
     from openenv_core.play.form import forms_of
-    from openenv_core.play.loop import Loop
+    from openenv_core.play.game import Loop
     from openenv_core.play.prompts import Prompts, described
-    from openenv_core.providers.adapt import has_died
+    from openenv_core.play.reporters import DIM
+    from openenv_core.providers.base import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
-    terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
+    game.terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
     for form in forms:
         for line in () if form.lists_tools or form.calls_tools else described(form):
-            terminal.say(terminal.faint(line))
-
-    def serves(within_s: float) -> bool:
-        return not has_died(found.provider, within_s=within_s)
-
-    prompts = Prompts(terminal, forms)
+            game.terminal.say(line, DIM)
     return Loop(
         game,
-        terminal,
-        prompts,
-        reporter,
+        Prompts(game.terminal, forms),
         schema=schema,
         options=_options(arguments),
-        serves=serves,
+        serves=lambda within_s: not has_died(found.provider, within_s=within_s),
         explain=explain,
     ).run()
 
 
 def _unattended(arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]) -> int:
-    from openenv_core.play.loop import play_actions, play_at_random
+    from openenv_core.play.game import play_actions, play_at_random
 
-    options = _options(arguments)
     if arguments.action:
-        play_actions(game, arguments.action, options)
+        play_actions(game, arguments.action, _options(arguments))
     else:
-        actions = _drawn(arguments, game, target, schema)
-        play_at_random(game, islice(actions, arguments.random), options)
+        actions = islice(_drawn(arguments, game, target, schema), arguments.random)
+        play_at_random(game, actions, _options(arguments))
     game.leave()
     return 0
 
@@ -196,7 +185,7 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
     from openenv_core.client.settings import http_url
-    from openenv_core.providers.remote.api import client_for
+    from openenv_core.proxies import client_for
 
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
@@ -209,13 +198,12 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
+    from openenv_core.play.form import FormField, value_of
+
     try:
-        found = json.loads(text)
+        return dict(value_of(FormField("option", "object"), text))
     except ValueError as error:
-        raise ConfigurationError(f"expected a JSON object, got {text!r}: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"expected a JSON object, got {text!r}")
-    return found
+        raise ConfigurationError(str(error)) from None
 
 
 def _positive(text: str) -> int:

@@ -7,25 +7,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from openenv_core.checker.check import Check, CheckLevel, chosen
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError
+from openenv_core.targets import TargetKind, target_of
 
 if TYPE_CHECKING:
-    from openenv_core.checker.check import Check
-    from openenv_core.checker.runner import Result
+    from openenv_core.checker.results import Result
     from openenv_core.checker.subject import Subject
 
-LEVELS: Final = ("static", "runtime", "semantic", "hostile", "load")
-PACKAGES: Final = ("hypothesis", "jsonschema", "psutil")
+_PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "pytest")
 """What the extra `author` brings for the checker."""
 
-KINDS: Final = ("name", "path", "module", "url", "image")
+_PASSED: Final = 0
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130
 
-PASSED: Final = 0
-FAILED: Final = 1
-INTERRUPTED: Final = 130
-
-TOKEN: Final = "ROPEWALK_TOKEN"
+_TOKEN: Final = "ROPEWALK_TOKEN"
 """The environment variable with the token of a server at a URL."""
 
 
@@ -38,10 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
         help="an environment by its name, its folder or file, its app, a running server, or an image",
     )
-    add("--kind", choices=KINDS, help="which of these it is, where it could be two")
+    add("--kind", choices=list(map(str, TargetKind)), help="which of these it is, where it could be two")
     chosen = parser.add_argument_group("which checks (all of them)")
     chosen.add_argument(
-        "--level", action="append", choices=LEVELS, default=[], help="of this level; repeatable"
+        "--level",
+        action="append",
+        choices=list(map(str, CheckLevel)),
+        default=[],
+        help="of this level; repeatable",
     )
     chosen.add_argument(
         "--check", action="append", metavar="NAME", default=[], help="of this name; repeatable"
@@ -73,15 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OpenEnvError: Wrong usage, or the target cannot be had: status 2.
     """
-    from openenv_core.checker.catalogue import chosen
-    from openenv_core.checker.check import CheckLevel
-    from openenv_core.checker.report import Console, as_json, as_junit, listing
-    from openenv_core.checker.runner import CheckReport, Result, run_isolated
+    from openenv_core.checker.report import CheckReport, Console, as_json, as_junit, listing
+    from openenv_core.checker.runner import run_isolated
 
     checks = chosen([CheckLevel(level) for level in arguments.level], arguments.check)
     if arguments.list:
         print("\n".join(listing(checks)))
-        return PASSED
+        return _PASSED
     if arguments.target is None:
         raise ConfigurationError(
             "expected what to look at, got nothing; `ropewalk validate .` is this folder"
@@ -91,8 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(sys.stdout, len(checks))
     subject = _subject(arguments)
     results: list[Result] = []
+    interrupted = False
 
-    def begin(check: "Check") -> None:
+    def begin(check: Check) -> None:
         if not arguments.json:
             console.begin(check)
 
@@ -102,13 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
             console.end(result)
 
     try:
-        report = run_isolated(
-            subject.target, subject.limits, checks, token=subject.token, before=begin, after=end
-        )
+        run_isolated(subject.target, subject.limits, checks, token=subject.token, before=begin, after=end)
     except KeyboardInterrupt:
-        report = CheckReport(subject.target.text, tuple(results), interrupted=True)
+        interrupted = True
         if not arguments.json:
             console.interrupted()
+    report = CheckReport(subject.target.text, tuple(results), interrupted)
     if arguments.json:
         print(as_json(report))
     elif not report.interrupted:
@@ -116,14 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
     if junit is not None:
         junit.write_text(as_junit(report), encoding="utf-8")
     if report.interrupted:
-        return INTERRUPTED
-    return PASSED if report.ok else FAILED
+        return _INTERRUPTED
+    return _PASSED if report.ok else _FAILED
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
-    from openenv_core.checker.catalogue import require
     from openenv_core.checker.subject import Subject
-    from openenv_core.targets import TargetKind, target_of
 
     target = target_of(arguments.target, kind=TargetKind(arguments.kind) if arguments.kind else None)
     limits = {
@@ -136,14 +134,14 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
         "start_timeout_s": arguments.start_timeout,
     }
     given = {name: value for name, value in limits.items() if value is not None}
-    subject = Subject.of(target, token=os.environ.get(TOKEN) or None, **given)
-    require(subject)
+    subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **given)
+    subject.require()
     return subject
 
 
 def _require_packages() -> None:
     """See that what the checks work with is installed; without it each of them would say so."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"expected the packages that checks work with, got none of the name {', '.join(missing)}; "

@@ -1,12 +1,13 @@
 """The seam between a session and whatever carries its frames."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Protocol
+from typing import Final
 
 from openenv_core.errors import (
     AccessRefusedError,
@@ -38,29 +39,47 @@ class CarrierOptions:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
 
 
+MAX_UNREAD: Final = 4
+"""Messages that may wait to be read before the connection is no longer read from. The wire has one at a time."""
+
+
 class ReplyOverdueError(Exception):
     """The session has stopped waiting; nothing is lost, and what was sent is still on its way."""
 
 
-class Carrier(Protocol):
-    """Carries text frames for one task at a time."""
+class Carrier(ABC):
+    """Carries text frames for one task at a time, which waits here for the next one.
 
-    @property
-    def full(self) -> bool:
-        """Whether a frame has to wait for `room`: what was sent before has not left yet."""
+    The task is woken by a frame, by the end of the connection, by room to write, or by an interruption, and looks
+    for itself which it was. What is abstract is a library's part.
 
-    @property
-    def unread(self) -> int:
-        """How many frames have come that `recv` has not returned yet."""
+    Attributes:
+        unread: Frames that have come and that `recv` has not returned yet.
+        full: A frame has to wait for `wait_room`: what was sent before has not left yet.
+    """
 
-    async def room(self) -> None:
+    def __init__(self) -> None:
+        self.unread: deque[bytes] = deque()
+        self.full = False
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = False
+        self._lost: ClientError | None = None
+        self._paused = False
+
+    async def wait_room(self) -> None:
         """Wait until a frame can be sent.
 
         Raises:
             ConnectionLostError: The connection has broken.
             ReplyOverdueError: `interrupt` was called.
         """
+        while self._lost is None and self.full:
+            await self._wait()
+        if self._lost is not None:
+            raise self._lost
 
+    @abstractmethod
     def send(self, frame: bytes) -> None:
         """Send one text frame, given as UTF-8.
 
@@ -75,57 +94,7 @@ class Carrier(Protocol):
             ConnectionLostError: The connection has broken, and every frame that came before was read.
             ReplyOverdueError: `interrupt` was called.
         """
-
-    def interrupt(self) -> None:
-        """Make whoever waits in `send` or `recv` raise Overdue. Does nothing where nobody waits."""
-
-    async def close(self) -> None:
-        """Close in order, within the time that was allowed for connecting. Idempotent.
-
-        After `abort`, wait until nothing is left.
-        """
-
-    def abort(self) -> None:
-        """Break the connection at once, and start what else the end takes. Idempotent."""
-
-    def orphan(self) -> None:
-        """Do what `abort` does, without the event loop of the connection, which has closed.
-
-        What else the end takes is started on the running loop, where `close` waits for it.
-        """
-
-
-class Inbox:
-    """Frames that have come and wait to be read; the part that carriers have in common.
-
-    One task at a time waits in it. It is woken by a frame, by the end of the connection, by room to write,
-    or by an interruption, and looks for itself which it was.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._frames: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._interrupted = False
-        self._lost: ClientError | None = None
-        self._paused = False
-        self.full = False
-
-    @property
-    def unread(self) -> int:
-        """How many frames have come that nobody has taken yet."""
-        return len(self._frames)
-
-    async def room(self) -> None:
-        """Wait until a frame can be sent."""
-        while self._lost is None and self.full:
-            await self._wait()
-        if self._lost is not None:
-            raise self._lost
-
-    async def recv(self) -> bytes:
-        """Return the next frame. Cancelling or interrupting the wait loses nothing."""
-        while not self._frames:
+        while not self.unread:
             if self._lost is not None:
                 raise self._lost
             # As `_wait`, but written out: each coroutine between a step and its reply costs both ways.
@@ -137,20 +106,42 @@ class Inbox:
                 self._waiter = None
             if self._interrupted:
                 raise ReplyOverdueError
-        frame = self._frames.popleft()
+        frame = self.unread.popleft()
         if self._paused:
             self._resume()
         return frame
 
     def interrupt(self) -> None:
-        """Make whoever waits raise Overdue."""
+        """Make whoever waits in `wait_room` or `recv` raise ReplyOverdueError. Does nothing where nobody waits."""
         if self._waiter is not None and not self._waiter.done():
             self._interrupted = True
             self._waiter.set_result(None)
 
+    @abstractmethod
+    async def close(self) -> None:
+        """Close in order, within the time that was allowed for connecting. Idempotent.
+
+        After `abort`, wait until nothing is left.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Break the connection at once, and start what else the end takes. Idempotent."""
+
+    @abstractmethod
+    def orphan(self) -> None:
+        """Do what `abort` does, without the event loop of the connection, which has closed.
+
+        What else the end takes is started on the running loop, where `close` waits for it.
+        """
+
     def _put(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        self._wake()
+        self.unread.append(frame)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if len(self.unread) >= MAX_UNREAD and not self._paused:
+            self._pause()
 
     def _lose(self, error: ClientError) -> None:
         """Note why no more frames will come; the first reason counts."""
@@ -158,7 +149,10 @@ class Inbox:
             self._lost = error
         self._wake()
 
-    def _resume(self) -> None:
+    def _pause(self) -> None:  # noqa: B027 - plain HTTP brings one reply a request, and has nothing to pause
+        """Read no more, and note that in `_paused`."""
+
+    def _resume(self) -> None:  # noqa: B027 - likewise
         """Read on after a pause."""
 
     def _wake(self) -> None:
@@ -176,8 +170,11 @@ class Inbox:
             raise ReplyOverdueError
 
 
-_NO_SOCKET = (403, 404, 405, 426)
-"""What servers answer that have no WebSocket at that path: 403 is uvicorn's way to say 404 to a WebSocket."""
+def unreachable(url: str, reason: object) -> ConnectionFailedError:
+    """Return the error for a server that does not answer, or not as one."""
+    return ConnectionFailedError(
+        f"expected an OpenEnv server at {redact_url(url)}, got: {reason}; check that it runs and that the URL is right"
+    )
 
 
 def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, socket: bool) -> ClientError:
@@ -208,7 +205,8 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
             return CapacityError(
                 detail or f"the server takes no more sessions (HTTP {status})", CAPACITY_REACHED, data
             )
-    hint = other_way if status in _NO_SOCKET else ""
+    # Servers without a WebSocket at that path answer so; 403 is uvicorn's way to say 404 to a WebSocket.
+    hint = other_way if status in (404, 405, 426) else ""
     return ConnectionFailedError(f"{got}; check that the URL is an OpenEnv server's{hint}")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from types import TracebackType
 from typing import Final, NoReturn
 
 from openenv_core.client.carrier import Carrier, ReplyOverdueError
@@ -56,12 +55,12 @@ class Conversation:
         self._overdue = False
         self._watchdog.start()
         try:
-            if carrier.unread > self._stale:
-                await self._hear_out()
+            if len(carrier.unread) > self._stale:
+                await self._raise_unasked()
             try:
                 # A server that refuses a session says why before it closes: what it said is read first.
                 if carrier.full:
-                    await carrier.room()
+                    await carrier.wait_room()
                 carrier.send(frame)
             except ConnectionLostError:
                 pass
@@ -90,7 +89,7 @@ class Conversation:
         """Ask nothing more."""
         self._watchdog.close()
 
-    async def _hear_out(self) -> NoReturn:
+    async def _raise_unasked(self) -> NoReturn:
         """Raise what the server said that was not asked. Whoever counts replies cannot go on behind that.
 
         Raises:
@@ -129,7 +128,7 @@ def _raise_if_ended(frame: bytes) -> None:
 class FairLock:
     """A fair lock that costs next to nothing while nobody else wants it.
 
-    with turn if turn.take() else await turn.wait():
+    with await lock.wait():
         ...
     """
 
@@ -161,22 +160,20 @@ class FairLock:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():  # it was handed over just now
-                self._give()
+                self.release()
             raise
         return self
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._give()
-
-    def _give(self) -> None:
+    def release(self) -> None:
+        """Hand it to whoever has waited longest."""
         while self._waiting:
             heir = self._waiting.popleft()
             if not heir.done():
                 heir.set_result(None)  # and it stays taken: nobody may come in between
                 return
         self._taken = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,21 +1,597 @@
 """EnvClient: one session on an environment server; its sync face; GenericEnvClient, with dicts for models."""
 
+import asyncio
 import inspect
 import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeAlias, TypeVar, cast
 
-from openenv_core.client.session import ClientSession
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from pydantic import ValidationError
+
+from openenv_core.client.carrier import Carrier, CarrierOptions
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
+from openenv_core.client.settings import (
+    checked_headers,
+    checked_mode,
+    checked_session_id,
+    checked_transport,
+    http_url,
+    websocket_url,
+)
+from openenv_core.client.socket import open_socket
+from openenv_core.errors import (
+    ClientClosedError,
+    ClientError,
+    ConfigurationError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    OpenEnvError,
+    ProtocolError,
+    ServerError,
+)
 from openenv_core.loop_thread import LoopThread, shared_loop
-from openenv_core.providers.base import AnyProvider
-from openenv_core.types import ActT, ObsT, StateT, StepResult
+from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.jsonio import reader
+from openenv_core.protocol.replies import decode_reply
+from openenv_core.protocol.requests import encode_request
+from openenv_core.providers.base import adapted, last_words
+from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+
+if TYPE_CHECKING:
+    from openenv_core.providers.base import AnyProvider, Provider
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+class EnvClient(Generic[ActT, ObsT, StateT]):
+    """A session on an environment server, for asyncio; `sync()` gives the same without.
+
+    A subclass names its models and has nothing more to do:
+
+        class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):
+            action_type = BlackjackAction
+            observation_type = BlackjackObservation
+            state_type = BlackjackState
+            default_app = "envs.blackjack_env.server.app:app"
+
+    Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
+    A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
+    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
+    `state` keep raising ConnectionLostError.
+
+    Args:
+        base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
+            starts the server when the client first connects.
+        connect_timeout_s: Seconds until an attempt to connect is given up.
+        message_timeout_s: Seconds that a reply may take; None waits for ever.
+        max_message_size_mb: The longest message that is received, in 2^20 bytes.
+        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
+            never asks.
+        websocket_ping_timeout_s: Seconds until a missing answer to that breaks the connection.
+        provider: Starts the server, and is stopped by `close`; see `openenv_core.providers.AnyProvider`.
+        mode: "simulation", or "production" for servers that offer tools alone; by default what the
+            environment variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
+        headers: Further headers of the opening request, and of every request over plain HTTP.
+        token: Sent as `Authorization: Bearer`.
+        session_id: A standing session of the server to attach to. It is not this client's: `close` lets
+            it stand.
+        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
+            let nothing else through. Over HTTP a session begins with the first `reset`.
+
+    Raises:
+        ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
+    """
+
+    action_type: type[ActT]
+    observation_type: type[ObsT]
+    state_type: type[StateT]
+    default_app: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float | None = 60.0,
+        max_message_size_mb: float = 100.0,
+        websocket_ping_interval_s: float | None = 20.0,
+        websocket_ping_timeout_s: float | None = 20.0,
+        provider: "AnyProvider | None" = None,
+        mode: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        token: str | None = None,
+        session_id: str | None = None,
+        transport: str = "websocket",
+    ) -> None:
+        if base_url is None and provider is None:
+            raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
+        observation_type = getattr(self, "observation_type", None)
+        self._read_observation = None if observation_type is None else reader(observation_type)
+        self._read_state = reader(getattr(self, "state_type", None) or State)
+        self._base_url = None if base_url is None else _checked_url(base_url)
+        self._provider = None if provider is None else adapted(provider, started=base_url is not None)
+        self._mode = checked_mode(mode)
+        self._transport = checked_transport(transport)
+        self._session_id = None if session_id is None else checked_session_id(session_id)
+        self._message_timeout_s = message_timeout_s
+        self._options = CarrierOptions(
+            connect_timeout_s=connect_timeout_s,
+            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
+            ping_interval_s=websocket_ping_interval_s,
+            ping_timeout_s=websocket_ping_timeout_s,
+            headers=checked_headers(headers, token),
+        )
+        self._for_new_sessions = {
+            "connect_timeout_s": connect_timeout_s,
+            "message_timeout_s": message_timeout_s,
+            "max_message_size_mb": max_message_size_mb,
+            "websocket_ping_interval_s": websocket_ping_interval_s,
+            "websocket_ping_timeout_s": websocket_ping_timeout_s,
+            "mode": mode,
+            "headers": headers,
+            "token": token,
+            "transport": transport,
+        }
+        self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Future[str] | None = None
+        self._turn = FairLock()
+        self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
+        self._conversation: Conversation | None = None
+        self._lost: str | None = None
+        self._closed = False
+
+    @classmethod
+    def from_process(
+        cls,
+        app: str | None = None,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        start_timeout_s: float = 60.0,
+        **client_options: Any,
+    ) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        """Serve an app in a process of its own, for as long as the client is open.
+
+        The server starts when the client is first used. The sync client that is returned can be awaited
+        to the connected async one. A server that gets tokens by `env_vars` is used with the first of them.
+
+        Args:
+            app: `module:attribute` of the ASGI app; by default the class's `default_app`.
+            env_vars: Environment variables of the server, beside this process's own but those of tokens.
+            cwd: The server's working directory, which is importable there; this process's by default.
+            start_timeout_s: Seconds until the server must be healthy.
+            client_options: What the constructor takes.
+
+        Raises:
+            ConfigurationError: No app is named.
+        """
+        from openenv_core.providers.process import LocalProcessProvider
+
+        target = app or cls.default_app
+        if target is None:
+            raise ConfigurationError(
+                f'expected an app, got none; call {cls.__name__}.from_process("package.module:app") '
+                "or set default_app on the class"
+            )
+        provider = LocalProcessProvider(target, env_vars=env_vars, cwd=cwd, start_timeout_s=start_timeout_s)
+        headers = {name.lower() for name in client_options.get("headers") or ()}
+        if (token := provider.token) is not None and "authorization" not in headers:
+            client_options.setdefault("token", token)
+        return cls(provider=provider, **client_options).sync()
+
+    @classmethod
+    def from_docker_image(
+        cls, image: str, *, provider: "AnyProvider | None" = None, **options: Any
+    ) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        """Run an image of the local Docker engine for as long as the client is open.
+
+        The container starts when the client is first used. The sync client that is returned can be awaited
+        to the connected async one.
+
+        Args:
+            image: Name or id of the image. It is not pulled.
+            provider: Starts the container in place of `LocalDockerProvider`: an object with
+                `start_container(image, **options)`, `wait_for_ready(base_url)` and `stop_container()`, as
+                released packages have it.
+            options: What the constructor takes, and fields of `ContainerOptions`, or these together as
+                `options=ContainerOptions(...)`.
+
+        Raises:
+            ConfigurationError: There is no such option, or a value that no engine could honour.
+        """
+        from openenv_core.providers.docker.container import provider_for
+
+        known = inspect.signature(cls).parameters.keys() | inspect.signature(EnvClient).parameters.keys()
+        starter, client_options = provider_for(image, provider, options, known - {"base_url", "provider"})
+        return cls(provider=starter, **client_options).sync()
+
+    @classmethod
+    def from_env(
+        cls, repo_id: str, *, use_docker: bool = True, provider: "AnyProvider | None" = None, **options: Any
+    ) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        """Run the image of a Hugging Face Space; see `from_docker_image`, which also says that it is not pulled.
+
+        Args:
+            repo_id: The Space, as `owner/name`.
+            use_docker: The only way there is here.
+            provider: Starts the container.
+            options: As `from_docker_image` takes them.
+
+        Raises:
+            ConfigurationError: It is no Space's id, or is to run without a container.
+        """
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+            raise ConfigurationError(f"expected a Space as 'owner/name', got {repo_id!r}")
+        if not use_docker:
+            raise ConfigurationError(
+                f"expected use_docker=True, got False; git clone https://huggingface.co/spaces/{repo_id}, then "
+                f"{cls.__name__}.from_process('FOLDER') serves it without a container"
+            )
+        image = f"registry.hf.space/{space_label(repo_id)}:latest"
+        return cls.from_docker_image(image, provider=provider, **options)
+
+    def sync(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        """Return the same client for code without asyncio.
+
+        Raises:
+            ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
+        """
+        if self._carrier is not None:
+            raise ConfigurationError(
+                "expected sync() before the client connects, got it after; make a new client"
+            )
+        return SyncEnvClient(self)
+
+    def __repr__(self) -> str:
+        where = "a server that it starts" if self._base_url is None else redact_url(self._base_url)
+        how = "closed" if self._closed else "connected" if self.connected else "not connected"
+        return f"<{type(self).__name__} {where}, {how}>"
+
+    @property
+    def base_url(self) -> str | None:
+        """Where the server is; None until the provider has started it."""
+        return self._base_url
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is open. Anyone may find out at the next request that it has broken."""
+        return self._conversation is not None
+
+    async def connect(self) -> Self:
+        """Start the server if that is this client's to do, and open a session. Does nothing when open.
+
+        Raises:
+            ClientClosedError: The client was closed.
+            ConnectionFailedError: The server does not answer, or lets nobody in without a token.
+            CapacityError: The server takes no more sessions, and says so before one is made.
+            ProviderError: The server could not be started.
+        """
+        self._come_to_loop()
+        with await self._turn.wait():
+            await self._connect()
+        return self
+
+    async def new_session(self) -> Self:
+        """Return another client of this class, connected to the same server with the same settings.
+
+        It is closed when this one is, at the latest.
+
+        Raises:
+            CapacityError: The server takes no more sessions.
+            ConnectionFailedError: The server does not answer.
+        """
+        self._come_to_loop()
+        with await self._turn.wait():
+            base_url = await self._located()
+        taken = inspect.signature(type(self)).parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        settings: dict[str, Any] = {
+            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
+        }
+        other = type(self)(base_url=base_url, **settings)
+        self._others = [*(known for known in self._others if not known._closed), other]
+        try:
+            return await other.connect()
+        except BaseException:
+            self._others = [known for known in self._others if known is not other]
+            await other.close()
+            raise
+
+    async def reset(self, **options: Any) -> StepResult[ObsT]:
+        """Start an episode.
+
+        Args:
+            options: `seed`, `episode_id` and whatever else the environment takes.
+
+        Raises:
+            ServerError: The server refused, or the environment raised; the subclass tells which.
+            RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply
+                is dropped; a further request waits until the environment is done with this one.
+            ConnectionLostError: The connection broke before the reply.
+            ConnectionFailedError: There was no connection, and none could be made.
+        """
+        data = await self._request(encode_request("reset", options), "observation", fresh=True)
+        return self._parse_result(data)
+
+    async def step(self, action: ActT) -> StepResult[ObsT]:
+        """Apply an action and return what follows.
+
+        Raises:
+            TypeError: The action is of another type.
+            ServerError: The server refused, or the environment raised; the subclass tells which.
+            RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
+            ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
+        """
+        data = await self._request(encode_request("step", self._step_payload(action)), "observation")
+        return self._parse_result(data)
+
+    async def state(self) -> StateT:
+        """Return where the episode stands.
+
+        Raises:
+            ServerError: The environment raised.
+            RequestTimeoutError: No reply came in time; see `reset`.
+            ConnectionLostError: The connection broke, now or earlier.
+        """
+        return self._parse_state(await self._request(encode_request("state"), "state"))
+
+    async def disconnect(self) -> None:
+        """End the session, whatever is under way in it. A later request opens a new one."""
+        self._come_to_loop()
+        self._abort_carrier()
+        with await self._turn.wait():
+            await self._close_session()
+            self._lost = None
+
+    async def close(self) -> None:
+        """End the session, those that `new_session` made, and the server if this client's provider runs it.
+
+        Idempotent.
+        """
+        self._closed = True
+        try:
+            self._come_to_loop()
+            if self._starting is not None:
+                self._starting.cancel()
+            self._abort_carrier()
+            others, self._others = self._others, []
+            await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
+            with await self._turn.wait():
+                await self._close_session()
+        finally:
+            await self._stop_provider()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            f"expected `async with`, as {type(self).__name__} is for asyncio, got `with`; without asyncio write "
+            f"`with {type(self).__name__}(...).sync() as env:`"
+        )
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.connect()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _step_payload(self, action: ActT) -> Any:
+        """Return what a step frame carries: a model or a dict of the action's fields."""
+        expected = getattr(self, "action_type", Action)
+        if not isinstance(action, (expected, Mapping)):
+            raise TypeError(
+                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
+                f"pass {expected.__name__}(...)"
+            )
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn the data of an observation frame into what the caller gets."""
+        fields = payload.get("observation")
+        read = self._read_observation
+        if not isinstance(fields, dict) or read is None:
+            raise self._unreadable("observation", payload, None)
+        reward = fields["reward"] = payload.get("reward")
+        done = fields["done"] = payload.get("done", False)
+        try:
+            return StepResult(read(fields), reward, done, payload.get("metadata"))
+        except ValidationError as error:
+            raise self._unreadable("observation", payload, error) from error
+
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn the data of a state frame into what the caller gets."""
+        try:
+            return cast(StateT, self._read_state(payload))
+        except ValidationError as error:
+            raise self._unreadable("state", payload, error) from error
+
+    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
+        expected = getattr(self, f"{what}_type", None)
+        if expected is None:
+            return ProtocolError(
+                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
+            )
+        return ProtocolError(
+            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
+            f"{f': {error}' if error else ''}; check that client and server have the same version"
+        )
+
+    async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
+        """Send a frame and return the data of its reply."""
+        self._come_to_loop()
+        turn = self._turn
+        if not turn.take():
+            await turn.wait()
+        try:
+            conversation = self._conversation
+            if conversation is None:
+                if self._lost is not None and not fresh and not self._closed:
+                    raise ConnectionLostError(self._lost)
+                conversation = await self._connect()
+            try:
+                reply = await conversation.ask(frame)
+            except ConnectionLostError as error:
+                self._abort(str(error))
+                raise await self._explained(error) from None
+            except (ConnectionFailedError, ServerError, ProtocolError) as error:
+                self._abort(str(error))
+                raise
+            try:
+                return decode_reply(reply, expected)
+            except (*SESSION_ENDED, ProtocolError) as error:
+                self._abort(str(error))
+                raise
+        finally:
+            turn.release()
+
+    @property
+    def _carrier(self) -> Carrier | None:
+        """What carries the frames of this moment's session."""
+        return None if self._conversation is None else self._conversation.carrier
+
+    def _come_to_loop(self) -> None:
+        """Make the running event loop the client's; with an earlier loop that has closed, its session is over.
+
+        Raises:
+            ConfigurationError: The client belongs to another loop, which is still open.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise ConfigurationError(
+                    "expected every call of a client on one event loop, got a second loop; "
+                    "make a client for each, or use sync() where there is no loop"
+                )
+            self._turn = FairLock()  # some of the old loop may wait for it
+            self._starting = None
+            left = self._carrier or self._former
+            if self._carrier is not None:
+                self._drop_carrier(
+                    "expected the event loop that the client connected on, but it has closed, and the session "
+                    "with it; keep to one asyncio.run(), or use sync()"
+                )
+            if left is not None:
+                left.orphan()  # or the server would keep the session, and the room that it takes
+            self._former = left
+        self._loop = loop
+
+    async def _connect(self) -> Conversation:
+        if self._conversation is not None:
+            return self._conversation
+        base_url = await self._located()
+        await self._wait_former_closed()  # a server with room for one session has to be rid of it first
+        try:
+            if self._transport == "websocket":
+                url = websocket_url(base_url, self._session_id)
+                carrier: Carrier = await open_socket(url, self._options)
+            else:
+                from openenv_core.client.http import open_http  # httpx, which the socket does without
+
+                carrier = await open_http(http_url(base_url), self._session_id, self._options)
+        except ConnectionFailedError as error:
+            raise await self._explained(error) from error.__cause__
+        self._conversation = Conversation(carrier, self._message_timeout_s)
+        self._lost = None
+        return self._conversation
+
+    async def _located(self) -> str:
+        """Return where the server is, starting it first if that is this client's to do."""
+        if self._closed:
+            raise ClientClosedError("this client is closed; make a new one")
+        if self._base_url is None:
+            assert self._provider is not None
+            self._base_url = _checked_url(await self._start(self._provider))
+        return self._base_url
+
+    async def _start(self, provider: "Provider") -> str:
+        """Start the server in a thread. `close` ends the wait; the start is then ended by the provider's stop."""
+        self._starting = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise ClientClosedError(
+                "expected a server to start, but the client was closed meanwhile; make a new client"
+            ) from None
+        finally:
+            # A later loop may have begun another start by the time that this one is collected.
+            if self._starting is starting:
+                self._starting = None
+
+    async def _stop_provider(self) -> None:
+        if self._provider is None:
+            return
+        try:
+            stopping = asyncio.get_running_loop().run_in_executor(None, self._provider.stop)
+        except RuntimeError:  # the interpreter is at its exit, and lends no more threads
+            self._provider.stop()
+        else:
+            await stopping
+
+    async def _explained(self, error: ClientError) -> ClientError:
+        """Add what became of the server's process, where the provider can tell."""
+        if self._provider is None or type(error) not in (ConnectionFailedError, ConnectionLostError):
+            return error
+        words = await asyncio.to_thread(last_words, self._provider)
+        return type(error)(f"{error}{words}") if words else error
+
+    def _drop_carrier(self, reason: str) -> None:
+        """Drop a carrier that is of no more use."""
+        if self._conversation is not None:
+            self._conversation.end()
+        self._conversation = None
+        self._lost = reason
+
+    def _abort(self, reason: str) -> None:
+        """Break a session off that has no next request, without waiting for anything."""
+        self._former = carrier = self._carrier
+        self._drop_carrier(reason)
+        if carrier is not None:
+            carrier.abort()
+
+    def _abort_carrier(self) -> None:
+        """Make whoever waits for a reply get ConnectionLostError."""
+        if self._turn.taken and self._carrier is not None:
+            self._carrier.abort()
+
+    async def _wait_former_closed(self) -> None:
+        """Wait until nothing is left of a session that was given up."""
+        former, self._former = self._former, None
+        if former is not None:
+            await former.close()
+
+    async def _close_session(self) -> None:
+        """Close the carrier in order, if there is one; say so first, where the session is this client's."""
+        await self._wait_former_closed()
+        carrier = self._carrier
+        if carrier is None:
+            return
+        self._drop_carrier("the session was closed")
+        try:
+            if self._session_id is None:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    await carrier.wait_room()
+                carrier.send(encode_request("close"))
+            await carrier.close()
+        except (ConnectionLostError, TimeoutError):
+            carrier.abort()
+            await carrier.close()
+        except BaseException:
+            carrier.abort()
+            raise
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -29,7 +605,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         client: The async client. It belongs to this object from now on.
     """
 
-    def __init__(self, client: ClientSession[ActT, ObsT, StateT]) -> None:
+    def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
         self._client = client
         self._thread: LoopThread | None = None
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -45,17 +621,15 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         """Where the server is. Connects first, where a provider has yet to start it."""
         if self._client.base_url is None:
             self.connect()
-        url = self._client.base_url
-        assert url is not None
-        return url
+        return cast(str, self._client.base_url)
 
     @property
     def _base_url(self) -> str:
         return self.base_url
 
     @property
-    def async_client(self) -> ClientSession[ActT, ObsT, StateT]:
-        """The client that this one waits for, by its name in the released package. It is used by the shared thread."""
+    def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
+        """The client that this one waits for; it is used by the shared thread."""
         return self._client
 
     def connect(self) -> Self:
@@ -113,13 +687,13 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> ClientSession[ActT, ObsT, StateT]:
+    async def __aenter__(self) -> EnvClient[ActT, ObsT, StateT]:
         return await self
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    def __await__(self) -> Generator[Any, None, ClientSession[ActT, ObsT, StateT]]:
+    def __await__(self) -> Generator[Any, None, EnvClient[ActT, ObsT, StateT]]:
         if self._thread is not None:
             raise ConfigurationError(
                 "expected await before a client's first use, got it after; make a new one"
@@ -150,156 +724,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
                 self._dropped = weakref.finalize(self, self._thread.leave, self._client.close)
                 self._dropped.atexit = False
         return self._thread
-
-
-def space_label(repo_id: str) -> str:
-    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
-    return re.sub("[/._]", "-", repo_id).lower()
-
-
-class EnvClient(ClientSession[ActT, ObsT, StateT]):
-    """A session on an environment server, for asyncio; `sync()` gives the same without.
-
-    A subclass names its models and has nothing more to do:
-
-        class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):
-            action_type = BlackjackAction
-            observation_type = BlackjackObservation
-            state_type = BlackjackState
-            default_app = "envs.blackjack_env.server.app:app"
-
-    Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
-    A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
-    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
-    `state` keep raising ConnectionLostError.
-
-    Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
-            starts the server when the client first connects.
-        connect_timeout_s: Seconds until an attempt to connect is given up.
-        message_timeout_s: Seconds that a reply may take; None waits for ever.
-        max_message_size_mb: The longest message that is received, in 2^20 bytes.
-        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
-            never asks.
-        websocket_ping_timeout_s: Seconds until a missing answer to that breaks the connection.
-        provider: Starts the server, and is stopped by `close`; see `openenv_core.providers.AnyProvider`.
-        mode: "simulation", or "production" for servers that offer tools alone; by default what the
-            environment variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
-        headers: Further headers of the opening request, and of every request over plain HTTP.
-        token: Sent as `Authorization: Bearer`.
-        session_id: A standing session of the server to attach to. It is not this client's: `close` lets
-            it stand.
-        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
-            let nothing else through. Over HTTP a session begins with the first `reset`.
-
-    Raises:
-        ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
-    """
-
-    default_app: ClassVar[str | None] = None
-
-    @classmethod
-    def from_process(
-        cls,
-        app: str | None = None,
-        *,
-        env_vars: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        start_timeout_s: float = 60.0,
-        **client_options: Any,
-    ) -> SyncEnvClient[ActT, ObsT, StateT]:
-        """Serve an app in a process of its own, for as long as the client is open.
-
-        The server starts when the client is first used. The sync client that is returned can be awaited
-        to the connected async one. A server that gets tokens by `env_vars` is used with the first of them.
-
-        Args:
-            app: `module:attribute` of the ASGI app; by default the class's `default_app`.
-            env_vars: Environment variables of the server, beside this process's own but those of tokens.
-            cwd: The server's working directory, which is importable there; this process's by default.
-            start_timeout_s: Seconds until the server must be healthy.
-            client_options: What the constructor takes.
-
-        Raises:
-            ConfigurationError: No app is named.
-        """
-        from openenv_core.providers.process import LocalProcessProvider
-
-        target = app or cls.default_app
-        if target is None:
-            raise ConfigurationError(
-                f'expected an app, got none; call {cls.__name__}.from_process("package.module:app") '
-                "or set default_app on the class"
-            )
-        provider = LocalProcessProvider(target, env_vars=env_vars, cwd=cwd, start_timeout_s=start_timeout_s)
-        headers = {name.lower() for name in client_options.get("headers") or ()}
-        if (token := provider.token) is not None and "authorization" not in headers:
-            client_options.setdefault("token", token)
-        return cls(provider=provider, **client_options).sync()
-
-    @classmethod
-    def from_docker_image(
-        cls, image: str, *, provider: AnyProvider | None = None, **options: Any
-    ) -> SyncEnvClient[ActT, ObsT, StateT]:
-        """Run an image of the local Docker engine for as long as the client is open.
-
-        The container starts when the client is first used. The sync client that is returned can be awaited
-        to the connected async one.
-
-        Args:
-            image: Name or id of the image. It is not pulled.
-            provider: Starts the container in place of `LocalDockerProvider`: an object with
-                `start_container(image, **options)`, `wait_for_ready(base_url)` and `stop_container()`, as
-                released packages have it.
-            options: What the constructor takes, and fields of `ContainerOptions`, or these together as
-                `options=ContainerOptions(...)`.
-
-        Raises:
-            ConfigurationError: There is no such option, or a value that no engine could honour.
-        """
-        from openenv_core.providers.docker.provider import provider_for
-
-        known = inspect.signature(cls).parameters.keys() | inspect.signature(ClientSession).parameters.keys()
-        of_client = known - {"base_url", "provider"}
-        starter, client_options = provider_for(image, provider, options, of_client)
-        return cls(provider=starter, **client_options).sync()
-
-    @classmethod
-    def from_env(
-        cls, repo_id: str, *, use_docker: bool = True, provider: AnyProvider | None = None, **options: Any
-    ) -> SyncEnvClient[ActT, ObsT, StateT]:
-        """Run the image of a Hugging Face Space; see `from_docker_image`, which also says that it is not pulled.
-
-        Args:
-            repo_id: The Space, as `owner/name`.
-            use_docker: The only way there is here.
-            provider: Starts the container.
-            options: As `from_docker_image` takes them.
-
-        Raises:
-            ConfigurationError: It is no Space's id, or is to run without a container.
-        """
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
-            raise ConfigurationError(f"expected a Space as 'owner/name', got {repo_id!r}")
-        if not use_docker:
-            raise ConfigurationError(
-                f"expected use_docker=True, got False; git clone https://huggingface.co/spaces/{repo_id}, then "
-                f"{cls.__name__}.from_process('FOLDER') serves it without a container"
-            )
-        image = f"registry.hf.space/{space_label(repo_id)}:latest"
-        return cls.from_docker_image(image, provider=provider, **options)
-
-    def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
-        """Return the same client for code without asyncio.
-
-        Raises:
-            ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
-        """
-        if self._carrier is not None:
-            raise ConfigurationError(
-                "expected sync() before the client connects, got it after; make a new client"
-            )
-        return SyncEnvClient(self)
 
 
 Json: TypeAlias = dict[str, Any]
@@ -333,3 +757,13 @@ class GenericEnvClient(EnvClient[Json, Json, Json]):
 
     def _parse_state(self, payload: Json) -> Json:
         return payload
+
+
+def space_label(repo_id: str) -> str:
+    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
+    return re.sub("[/._]", "-", repo_id).lower()
+
+
+def _checked_url(base_url: str) -> str:
+    websocket_url(base_url)  # raises if it is none
+    return base_url.rstrip("/")

@@ -15,11 +15,10 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import CarrierOptions, Inbox, refusal, retry_after
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, retry_after, unreachable
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
-    ConnectionFailedError,
     ConnectionLostError,
     ProtocolError,
 )
@@ -37,20 +36,11 @@ from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
 from openenv_core.proxies import proxy_for
 
-PROBES: Final = 3
-"""Questions of TCP keepalive that may stay unanswered."""
-
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
 
-_BETWEEN: Final = (429, 502, 503)
-"""Statuses by which a proxy says that it cannot pass a request on for now."""
 
-_REACHED: Final = (404, 405, 501)
-"""Statuses of /health that tell of a server without one."""
-
-
-class HttpCarrier(Inbox):
+class HttpCarrier(Carrier):
     """One session over HTTP: requests one after another, each answered by a frame in the inbox."""
 
     def __init__(self, base_url: str, session_id: str | None, options: CarrierOptions) -> None:
@@ -63,15 +53,14 @@ class HttpCarrier(Inbox):
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
         self._last: asyncio.Task[None] | None = None
-        self._stateful: bool | None = None
+        self._stateful = False  # the next request meets the same environment
         self._ended = False
 
     def send(self, frame: bytes) -> None:
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
             raise self._lost
-        begun = not self._own or self._stateful is True
-        request = http_request(frame, self._session_id, begun)
+        request = http_request(frame, self._session_id, self._begun)
         if request.kind == "close":
             self.abort()
             return
@@ -110,7 +99,7 @@ class HttpCarrier(Inbox):
             ClientError: There is none, or it does not.
         """
         status, headers, body = await self._ask(HttpRequest("health", "GET", "/health"))
-        if status >= 300 and status not in _REACHED:
+        if status >= 300 and status not in (404, 405, 501):  # those are of a server without /health
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
 
     async def _answer(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
@@ -123,14 +112,19 @@ class HttpCarrier(Inbox):
         except ClientError as error:
             self._lose(error)
 
+    @property
+    def _begun(self) -> bool:
+        """Whether the server has the session."""
+        return self._stateful or not self._own
+
     async def _exchange(self, request: HttpRequest) -> bytes:
-        begun = self._stateful is True or not self._own
+        begun = self._begun
         status, headers, body = await self._ask(request)
         if status == 200:
-            if self._stateful is None and request.kind in ("reset", "step"):
+            if not self._stateful and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
             return reply_frame(request, body)
-        if status in _BETWEEN and begun and not said_by_server(body):
+        if status in (429, 502, 503) and begun and not said_by_server(body):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
                 f"HTTP_{status}",
@@ -192,11 +186,9 @@ class HttpCarrier(Inbox):
                         raise ProtocolError(
                             f"expected a reply of at most {limit} bytes, got more; raise max_message_size_mb"
                         )
-        except httpx.ConnectError as error:
-            raise ConnectionFailedError(_nobody(self._base_url, error)) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise unreachable(self._base_url, error) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            if isinstance(error, httpx.ConnectTimeout):
-                raise ConnectionFailedError(_nobody(self._base_url, error)) from None
             raise ConnectionLostError(
                 f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
                 "call reset() to start a new session"
@@ -228,9 +220,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
             await carrier.probe()
     except TimeoutError as error:
         await carrier.close()
-        raise ConnectionFailedError(
-            _nobody(base_url, f"no answer within {options.connect_timeout_s:g} s")
-        ) from error
+        raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
     except BaseException:
         await carrier.close()
         raise
@@ -267,17 +257,11 @@ def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
         return []
     chosen = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if sys.platform == "linux":
+        probes = 3  # that may stay unanswered
         patience = options.ping_timeout_s or options.ping_interval_s
         chosen += [
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(patience / PROBES))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(patience / probes))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
         ]
     return chosen
-
-
-def _nobody(base_url: str, reason: object) -> str:
-    return (
-        f"expected an OpenEnv server at {redact_url(base_url)}, got: {reason}; "
-        "check that it runs and that the URL is right"
-    )

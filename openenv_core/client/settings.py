@@ -12,44 +12,30 @@ from openenv_core.protocol.http import SESSION_ID, is_bearer_token, redact_url
 Transport: TypeAlias = Literal["websocket", "http"]
 Mode: TypeAlias = Literal["simulation", "production"]
 
-MODE_VARIABLE: Final = "OPENENV_CLIENT_MODE"
-
 _FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def checked_mode(mode: str | None) -> Mode:
-    """Return the mode, by default that of the environment variable, else simulation.
-
-    Raises:
-        ConfigurationError: There is no such mode.
-    """
-    given = os.environ.get(MODE_VARIABLE, "simulation") if mode is None else mode
+    """Return the mode, by default that of the environment variable, else simulation."""
+    given = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
     if (lower := given.lower()) not in ("simulation", "production"):
         raise ConfigurationError(
             f"expected mode to be 'simulation' or 'production', got {given!r}; "
-            f"change the argument, or the environment variable {MODE_VARIABLE}"
+            f"change the argument, or the environment variable OPENENV_CLIENT_MODE"
         )
     return cast(Mode, lower)
 
 
 def checked_transport(transport: str) -> Transport:
-    """Return the transport.
-
-    Raises:
-        ConfigurationError: There is no such transport.
-    """
+    """Return the transport; a ConfigurationError where there is no such."""
     if transport not in ("websocket", "http"):
         raise ConfigurationError(f"expected transport to be 'websocket' or 'http', got {transport!r}")
     return cast(Transport, transport)
 
 
 def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
-    """Return the headers, the token's among them.
-
-    Raises:
-        ConfigurationError: Something that cannot stand in a header, or two credentials.
-    """
+    """Return the headers, the token's among them; a ConfigurationError for a forbidden one or two credentials."""
     merged = dict(headers or {})
     if token is not None:
         if any(name.lower() == "authorization" for name in merged):
@@ -99,11 +85,7 @@ def http_url(base_url: str) -> str:
 
 
 def checked_session_id(session_id: str) -> str:
-    """Return the id.
-
-    Raises:
-        ConfigurationError: No server would take it.
-    """
+    """Return the id; a ConfigurationError where no server would take it."""
     if not SESSION_ID.fullmatch(session_id):
         raise ConfigurationError(
             f"expected a session_id of 1 to 128 letters, digits, dots, dashes or underscores, got {session_id!r}"

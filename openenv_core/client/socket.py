@@ -15,59 +15,10 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.client.carrier import CarrierOptions, Inbox, refusal
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.http import detail_text, redact_url
 from openenv_core.proxies import proxy_for
-
-_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""Milliseconds since data came, in the `tcp_info` of Linux."""
-
-
-async def dial(host: str, port: int, within_s: float) -> socket.socket:
-    """Return a connected socket: to the first address of the host that answers.
-
-    No address gets more than its share of the time, so that one behind a firewall does not hide the next.
-
-    Raises:
-        OSError: None does.
-    """
-    loop = asyncio.get_running_loop()
-    failure: OSError | None = None
-    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for family, kind, protocol, _, address in addresses:
-        raw = socket.socket(family, kind, protocol)
-        try:
-            raw.setblocking(False)
-            async with asyncio.timeout(within_s / len(addresses)):
-                await loop.sock_connect(raw, address)
-        except OSError as error:  # TimeoutError is one
-            raw.close()
-            failure = error
-        except BaseException:
-            raw.close()
-            raise
-        else:
-            return raw
-    raise failure or OSError(f"no address of {host!r}")
-
-
-def silence(fd: int) -> float | None:
-    """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
-    if sys.platform != "linux":
-        return None
-    try:
-        with socket.socket(fileno=os.dup(fd)) as twin:
-            info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-    except OSError:
-        return None
-    return (
-        float(_LAST_DATA_RECEIVED.unpack(info)[0]) / 1000 if len(info) == _LAST_DATA_RECEIVED.size else None
-    )
-
-
-MAX_UNREAD: Final = 4
-"""Messages that may wait to be read before the socket is no longer read from. The wire has one at a time."""
 
 MAX_REDIRECTS: Final = 5
 
@@ -84,7 +35,7 @@ _logger = logging.getLogger("openenv_core.client.socket")
 _logger.addHandler(logging.NullHandler())
 
 
-class WebSocketCarrier(Inbox, picows.WSListener):
+class WebSocketCarrier(Carrier, picows.WSListener):
     """One WebSocket. No compression: frames are small and latency counts."""
 
     def __init__(self, options: CarrierOptions) -> None:
@@ -162,7 +113,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             if self._parts is not None:
                 raise self._broken(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
             if frame.fin:
-                self._deliver(frame.get_payload_as_bytes())
+                self._put(frame.get_payload_as_bytes())
             else:
                 self._parts = bytearray(frame.get_payload_as_memoryview())
         elif kind is _CONTINUATION:
@@ -174,7 +125,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
             self._parts += frame.get_payload_as_memoryview()
             if frame.fin:
                 parts, self._parts = self._parts, None
-                self._deliver(bytes(parts))
+                self._put(bytes(parts))
         elif kind is _CLOSE:
             self._lose(ConnectionLostError(_closed(transport)))
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
@@ -203,17 +154,15 @@ class WebSocketCarrier(Inbox, picows.WSListener):
 
     # What they need
 
-    def _deliver(self, message: bytes) -> None:
-        self._put(message)
-        if len(self._frames) >= MAX_UNREAD and not self._paused:
-            assert self._transport is not None
-            self._paused = True
-            self._transport.underlying_transport.pause_reading()
-
     def _broken(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
         """Give the connection up; what is returned makes picows tell the server."""
         self._lose(ConnectionLostError(_against_the_rules(what)))
         return picows.WSProtocolError(code, what)
+
+    def _pause(self) -> None:
+        assert self._transport is not None
+        self._paused = True
+        self._transport.underlying_transport.pause_reading()
 
     def _resume(self) -> None:
         if self._paused and self._transport is not None and not self._transport.is_disconnected:
@@ -261,7 +210,7 @@ class WebSocketCarrier(Inbox, picows.WSListener):
         """
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silent_s = silence(raw.fileno())
+        silent_s = _silence(raw.fileno())
         return silent_s is not None and silent_s < self._loop.time() - self._asked_at + CLOCK_TOLERANCE_S
 
 
@@ -291,9 +240,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
         reason = str(error) or type(error).__name__
-    raise ConnectionFailedError(
-        f"expected an OpenEnv server at {redact_url(url)}, got: {reason}; check that it runs and that the URL is right"
-    )
+    raise unreachable(url, reason)
 
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -302,7 +249,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
-        opened.append(await dial(address.host, address.port, options.connect_timeout_s))
+        opened.append(await _dial(address.host, address.port, options.connect_timeout_s))
         return opened[0]
 
     try:
@@ -332,6 +279,49 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     return carrier
 
 
+_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
+"""Milliseconds since data came, in the `tcp_info` of Linux."""
+
+
+async def _dial(host: str, port: int, within_s: float) -> socket.socket:
+    """Return a socket that is connected to the first address of the host that answers, or raise OSError.
+
+    No address gets more than its share of the time, so that one behind a firewall does not hide the next.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in addresses:
+        raw = socket.socket(family, kind, protocol)
+        try:
+            raw.setblocking(False)
+            async with asyncio.timeout(within_s / len(addresses)):
+                await loop.sock_connect(raw, address)
+        except OSError as error:  # TimeoutError is one
+            raw.close()
+            failure = error
+        except BaseException:
+            raw.close()
+            raise
+        else:
+            return raw
+    raise failure or OSError(f"no address of {host!r}")
+
+
+def _silence(fd: int) -> float | None:
+    """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
+    if sys.platform != "linux":
+        return None
+    try:
+        with socket.socket(fileno=os.dup(fd)) as twin:
+            info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+    except OSError:
+        return None
+    return (
+        float(_LAST_DATA_RECEIVED.unpack(info)[0]) / 1000 if len(info) == _LAST_DATA_RECEIVED.size else None
+    )
+
+
 def _without_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Move a user and password of the URL into the header for them."""
     parts = urlsplit(url)
@@ -356,7 +346,8 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     location = response.headers.get("Location")
     if status not in _REDIRECTS or location is None:
         detail = detail_text(error.raw_body) if error.raw_body else ""
-        raise refusal(url, status, _lower(response.headers), detail, socket=True) from None
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        raise refusal(url, status, headers, detail, socket=True) from None
     place = urljoin(url, location)
     parts = urlsplit(place)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
@@ -369,14 +360,6 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
     return urlunsplit(parts._replace(scheme=scheme, fragment=""))
 
 
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
-
-
-def _number(code: WSCloseCode) -> int:
-    return int(code.value)  # an IntEnum, whatever the stubs say; unknown codes become members too
-
-
 def _closed(transport: WSTransport) -> str:
     """Say how a connection ended."""
     handshake = transport.close_handshake
@@ -384,7 +367,8 @@ def _closed(transport: WSTransport) -> str:
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
         return _against_the_rules(sent.reason)
     if came is not None:
-        code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {_number(came.code)}"
+        # An IntEnum, whatever the stubs say; unknown codes become members too.
+        code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {int(came.code.value)}"
         words = f"{code}{f': {came.reason}' if came.reason else ''}"
         if came.code in _LEAVING:
             return (

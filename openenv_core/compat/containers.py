@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.providers.base import health_of, wait_healthy
-from openenv_core.providers.docker.provider import LocalDockerProvider as Ours
+from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 
 
 class ContainerProvider(ABC):

@@ -78,13 +78,13 @@ class PyExecutor:
                 self._engine = _engine()
             engine = self._engine
             if self._session is None:
-                self._session = session = engine.open()
+                self._session = session = engine.run(engine.sandbox.open, LIMITS)
                 # Released environments drop an executor to begin anew; it has no close().
-                weakref.finalize(self, engine.leave, session).atexit = False
+                weakref.finalize(self, engine.thread.leave, session.close).atexit = False
             if self._bare:
-                _sound(engine.execute(self._session, HELPERS))
+                _sound(engine.run(self._session.execute, HELPERS))
                 self._bare = False
-            execution = engine.execute(self._session, code)
+            execution = engine.run(self._session.execute, code)
             self._bare = execution.state_lost
         return _result(_sound(execution))
 
@@ -115,39 +115,23 @@ class _Engine:
     """The sandbox of this process, and the thread that it lives in."""
 
     def __init__(self) -> None:
-        self._thread = LoopThread()
-        self._sandbox = Sandbox()
+        self.thread = LoopThread()
+        self.sandbox = Sandbox()
         try:
-            self._thread.run(self._sandbox.start)
+            self.thread.run(self.sandbox.start)
         except BaseException:
-            self._thread.stop()
+            self.thread.stop()
             raise
 
-    @property
-    def inherited(self) -> bool:
-        """Whether this process is a fork of the one whose sandbox it is."""
-        return self._thread.inherited
-
-    def open(self) -> SandboxSession:
-        """Start an interpreter."""
-        return self._run(self._sandbox.open, LIMITS)
-
-    def execute(self, session: SandboxSession, code: str) -> Execution:
-        """Run code in one of the interpreters."""
-        return self._run(session.execute, code)
-
-    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+    def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+        """Run a coroutine function of the sandbox or of one of its sessions, and wait for it."""
         try:
-            return self._thread.run(work, *args, **options)
+            return self.thread.run(work, *args, **options)
         except ClientClosedError:
             raise SandboxClosedError(
                 "expected an executor of this process, got one that it has from before it forked, or that has "
                 "been closed with it; make a new one"
             ) from None
-
-    def leave(self, session: SandboxSession) -> None:
-        """End an interpreter without waiting for it."""
-        self._thread.leave(session.close)
 
     def close(self) -> None:
         """End all of it, at the end of the process. Its thread is a daemon, and needs no end of its own."""
@@ -155,11 +139,11 @@ class _Engine:
         async def end() -> None:
             asyncio.get_running_loop().set_default_executor(_Inline())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._sandbox.close(), CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(self.sandbox.close(), CLOSE_TIMEOUT_S)
 
-        if not self.inherited:
+        if not self.thread.inherited:
             with suppress(ClientClosedError):
-                self._thread.run(end)
+                self.thread.run(end)
 
 
 class _Inline(ThreadPoolExecutor):
@@ -186,7 +170,7 @@ def _engine() -> _Engine:
     """Return the sandbox of this process, started."""
     global _shared
     with _lock:
-        if _shared is None or _shared.inherited:
+        if _shared is None or _shared.thread.inherited:
             _shared = _Engine()
             _at_exit(_shared.close)
         return _shared

@@ -48,17 +48,18 @@ class ReleasedNames:
 
     def target(self, module: str, name: str) -> Target | None:
         """Return what a name is; None where it is not provided."""
-        found = self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)
-        found = found or next(
-            (t for o in MODULES[module].also if (t := self.target(o, name)) is not None), None
-        )
-        return found or _brought().get(module, {}).get(name)
+        if (found := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
+            return found
+        for other in MODULES[module].also:
+            if (found := self.target(other, name)) is not None:
+                return found
+        return _brought().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
         """Return what a name that is not provided belongs to; None where the released package has no such name."""
         entry = MODULES[module]
-        belongs = entry.later.get(name) or next((w for o in entry.also if (w := self.later(o, name))), None)
-        return belongs or entry.rest
+        also = (self.later(other, name) for other in entry.also)
+        return entry.later.get(name) or next(filter(None, also), None) or entry.rest
 
 
 @cache

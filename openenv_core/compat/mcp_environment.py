@@ -5,7 +5,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NoReturn, cast
 
 from pydantic import TypeAdapter
@@ -53,115 +53,6 @@ from openenv_core.types import Action, Observation
 
 MODES: Final = ("production", "simulation")
 
-
-def checked_mode(mode: str | None) -> str | None:
-    """Return the mode.
-
-    Raises:
-        ConfigurationError: There is no such mode.
-    """
-    if mode is not None and mode not in MODES:
-        raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, or None, got {mode!r}")
-    return mode
-
-
-class ModeTools:
-    """Functions by name and mode; the server object does not know them."""
-
-    def __init__(self) -> None:
-        self._functions: dict[str, dict[str, Callable[..., Any]]] = {}
-        self._specs: dict[str, dict[str, ToolSpec]] = {}
-
-    def add(self, mode: str, function: Callable[..., Any]) -> None:
-        """Have a function in a mode."""
-        name = function.__name__
-        spec = ToolSpec(
-            name=name, description=inspect.getdoc(function) or "", input_schema=_schema_of(function)
-        )
-        self._functions.setdefault(name, {})[mode] = function
-        self._specs.setdefault(name, {})[mode] = spec
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._functions
-
-    def function(self, name: str, mode: str | None) -> Callable[..., Any] | None:
-        """Return a function; None where the mode does not have it."""
-        return self._functions.get(name, {}).get(mode or "")
-
-    def functions(self, mode: str | None) -> Mapping[str, Callable[..., Any]]:
-        """Return the functions of a mode."""
-        return {name: by_mode[mode] for name, by_mode in self._functions.items() if mode and mode in by_mode}
-
-    def specs(self, mode: str | None) -> list[ToolSpec]:
-        """Return what there is to tell of the functions of a mode."""
-        return [by_mode[mode] for by_mode in self._specs.values() if mode and mode in by_mode]
-
-
-def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
-    schema = adapter.json_schema()
-    schema.setdefault("properties", {})
-    return {**schema, "type": "object"}
-
-
-class McpHost:
-    """Resources, prompts and completions, as the server object has them."""
-
-    _link: McpObjectSession
-
-    async def list_resources(self) -> Sequence[ResourceSpec]:
-        """Return what there is to read."""
-        return specs(ResourceSpec, await self._link.arun(lambda client: client.list_resources()), "resources")
-
-    async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
-        """Return the forms of addresses that can be read."""
-        found = await self._link.arun(lambda client: client.list_resource_templates())
-        return specs(ResourceTemplateSpec, found, "resource_templates")
-
-    async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
-        """Read a resource.
-
-        Raises:
-            NoSuchResourceError: There is none at that address, or it cannot be read.
-        """
-        try:
-            found = await self._link.arun(lambda client: client.read_resource(uri))
-        except Exception as error:
-            raise NoSuchResourceError(
-                f"expected the address of a resource, got {uri[:200]!r}: {error}"
-            ) from error
-        return [mcp_json(part) for part in getattr(found, "contents", found)]
-
-    async def list_prompts(self) -> Sequence[PromptSpec]:
-        """Return the prompts that there are."""
-        return specs(PromptSpec, await self._link.arun(lambda client: client.list_prompts()), "prompts")
-
-    async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
-        """Return the messages of a prompt.
-
-        Raises:
-            NoSuchPromptError: There is none of that name.
-            InvalidArgumentsError: It could not be made of these arguments.
-        """
-        try:
-            found = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
-        except Exception as error:
-            there_are = [prompt.name for prompt in await self.list_prompts()]
-            if name not in there_are:
-                known = ", ".join(there_are) or "none"
-                raise NoSuchPromptError(f"expected one of the prompts {known}, got {name[:200]!r}") from error
-            raise InvalidArgumentsError(f"expected arguments of the prompt {name!r}, got: {error}") from error
-        return PromptResult(
-            messages=[mcp_json(message) for message in found.messages], description=found.description
-        )
-
-    async def complete(
-        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> ArgumentCompletion:
-        """Return what an argument could become: nothing, for server objects rarely know."""
-        return ArgumentCompletion(values=[])
-
-
 MCP_TOOL_CALL_TIMEOUT: Final = 30.0
 """Seconds that a call may take, where nobody says another time."""
 
@@ -175,7 +66,7 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     return {}
 
 
-class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
+class MCPEnvironment(Environment[Any, Any, Any]):
     """Lists and calls the tools of a server object; other actions are `_step_impl`'s.
 
     A subclass that overrides `step`, to count or to reward, does so for calls over MCP as well, whichever of `step` and
@@ -196,7 +87,6 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         mcp_client: A client of it that is not connected, for authors who want to ask by themselves.
     """
 
-    _modes: ModeTools | None = None
     _mode: str | None = None
     _context: ToolContext = SILENT
 
@@ -247,7 +137,7 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         """Return the functions behind the tools, where the server object tells them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
         found = {name: function for name, function in known.items() if callable(function)}
-        return {**found, **self._mode_tools.functions(self._mode)}
+        return {**found, **{name: function for name, (function, _) in self._own_tools.items()}}
 
     def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that makes a function a tool: in one mode alone, or in all.
@@ -255,7 +145,8 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
         Raises:
             ConfigurationError: There is no such mode, or the function has a reserved name.
         """
-        checked = checked_mode(mode)
+        if mode is not None and mode not in MODES:
+            raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, or None, got {mode!r}")
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             if function.__name__ in RESERVED_TOOL_NAMES:
@@ -263,8 +154,8 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
                     f"expected a tool of another name than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
                     f"{function.__name__!r}"
                 )
-            if checked is not None:
-                self._mode_tools.add(checked, function)
+            if mode is not None:
+                self._tools_by_mode.setdefault(mode, {})[function.__name__] = function, _spec_of(function)
                 return function
             declared: Callable[..., Any] = self.mcp_server.tool()(function)
             return declared
@@ -319,17 +210,72 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
             observation: Any = self.step_async(action)
             return tool_result(observation)
 
+    async def list_resources(self) -> Sequence[ResourceSpec]:
+        """Return what there is to read."""
+        return specs(ResourceSpec, await self._link.arun(lambda client: client.list_resources()), "resources")
+
+    async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
+        """Return the forms of addresses that can be read."""
+        found = await self._link.arun(lambda client: client.list_resource_templates())
+        return specs(ResourceTemplateSpec, found, "resource_templates")
+
+    async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
+        """Read a resource.
+
+        Raises:
+            NoSuchResourceError: There is none at that address, or it cannot be read.
+        """
+        try:
+            found = await self._link.arun(lambda client: client.read_resource(uri))
+        except Exception as error:
+            raise NoSuchResourceError(
+                f"expected the address of a resource, got {uri[:200]!r}: {error}"
+            ) from error
+        return [mcp_json(part) for part in getattr(found, "contents", found)]
+
+    async def list_prompts(self) -> Sequence[PromptSpec]:
+        """Return the prompts that there are."""
+        return specs(PromptSpec, await self._link.arun(lambda client: client.list_prompts()), "prompts")
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
+        """Return the messages of a prompt.
+
+        Raises:
+            NoSuchPromptError: There is none of that name.
+            InvalidArgumentsError: It could not be made of these arguments.
+        """
+        try:
+            found = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
+        except Exception as error:
+            there_are = [prompt.name for prompt in await self.list_prompts()]
+            if name not in there_are:
+                known = ", ".join(there_are) or "none"
+                raise NoSuchPromptError(f"expected one of the prompts {known}, got {name[:200]!r}") from error
+            raise InvalidArgumentsError(f"expected arguments of the prompt {name!r}, got: {error}") from error
+        return PromptResult(
+            messages=[mcp_json(message) for message in found.messages], description=found.description
+        )
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
+    ) -> ArgumentCompletion:
+        """Return what an argument could become: nothing, for server objects rarely know."""
+        return ArgumentCompletion(values=[])
+
     def close(self) -> None:
         """End the session with the server object."""
         self._link.close()
         self.mcp_server = self.mcp_client = None
 
+    @cached_property  # authors declare tools before they call the constructor, too
+    def _tools_by_mode(self) -> dict[str, dict[str, tuple[Callable[..., Any], ToolSpec]]]:
+        """Functions that the server object does not know, by mode and name."""
+        return {}
+
     @property
-    def _mode_tools(self) -> ModeTools:
-        # Authors declare tools before they call the constructor, too.
-        if self._modes is None:
-            self._modes = ModeTools()
-        return self._modes
+    def _own_tools(self) -> dict[str, tuple[Callable[..., Any], ToolSpec]]:
+        """Those of this mode."""
+        return self._tools_by_mode.get(self._mode or "", {})
 
     @contextmanager
     def _heard_by(self, context: ToolContext) -> Iterator[None]:
@@ -346,12 +292,13 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
 
     async def _listing(self, client: Any) -> list[ToolSpec]:
         listed = specs(ToolSpec, await client.list_tools(), "tools")
-        others = [spec for spec in listed if spec.name not in self._mode_tools]
-        return [*others, *self._mode_tools.specs(self._mode)]
+        of_modes = {name for tools in self._tools_by_mode.values() for name in tools}
+        others = [spec for spec in listed if spec.name not in of_modes]
+        return [*others, *(spec for _, spec in self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
         name, context = action.tool_name, self._context
-        function = self._mode_tools.function(name, self._mode)
+        function, _ = self._own_tools.get(name, (None, None))
 
         async def call(client: Any) -> CallToolObservation:
             try:
@@ -370,6 +317,15 @@ class MCPEnvironment(McpHost, Environment[Any, Any, Any]):
             return _failed(action, error_type(name, why, there_are), why)
 
         return call
+
+
+def _spec_of(function: Callable[..., Any]) -> ToolSpec:
+    schema = TypeAdapter(cast(Any, function)).json_schema()
+    return ToolSpec(
+        name=function.__name__,
+        description=inspect.getdoc(function) or "",
+        input_schema={"properties": {}, **schema, "type": "object"},
+    )
 
 
 def _age(cls: type, name: str) -> int:

@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError as CancelledFuture
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -25,7 +26,7 @@ from openenv_core.tools import (
     ToolResult,
     ToolUnavailableError,
 )
-from openenv_core.tools.results import cancellations_of_task
+from openenv_core.tools.environment import cancellations_of_task
 from openenv_core.types import Observation
 
 T = TypeVar("T")
@@ -149,9 +150,8 @@ class McpObjectSession:
             thread, self._thread, self._closed = self._thread, None, True
         if thread is None or thread.inherited:
             return
-        with suppress(
-            Exception
-        ):  # the server object's own end may fail, or never come; the thread's does not wait
+        # The server object's own end may fail, or never come; the thread's does not wait.
+        with suppress(Exception):
             thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
         thread.stop()
 
@@ -287,15 +287,13 @@ def tool_result(observation: Observation) -> ToolResult:
     }
     if not isinstance(observation, CallToolObservation):
         said = observation.model_dump(exclude={"reward", "done", "metadata"}) or observation.metadata
-        plain = ToolResult.of(said)
-        return ToolResult(content=plain.content, value=plain.value, structured=plain.structured, **worth)
+        return replace(ToolResult.of(said), **worth)
     if observation.error is not None:
         failed = ToolResult.failed(observation.error.error_type, observation.error.message)
-        return ToolResult(content=failed.content, error=observation.error, **worth)
+        return replace(failed, **worth)
     result = observation.result
     if not isinstance(result, CallToolResult):
-        plain = ToolResult.of(result)
-        return ToolResult(content=plain.content, value=plain.value, structured=plain.structured, **worth)
+        return replace(ToolResult.of(result), **worth)
     content = [mcp_json(block) for block in result.content]
     value = from_json(dumps(result.data))
     return ToolResult(content=content, value=value, structured=result.structured_content, **worth)

@@ -15,18 +15,12 @@ RELEASED: Final = "openenv"
 FORMER: Final = "openenv_core"
 """Its name until 0.2, which is now ours: the same modules are found below it."""
 
-_TYPES = "openenv_core.types:"
-_TOOLS = "openenv_core.tools:"
-_MCP_TYPES = "openenv_core.compat.types:"
-_WIRE_TYPES = "openenv_core.compat.types:"
-_RUBRICS = "openenv_core.rubrics:"
 _WEB = "the web page"
 _LLM = "clients of language models"
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
     "RemoteSandboxProvider, and a client takes any object of their shape as provider"
 )
-_CONTAINERS = "openenv_core.compat.containers:"
 _SERVER = (
     "a server's own classes: create_app builds the server, openenv_core.protocol reads and writes its frames"
 )
@@ -51,44 +45,35 @@ class Module:
     rest: str | None = None
 
 
-def _later(what: str, *names: str) -> dict[str, str]:
-    return dict.fromkeys(names, what)
+def _in(module: str, names: str) -> dict[str, str]:
+    """Return where names are that a module of ours has under the same ones."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+def _later(what: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), what)
+
+
+def _below(package: str, modules: str) -> tuple[str, ...]:
+    return tuple(f"{package}.{module}" for module in modules.split())
 
 
 MODULES: Final[Mapping[str, Module]] = {
     "openenv": Module(
-        names={
-            "GenericAction": "openenv_core:GenericAction",
-            "GenericEnvClient": "openenv_core:GenericEnvClient",
-            "SyncEnvClient": "openenv_core:SyncEnvClient",
-        },
+        _in("openenv_core", "GenericAction GenericEnvClient SyncEnvClient"),
         also=("openenv.auto",),
         package=True,
     ),
     "openenv.core": Module(
-        also=(
-            "openenv.core.env_server",
-            "openenv.core.env_client",
-            "openenv.core.generic_client",
-            "openenv.core.sync_client",
-            "openenv.core.mcp_client",
-            "openenv.core.llm_client",
-        ),
+        also=_below("openenv.core", "env_server env_client generic_client sync_client mcp_client llm_client"),
         package=True,
     ),
-    "openenv.core.client_types": Module(names={"StepResult": f"{_TYPES}StepResult"}),
-    "openenv.core.env_client": Module(
-        names={"EnvClient": "openenv_core:EnvClient", "StepResult": f"{_TYPES}StepResult"}
-    ),
-    "openenv.core.generic_client": Module(
-        names={
-            "GenericAction": "openenv_core:GenericAction",
-            "GenericEnvClient": "openenv_core:GenericEnvClient",
-        }
-    ),
-    "openenv.core.sync_client": Module(names={"SyncEnvClient": "openenv_core:SyncEnvClient"}),
+    "openenv.core.client_types": Module(_in("openenv_core", "StepResult")),
+    "openenv.core.env_client": Module(_in("openenv_core", "EnvClient StepResult")),
+    "openenv.core.generic_client": Module(_in("openenv_core", "GenericAction GenericEnvClient")),
+    "openenv.core.sync_client": Module(_in("openenv_core", "SyncEnvClient")),
     "openenv.core.mcp_client": Module(
-        names=dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
+        dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
     ),
     "openenv.core.http_env_client": Module(
         later=_later(
@@ -98,145 +83,74 @@ MODULES: Final[Mapping[str, Module]] = {
         )
     ),
     "openenv.core.env_server": Module(
-        also=(
-            "openenv.core.env_server.interfaces",
-            "openenv.core.env_server.types",
-            "openenv.core.env_server.http_server",
-            "openenv.core.env_server.base_transforms",
-            "openenv.core.env_server.exceptions",
-            "openenv.core.env_server.mcp_types",
-            "openenv.core.env_server.mcp_environment",
-            "openenv.core.env_server.route_config",
-            "openenv.core.env_server.serialization",
-            "openenv.core.env_server.web_interface",
+        also=_below(
+            "openenv.core.env_server",
+            "interfaces types http_server base_transforms exceptions mcp_types mcp_environment route_config "
+            "serialization web_interface",
         ),
         package=True,
     ),
     "openenv.core.env_server.interfaces": Module(
-        names={
-            "Action": f"{_TYPES}Action",
-            "Environment": "openenv_core.environment:Environment",
-            "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
-            "Message": "openenv_core.compat.types:Message",
-            "ModelTokenizer": "openenv_core.compat.types:ModelTokenizer",
-            "Observation": f"{_TYPES}Observation",
-            "State": f"{_TYPES}State",
-            "TaskProvider": "openenv_core.tasks:TaskProvider",
-            "Transform": "openenv_core.environment:Transform",
-        }
+        _in("openenv_core", "Action Environment EnvironmentMetadata Observation State")
+        | _in("openenv_core.environment", "Transform")
+        | _in("openenv_core.tasks", "TaskProvider")
+        | _in("openenv_core.compat.types", "Message ModelTokenizer")
     ),
     "openenv.core.env_server.types": Module(
-        names={
-            "Action": f"{_TYPES}Action",
-            "CodeExecResult": "openenv_core.compat.types:CodeExecResult",
-            "ConcurrencyConfig": f"{_TYPES}ConcurrencyConfig",
-            "EnvironmentMetadata": f"{_TYPES}EnvironmentMetadata",
-            "Observation": f"{_TYPES}Observation",
-            "State": f"{_TYPES}State",
-        }
-        | {
-            name: f"{_WIRE_TYPES}{name}"
-            for name in (
-                "BaseMessage",
-                "GetTaskRangeRequest",
-                "GetTaskRequest",
-                "HealthResponse",
-                "HealthStatus",
-                "ListTasksRequest",
-                "NumTasksRequest",
-                "ResetRequest",
-                "ResetResponse",
-                "SchemaResponse",
-                "ServerMode",
-                "StepRequest",
-                "StepResponse",
-                "WSCloseMessage",
-                "WSErrorCode",
-                "WSErrorResponse",
-                "WSIncomingMessage",
-                "WSObservationResponse",
-                "WSResetMessage",
-                "WSStateMessage",
-                "WSStateResponse",
-                "WSStepMessage",
-            )
-        },
-        later=_later(_SERVER, "ServerCapacityStatus", "SessionInfo"),
+        _in("openenv_core", "Action ConcurrencyConfig EnvironmentMetadata Observation State")
+        | _in(
+            "openenv_core.compat.types",
+            "BaseMessage CodeExecResult GetTaskRangeRequest GetTaskRequest HealthResponse HealthStatus "
+            "ListTasksRequest NumTasksRequest ResetRequest ResetResponse SchemaResponse ServerMode StepRequest "
+            "StepResponse WSCloseMessage WSErrorCode WSErrorResponse WSIncomingMessage WSObservationResponse "
+            "WSResetMessage WSStateMessage WSStateResponse WSStepMessage",
+        ),
+        later=_later(_SERVER, "ServerCapacityStatus SessionInfo"),
     ),
     "openenv.core.env_server.http_server": Module(
         later={
             **_later(
-                "the server's side: load the folder with `ropewalk serve`", "create_app", "create_fastapi_app"
+                "the server's side: load the folder with `ropewalk serve`", "create_app create_fastapi_app"
             ),
             **_later(_SERVER, "HTTPEnvServer"),
         }
     ),
     "openenv.core.env_server.base_transforms": Module(
-        names={
-            "CompositeTransform": "openenv_core.environment:CompositeTransform",
-            "NullTransform": "openenv_core.environment:NullTransform",
-        }
+        _in("openenv_core.environment", "CompositeTransform NullTransform")
     ),
     "openenv.core.env_server.exceptions": Module(
-        names={
-            "ConcurrencyConfigurationError": "openenv_core.errors:ConfigurationError",
-            "OpenEnvError": "openenv_core.errors:OpenEnvError",
+        {
+            "ConcurrencyConfigurationError": "openenv_core:ConfigurationError",
+            "OpenEnvError": "openenv_core:OpenEnvError",
         },
         later=_later(
-            _SERVER,
-            "EnvironmentFactoryError",
-            "SessionCapacityError",
-            "SessionCreationError",
-            "SessionNotFoundError",
+            _SERVER, "EnvironmentFactoryError SessionCapacityError SessionCreationError SessionNotFoundError"
         ),
     ),
     "openenv.core.env_server.mcp_types": Module(
-        names={
-            name: f"{_TOOLS}{name}"
-            for name in (
-                "CallToolAction",
-                "CallToolObservation",
-                "ListToolsAction",
-                "ListToolsObservation",
-                "RESERVED_TOOL_NAMES",
-                "Tool",
-                "ToolError",
-                "ToolErrorType",
-            )
-        }
-        | {
-            name: f"{_MCP_TYPES}{name}"
-            for name in (
-                "JsonRpcError",
-                "JsonRpcErrorCode",
-                "JsonRpcRequest",
-                "JsonRpcResponse",
-                "McpMethod",
-                "WSMCPMessage",
-                "WSMCPResponse",
-            )
-        }
+        _in(
+            "openenv_core.tools",
+            "CallToolAction CallToolObservation ListToolsAction ListToolsObservation RESERVED_TOOL_NAMES Tool "
+            "ToolError ToolErrorType",
+        )
+        | _in(
+            "openenv_core.compat.types",
+            "JsonRpcError JsonRpcErrorCode JsonRpcRequest JsonRpcResponse McpMethod WSMCPMessage WSMCPResponse",
+        )
     ),
     "openenv.core.env_server.mcp_environment": Module(
-        names={
-            name: f"openenv_core.compat.mcp_environment:{name}"
-            for name in ("MCPEnvironment", "MCP_TOOL_CALL_TIMEOUT", "get_server_tools")
-        }
+        _in("openenv_core.compat.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools")
     ),
     "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
-        names={
-            name: f"{_WIRE_TYPES}{name}"
-            for name in (
-                "deserialize_action",
-                "deserialize_action_with_preprocessing",
-                "serialize_observation",
-            )
-        }
+        _in(
+            "openenv_core.compat.types",
+            "deserialize_action deserialize_action_with_preprocessing serialize_observation",
+        )
     ),
     "openenv.core.env_server.web_interface": Module(
-        later=_later(_WEB, "WebInterfaceManager", "create_web_interface_app"),
-        names={"load_environment_metadata": f"{_WIRE_TYPES}load_environment_metadata"},
+        _in("openenv_core.compat.types", "load_environment_metadata"),
+        later=_later(_WEB, "WebInterfaceManager create_web_interface_app"),
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
@@ -246,62 +160,36 @@ MODULES: Final[Mapping[str, Module]] = {
         package=True,
     ),
     "openenv.core.containers.runtime.providers": Module(
-        names={
-            name: f"{_CONTAINERS}{name}"
-            for name in ("ContainerProvider", "LocalDockerProvider", "RuntimeProvider")
-        },
+        _in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
         rest=_PROVIDERS,
     ),
     "openenv.core.rubrics": Module(
-        also=(
-            "openenv.core.rubrics.base",
-            "openenv.core.rubrics.containers",
-            "openenv.core.rubrics.trajectory",
-            "openenv.core.rubrics.llm_judge",
-        ),
-        package=True,
+        also=_below("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
-    "openenv.core.rubrics.base": Module(names={"Rubric": f"{_RUBRICS}Rubric"}),
+    "openenv.core.rubrics.base": Module(_in("openenv_core.rubrics", "Rubric")),
     "openenv.core.rubrics.containers": Module(
-        names={
-            name: f"{_RUBRICS}{name}"
-            for name in ("Gate", "RubricDict", "RubricList", "Sequential", "WeightedSum")
-        }
+        _in("openenv_core.rubrics", "Gate RubricDict RubricList Sequential WeightedSum")
     ),
     "openenv.core.rubrics.llm_judge": Module(later=_later(_LLM, "LLMJudge")),
     "openenv.core.rubrics.trajectory": Module(
-        names={
-            name: f"{_RUBRICS}{name}"
-            for name in ("ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric")
-        }
+        _in("openenv_core.rubrics", "ExponentialDiscountingTrajectoryRubric TrajectoryRubric")
     ),
     "openenv.core.llm_client": Module(
-        later=_later(
-            _LLM,
-            "AnthropicClient",
-            "LLMClient",
-            "LLMResponse",
-            "OpenAIClient",
-            "ToolCall",
-            "create_llm_client",
-        )
+        later=_later(_LLM, "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client")
     ),
     "openenv.core.tools": Module(
-        also=("openenv.core.tools.git_server_client", "openenv.core.tools.local_python_executor"),
-        package=True,
+        also=_below("openenv.core.tools", "git_server_client local_python_executor"), package=True
     ),
     "openenv.core.tools.git_server_client": Module(
-        names={name: f"openenv_core.compat.git_server:{name}" for name in ("GitServerClient", "RepoInfo")}
+        _in("openenv_core.compat.git_server", "GitServerClient RepoInfo")
     ),
-    "openenv.core.tools.local_python_executor": Module(
-        names={"PyExecutor": "openenv_core.compat.executor:PyExecutor"}
-    ),
+    "openenv.core.tools.local_python_executor": Module(_in("openenv_core.compat.executor", "PyExecutor")),
     "openenv.core.utils": Module(rest="the released package's own helpers"),
     "openenv.core.harness": Module(
-        names={
-            name: f"openenv_core.compat.harness:{name}"
-            for name in ("Message", "ResourceSession", "ResourceSessionFactory", "ToolResult", "VerifyResult")
-        },
+        _in(
+            "openenv_core.compat.harness",
+            "Message ResourceSession ResourceSessionFactory ToolResult VerifyResult",
+        ),
         rest="drivers of coding agents",
     ),
     "openenv.core.evals": Module(rest="evaluations"),
@@ -310,8 +198,8 @@ MODULES: Final[Mapping[str, Module]] = {
         rest="the released package's own ways of finding environments; openenv_core.make takes a name",
         package=True,
     ),
-    "openenv.auto.auto_action": Module(names={"AutoAction": "openenv_core.compat.auto:AutoAction"}),
-    "openenv.auto.auto_env": Module(names={"AutoEnv": "openenv_core.compat.auto:AutoEnv"}),
+    "openenv.auto.auto_action": Module(_in("openenv_core.compat.auto", "AutoAction")),
+    "openenv.auto.auto_env": Module(_in("openenv_core.compat.auto", "AutoEnv")),
     "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
 }
 

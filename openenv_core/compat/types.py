@@ -15,6 +15,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_observation
+from openenv_core.protocol.requests import ResetOptions, StepOptions
 from openenv_core.tools import CallToolAction, ListToolsAction
 from openenv_core.types import Action, EnvironmentMetadata, Observation, Reward
 
@@ -58,7 +59,10 @@ class CodeExecResult(BaseModel):
     exit_code: int
 
 
-_FORBID: Final = ConfigDict(extra="forbid")
+class BaseMessage(BaseModel):
+    """A model without further keys."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class JsonRpcErrorCode(IntEnum):
@@ -89,10 +93,8 @@ class McpMethod(StrEnum):
     TOOLS_CALL = "tools/call"
 
 
-class JsonRpcError(BaseModel):
+class JsonRpcError(BaseMessage):
     """What was wrong."""
-
-    model_config = _FORBID
 
     code: int
     message: str
@@ -106,21 +108,12 @@ class JsonRpcError(BaseModel):
         return cls(code=int(code), message=message or _TEXTS.get(code, "Unknown error"), data=data)
 
 
-class JsonRpcRequest(BaseModel):
+class JsonRpcRequest(jsonrpc.RpcRequest):
     """One request."""
 
-    model_config = _FORBID
 
-    jsonrpc: Literal["2.0"]
-    method: str
-    params: dict[str, Any] = Field(default_factory=dict)
-    id: str | int | None = None
-
-
-class JsonRpcResponse(BaseModel):
+class JsonRpcResponse(BaseMessage):
     """One response: a result or an error, never both on the wire."""
-
-    model_config = _FORBID
 
     jsonrpc: Literal["2.0"] = "2.0"
     result: Any = None
@@ -154,19 +147,15 @@ class JsonRpcResponse(BaseModel):
         return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
 
 
-class WSMCPMessage(BaseModel):
+class WSMCPMessage(BaseMessage):
     """A frame with a request."""
-
-    model_config = _FORBID
 
     type: Literal["mcp"] = "mcp"
     data: dict[str, Any]
 
 
-class WSMCPResponse(BaseModel):
+class WSMCPResponse(BaseMessage):
     """A frame with a response."""
-
-    model_config = _FORBID
 
     type: str = "mcp"
     data: dict[str, Any]
@@ -199,12 +188,6 @@ class WSErrorCode(StrEnum):
     SESSION_ERROR = codes.SESSION_ERROR
 
 
-class BaseMessage(BaseModel):
-    """A model without further keys."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-
 class HealthResponse(BaseMessage):
     """/health."""
 
@@ -220,29 +203,16 @@ class SchemaResponse(BaseMessage):
     reset_observation: dict[str, Any] | None = None
 
 
-class ResetRequest(BaseModel):
+class ResetRequest(ResetOptions):
     """What /reset takes; further keys are for the environment."""
 
-    model_config = ConfigDict(extra="allow")
 
-    seed: Annotated[int, Field(ge=0)] | None = None
-    episode_id: Annotated[str, Field(max_length=255)] | None = None
-
-
-class StepRequest(BaseModel):
+class StepRequest(StepOptions):
     """What /step takes; likewise."""
 
-    model_config = ConfigDict(extra="allow")
 
-    action: dict[str, Any]
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
-    request_id: Annotated[str, Field(max_length=255)] | None = None
-
-
-class StepResponse(BaseModel):
+class StepResponse(BaseMessage):
     """What /step answers."""
-
-    model_config = ConfigDict(extra="forbid")
 
     observation: dict[str, Any]
     reward: Reward = None
@@ -309,28 +279,22 @@ WSIncomingMessage: TypeAlias = Annotated[
 """Any of these."""
 
 
-class WSObservationResponse(BaseModel):
+class WSObservationResponse(BaseMessage):
     """The frame that answers a reset or a step."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["observation"] = "observation"
     data: dict[str, Any]
 
 
-class WSStateResponse(BaseModel):
+class WSStateResponse(BaseMessage):
     """The frame that answers a state frame."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["state"] = "state"
     data: dict[str, Any]
 
 
-class WSErrorResponse(BaseModel):
+class WSErrorResponse(BaseMessage):
     """The frame that tells of a fault."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["error"] = "error"
     data: dict[str, Any]

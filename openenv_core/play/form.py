@@ -1,11 +1,12 @@
 """What an action is made of, read from its JSON schema, and typed text turned into its fields."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
+
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 Json: TypeAlias = dict[str, Any]
 
@@ -56,7 +57,8 @@ class FormField:
         if self.kind == "object" and (parts := self.schema.get("properties")):
             name = f"JSON object of {', '.join(parts)}"
         low, high = self.schema.get("minimum"), self.schema.get("maximum")
-        bounds = f" {_end(low)}..{_end(high)}" if low is not None or high is not None else ""
+        ends = ("" if end is None else str(end) for end in (low, high))
+        bounds = "" if low is None and high is None else f" {'..'.join(ends)}"
         return _ARTICLES.get(name, name) + bounds + (" or null" if self.nullable else "")
 
 
@@ -186,13 +188,11 @@ def _resolved(schema: Any, root: Json) -> Json:
     return {}
 
 
-def _end(bound: Any) -> str:
-    return "" if bound is None else str(bound)
-
-
-_TRUE: Final = ("true", "t", "yes", "y", "1")
-_FALSE: Final = ("false", "f", "no", "n", "0")
-_OF_PYTHON: Final = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_SCALARS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
+    "integer": (TypeAdapter(int), "a whole number"),
+    "number": (TypeAdapter(FiniteFloat), "a number that JSON can carry"),
+    "boolean": (TypeAdapter(bool), "true or false"),
+}
 
 
 def value_of(field: FormField, text: str) -> Any:
@@ -212,27 +212,34 @@ def value_of(field: FormField, text: str) -> Any:
 
 
 def _read(kind: str, item: str, text: str) -> Any:
-    if kind == "string":
-        return _string(text)
-    if kind == "boolean":
-        return _boolean(text)
-    if kind in ("integer", "number"):
-        return _number(kind, text)
+    if kind in _SCALARS:
+        adapter, wanted = _SCALARS[kind]
+        try:
+            return adapter.validate_strings(text)
+        except ValidationError:
+            raise ValueError(f"expected {wanted}, got {text!r}") from None
+    if kind == "string" and not (len(text) > 1 and text[0] == text[-1] == '"'):
+        return text
     if kind == "array" and not text.startswith("["):
         return [_read(item, "any", part) for part in re.split(r"[,\s]+", text) if part]
-    if kind == "any":
-        try:
-            return json.loads(text)
-        except ValueError:
+    # In double quotes a text is read as JSON, for empty ones and those of several lines.
+    wanted, of = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(kind, ("", object))
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        if not wanted:
             return text
-    return _json(kind, text)
+        raise ValueError(f"expected {wanted}, got {text!r}: {error}") from None
+    if not isinstance(value, of):
+        raise ValueError(f"expected {wanted}, got {text!r}")
+    return value
 
 
 def _choice(field: FormField, text: str) -> Any:
     if field.nullable and text == "null":
         return None
     if field.kind == "boolean":
-        return _boolean(text)
+        return _read("boolean", "any", text)
     asked = text.strip("\"'").lower()
     texts = [as_text(choice) for choice in field.choices]
     for same in (
@@ -243,47 +250,6 @@ def _choice(field: FormField, text: str) -> Any:
         if len(same) == 1:
             return field.choices[same[0]]
     raise ValueError(f"expected one of {', '.join(texts)}, got {text!r}")
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(f"expected true or false, got {text!r}")
-
-
-def _number(kind: str, text: str) -> int | float:
-    try:
-        if kind == "integer":
-            return int(text)
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"expected {_OF_PYTHON[kind]}, got {text!r}") from None
-    if not math.isfinite(value):
-        raise ValueError(f"expected a number that JSON can carry, got {text}")
-    return value
-
-
-def _string(text: str) -> str:
-    """Return a text; in double quotes it is read as JSON, for empty ones and those of several lines."""
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        try:
-            return str(json.loads(text))
-        except ValueError:
-            pass
-    return text
-
-
-def _json(kind: str, text: str) -> Any:
-    wanted = "a JSON object" if kind == "object" else "a JSON list"
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"expected {wanted}, got {text!r}: {error}") from None
-    if not isinstance(value, dict if kind == "object" else list):
-        raise ValueError(f"expected {wanted}, got {text!r}")
-    return value
 
 
 def _within(field: FormField, value: Any) -> None:

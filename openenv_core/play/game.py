@@ -1,66 +1,33 @@
-"""Episodes over a client: what was done, what came of it, and what it adds up to."""
+"""Episodes over a client, played from a terminal, a pipe, or with actions that are known before."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from openenv_core.client import SyncEnvClient
+from openenv_core.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    ServerError,
+    SessionError,
+)
 from openenv_core.play.form import Json
-from openenv_core.types import StepResult
-
-Result = StepResult[Json]
-
-
-class Reporter(Protocol):
-    """Tells of a game: to a person, or to a program."""
-
-    def began(self, episode: int, options: Json, result: Result) -> None:
-        """An episode began."""
-
-    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
-        """A step was taken."""
-
-    def ended(self, summary: "Summary") -> None:
-        """An episode ended, or was left."""
-
-    def failed(self, error: Exception) -> None:
-        """Something was refused, or went wrong, and the game goes on."""
-
-    def told(self, name: str, value: Any) -> None:
-        """Something was asked for: the state, the schema, the tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One episode.
-
-    Attributes:
-        episode: Which one, from 1.
-        steps: How many steps it took.
-        total: The sum of its rewards.
-        done: Whether it came to its end; False where it was left.
-    """
-
-    episode: int
-    steps: int
-    total: float
-    done: bool
+from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, described
+from openenv_core.play.reporters import Result, Terminal
 
 
 class Game:
     """Plays episodes, one after another.
 
-    Args:
-        client: A session.
-        reporter: Is told.
-
     Attributes:
+        terminal: Is told.
         episodes: How many were begun.
     """
 
-    def __init__(self, client: SyncEnvClient[Json, Json, Json], reporter: Reporter) -> None:
+    def __init__(self, client: SyncEnvClient[Json, Json, Json], terminal: Terminal) -> None:
         self._client = client
-        self._reporter = reporter
+        self.terminal = terminal
         self.episodes = 0
         self._steps = 0
         self._total = 0.0
@@ -79,7 +46,7 @@ class Game:
         self.episodes += 1
         self._steps, self._total = 0, 0.0
         self._running, self._over = True, False
-        self._reporter.began(self.episodes, dict(options), result)
+        self.terminal.began(self.episodes, dict(options), result)
         self._count(result)
 
     def step(self, action: Json) -> None:
@@ -87,7 +54,7 @@ class Game:
         result = self._client.step(action)
         self._steps += 1
         self._total += float(result.reward or 0)
-        self._reporter.stepped(self._steps, action, result, self._total)
+        self.terminal.stepped(self._steps, action, result, self._total)
         self._count(result)
 
     def state(self) -> Json:
@@ -108,9 +75,173 @@ class Game:
         """Sum up the episode under way, if there is one."""
         if self._running:
             self._running = False
-            self._reporter.ended(Summary(self.episodes, self._steps, self._total, self._over))
+            self.terminal.ended(self.episodes, self._steps, self._total, self._over)
 
     def _count(self, result: Result) -> None:
         self._over = result.done
         if self._over:
             self.leave()
+
+
+SURVIVED: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
+"""What a game goes on after."""
+
+EXIT_WAIT_S: Final = 2.0
+"""How long, in seconds, the end of a server may take to show; a person waits for it."""
+
+
+class Loop:
+    """Asks, steps and tells, until nobody has anything more to say.
+
+    Args:
+        game: What is played.
+        prompts: Asks for actions.
+        schema: What the server says of its models.
+        options: What every reset is given.
+        serves: Whether there is still somebody to connect to; given the seconds in which an end may yet show.
+        explain: Tells more of what went wrong.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        prompts: Prompts,
+        *,
+        schema: Json,
+        options: Json,
+        serves: Callable[[float], bool],
+        explain: Callable[[Exception], None],
+    ) -> None:
+        self._game = game
+        self._terminal = game.terminal
+        self._prompts = prompts
+        self._schema = schema
+        self._options = options
+        self._further = {name: value for name, value in options.items() if name != "seed"}  # of later resets
+        self._serves = serves
+        self._explain = explain
+        self._failed = 0
+        self._asked_for_tools = False
+
+    def run(self) -> int:
+        """Play to the end of the input; return the exit status."""
+        self._attempt(self._reset, self._options)
+        while True:
+            try:
+                if self._game.over:
+                    self._between()
+                else:
+                    self._attempt(self._game.step, self._prompts.action())
+            except CommandTypedError as asked:
+                if asked.name == ":quit":
+                    break
+                self._attempt(self._do, asked)
+            except EOFError:
+                self._terminal.say()
+                break
+        self._game.leave()
+        # Nobody was there to see what was refused, or to say something else instead.
+        return 1 if (self._failed or self._prompts.refused) and not self._terminal.attended else 0
+
+    def _between(self) -> None:
+        text = self._prompts.line("Enter for another episode, :quit to leave: ")
+        if text:
+            self._prompts.refuse(f"expected :reset or Enter after the end of an episode, got {text!r}")
+        else:
+            self._attempt(self._reset, self._further)
+
+    def _attempt(self, work: Callable[[Any], None], given: Any) -> None:
+        try:
+            work(given)
+        except SURVIVED as error:
+            # Connections break before the process that had them is known to have ended.
+            if not self._serves(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
+                raise
+            self._failed += 1
+            self._explain(error)
+            self._terminal.failed(error)
+            if isinstance(error, ConnectionLostError | SessionError):
+                self._game.lost()
+
+    def _do(self, asked: CommandTypedError) -> None:
+        match asked.name:
+            case ":reset":
+                self._reset_with(asked.rest)
+            case ":state":
+                self._terminal.told("state", self._game.state())
+            case ":schema":
+                self._tell_schema()
+            case ":tools":
+                self._find_tools()
+                self._tell_tools()
+            case _:
+                self._tell_help()
+
+    def _reset_with(self, rest: str) -> None:
+        try:
+            given = json.loads(rest) if rest else {}
+        except ValueError:
+            given = None
+        if isinstance(given, int) and not isinstance(given, bool):
+            given = {"seed": given}
+        if not isinstance(given, dict):
+            self._prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
+            return
+        self._reset({**self._further, **given})
+
+    def _reset(self, options: Json) -> None:
+        self._game.reset(options)
+        if not self._asked_for_tools and any(form.calls_tools for form in self._prompts.forms):
+            self._asked_for_tools = True
+            self._find_tools()
+            self._tell_tools()
+
+    def _find_tools(self) -> None:
+        self._prompts.tools = self._game.tools()
+
+    def _tell_tools(self) -> None:
+        lines = []
+        for tool in self._prompts.tools:
+            about = str(tool.get("description") or "").strip().splitlines()
+            title = f"{tool.get('name')}" + (f" - {about[0]}" if about else "")
+            lines += described(arguments_of(tool), title)
+        self._terminal.told("tools", list(self._prompts.tools), lines or ["no tools"])
+
+    def _tell_schema(self) -> None:
+        forms = [line for form in self._prompts.forms for line in described(form)]
+        self._terminal.told("schema", self._schema, forms or ["the server has no /schema; give JSON"])
+
+    def _tell_help(self) -> None:
+        lines = [
+            "Answer the prompts, or give a whole action as JSON: {...}. Beginnings of a choice are enough;",
+            "Enter takes what stands in brackets. Text in double quotes is read as JSON.",
+            *(f"  {name:<20}{text}" for name, text in COMMANDS.items()),
+        ]
+        self._terminal.told("help", dict(COMMANDS), lines)
+
+
+def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
+    """Play one episode's actions in their order.
+
+    Raises:
+        ConfigurationError: The episode ended before they did.
+    """
+    game.reset(options)
+    for index, action in enumerate(actions, 1):
+        if game.over:
+            raise ConfigurationError(
+                f"expected the episode to last for every --action, got its end before number {index}; "
+                "leave the rest out, or choose another --seed"
+            )
+        game.step(action)
+
+
+def play_at_random(game: Game, actions: Iterable[Json], options: Json) -> None:
+    """Play all of the actions, over as many episodes as that takes; seeds go up from the one given."""
+    for action in actions:
+        if game.over:
+            seed = options.get("seed")
+            game.reset({**options, **({} if seed is None else {"seed": seed + game.episodes})})
+            if game.over:  # it ended with its reset
+                continue
+        game.step(action)

@@ -104,26 +104,26 @@ class Prompts:
         if not forms:
             return None, self._whole(self.line("action (JSON): "))
         titles = [form.title for form in forms]
-        text = self.line(f"kind ({'|'.join(titles)}): ", titles)
+        title, whole = self._choose("kind", titles)
+        return None if title is None else forms[titles.index(title)], whole
+
+    def _choose(self, what: str, names: list[str]) -> tuple[str | None, Json | None]:
+        """Ask for one of some names; return it, or the whole action where that is given, or neither."""
+        text = self.line(f"{what} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
             return None, self._whole(text)
         try:
-            title = value_of(FormField("kind", "string", choices=tuple(titles)), text)
+            return value_of(FormField(what, "string", choices=tuple(names)), text), None
         except ValueError as error:
             self.refuse(str(error))
             return None, None
-        return forms[titles.index(title)], None
 
     def _whole(self, text: str) -> Json | None:
         try:
-            found = json.loads(text)
+            return dict(value_of(FormField("action", "object"), text))
         except ValueError as error:
-            self.refuse(f"expected an action as a JSON object, got {text!r}: {error}")
+            self.refuse(str(error).replace("a JSON object", "an action as a JSON object", 1))
             return None
-        if not isinstance(found, dict):
-            self.refuse(f"expected an action as a JSON object, got {text!r}")
-            return None
-        return found
 
     def _fill(self, form: Form, *, first: bool) -> Json | None:
         """Ask for the fields of an action. In place of the first one the whole action can be given."""
@@ -143,14 +143,9 @@ class Prompts:
     def _call(self, form: Form) -> Json | None:
         """Ask for a tool, and for its arguments."""
         names = [str(tool.get("name")) for tool in self.tools]
-        text = self.line(f"tool ({'|'.join(names)}): ", names)
-        if text.startswith("{"):
-            return self._whole(text)
-        try:
-            name = value_of(FormField("tool", "string", choices=tuple(names)), text)
-        except ValueError as error:
-            self.refuse(str(error))
-            return None
+        name, whole = self._choose("tool", names)
+        if name is None:
+            return whole
         tool = self.tools[names.index(name)]
         arguments = arguments_of(tool)
         filled = {} if not arguments.fields else self._fill(arguments, first=False)

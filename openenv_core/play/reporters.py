@@ -5,17 +5,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, TypeAlias
 
 from openenv_core.play.form import Json
-from openenv_core.play.game import Result, Summary
+from openenv_core.types import StepResult
+
+Result: TypeAlias = StepResult[Json]
 
 LONGEST: Final = 2_000
 """Characters of one field that are shown; the rest is counted."""
 
 _WIDTH: Final = 100
-_FIRST: Final = "text"
-_METADATA: Final = "metadata"
 _CONTROL: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # moves, colours
     r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
@@ -34,11 +34,11 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
         colours: Let colours pass. All other control characters are taken out in any case: what an environment
             says must not move the cursor, or set the window's title.
     """
-    text = observation.get(_FIRST)
+    text = observation.get("text")
     if isinstance(text, str) and text:
         yield from _shorten(harmless(text, colours=colours)).splitlines()
     for name, value in observation.items():
-        if name == _METADATA or (name == _FIRST and isinstance(value, str)):
+        if name == "metadata" or (name == "text" and isinstance(value, str)):
             continue
         shown = harmless(value if isinstance(value, str) else _plain(value), colours=colours)
         lines = _shorten(shown).splitlines() or [""]
@@ -69,13 +69,13 @@ def number(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     """Return a value as JSON: on one line, or, where that is long, with a line for each of its parts."""
-    line = json.dumps(value, ensure_ascii=False)
+    line = _json(value)
     if len(line) <= _WIDTH:
         return line
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {json.dumps(part, ensure_ascii=False)}" for name, part in value.items())
+        return "\n".join(f"{name}: {_json(part)}" for name, part in value.items())
     if isinstance(value, list) and any(isinstance(part, list | Mapping | str) for part in value):
-        return "\n".join(json.dumps(part, ensure_ascii=False) for part in value)
+        return "\n".join(_json(part) for part in value)
     return line
 
 
@@ -85,46 +85,35 @@ def _shorten(text: str) -> str:
     return f"{text[:LONGEST]}... ({len(text) - LONGEST} more characters; --json shows all)"
 
 
-_BOLD: Final = "1"
-_DIM: Final = "2"
+BOLD: Final = "1"
+DIM: Final = "2"
 
 
 class Terminal:
-    """Asks and tells.
+    """Asks a person, or reads a pipe, and tells of a game in lines that are read.
 
     Args:
         source: Where answers come from; standard input by default.
         sink: Where everything is told; standard output by default.
-        quiet: Tell nothing but what is emitted: the sink is for a program.
     """
 
-    def __init__(
-        self, source: TextIO | None = None, sink: TextIO | None = None, *, quiet: bool = False
-    ) -> None:
+    for_programs = False
+
+    def __init__(self, source: TextIO | None = None, sink: TextIO | None = None) -> None:
         self._source = source or sys.stdin
         self._sink = sink or sys.stdout
-        self.for_programs: Final = quiet
         self.attended: Final = self._source.isatty()
         self.colours: Final = self._sink.isatty() and not os.environ.get("NO_COLOR")
         self._completer: _Completer | None = None
 
-    def say(self, text: str = "") -> None:
-        """Tell a line."""
-        if not self.for_programs:
-            self.emit(text)
+    def say(self, text: str = "", style: str = "") -> None:
+        """Tell a person a line.
 
-    def emit(self, text: str) -> None:
-        """Tell a line, also where the sink is for a program."""
-        self._sink.write(f"{text}\n")
-        self._sink.flush()
-
-    def strong(self, text: str) -> str:
-        """Return a text that stands out, where that can be."""
-        return self._styled(_BOLD, text)
-
-    def faint(self, text: str) -> str:
-        """Return a text that stands back, where that can be."""
-        return self._styled(_DIM, text)
+        Args:
+            text: The line.
+            style: `BOLD` or `DIM`, where that can be shown.
+        """
+        self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
         """Return the next line, without blanks around it.
@@ -141,8 +130,7 @@ class Terminal:
             self._completer.choices = choices
             return input(prompt).strip()
         if not self.for_programs:
-            self._sink.write(prompt)
-            self._sink.flush()
+            self._write(prompt)
         line = self._source.readline()
         if not line:
             raise EOFError
@@ -150,8 +138,48 @@ class Terminal:
             self.say(line.rstrip("\r\n"))  # as it would stand there had it been typed
         return line.strip()
 
-    def _styled(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.colours and text else text
+    def began(self, episode: int, options: Json, result: Result) -> None:
+        """Tell of a reset."""
+        given = "".join(f", {name} {_json(value)}" for name, value in options.items())
+        self.say(f"--- episode {episode}{given}", BOLD)
+        self._observation(result)
+
+    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
+        """Tell of a step."""
+        self._observation(result)
+        figures = f"step {step}   reward {number(result.reward)}   return {number(total)}"
+        self.say(figures + ("   done" if result.done else ""), DIM)
+
+    def ended(self, episode: int, steps: int, total: float, done: bool) -> None:
+        """Tell what an episode came to; one that is not done was left."""
+        taken = f"{steps} step" + ("" if steps == 1 else "s")
+        became = "is over" if done else "was left"
+        self.say(f"episode {episode} {became} after {taken}: return {number(total)}", BOLD)
+
+    def failed(self, error: Exception) -> None:
+        """Tell of what was refused, or went wrong, and the game goes on."""
+        self.say(f"{type(error).__name__}: {harmless(str(error))}")
+
+    def told(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
+        """Tell what was asked for: the state, the schema, the tools.
+
+        Args:
+            name: What it is.
+            value: It, for a program.
+            lines: It, for a person; by default the value's JSON.
+        """
+        for line in lines or [harmless(json.dumps(value, ensure_ascii=False, indent=2))]:
+            self.say(line)
+
+    def _observation(self, result: Result) -> None:
+        for line in observation_lines(result.observation, colours=self.colours):
+            self.say(line)
+        if metadata := result.metadata or result.observation.get("metadata"):
+            self.say(f"  metadata: {harmless(_json(metadata))}", DIM)
+
+    def _write(self, text: str) -> None:
+        self._sink.write(text)
+        self._sink.flush()
 
     def _edited(self) -> bool:
         """Whether lines can be edited, recalled and completed."""
@@ -162,6 +190,46 @@ class Terminal:
         if self._completer is None:
             self._completer = _Completer()
         return self._completer.installed
+
+
+class ForPrograms(Terminal):
+    """Tells in JSON: one object a line, each with its `event`."""
+
+    for_programs = True
+
+    def say(self, text: str = "", style: str = "") -> None:
+        """Tell nothing: there is no person."""
+
+    def began(self, episode: int, options: Json, result: Result) -> None:
+        """Tell of a reset."""
+        self._event("reset", episode=episode, options=options, **_fields_of(result))
+
+    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
+        """Tell of a step."""
+        self._event("step", step=step, action=action, **_fields_of(result), **{"return": total})
+
+    def ended(self, episode: int, steps: int, total: float, done: bool) -> None:
+        """Tell what an episode came to."""
+        self._event("episode", episode=episode, steps=steps, **{"return": total}, done=done)
+
+    def failed(self, error: Exception) -> None:
+        """Tell what went wrong."""
+        self._event("error", type=type(error).__name__, message=str(error))
+
+    def told(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
+        """Tell what was asked for."""
+        self._event(name, **{name: value})
+
+    def _event(self, event: str, **fields: Any) -> None:
+        self._write(json.dumps({"event": event, **fields}) + "\n")
+
+
+def _fields_of(result: Result) -> Json:
+    return {name: getattr(result, name) for name in ("observation", "reward", "done", "metadata")}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 class _Completer:
@@ -184,88 +252,3 @@ class _Completer:
     def _complete(self, text: str, index: int) -> str | None:
         found = [choice for choice in self.choices if choice.startswith(text)]
         return found[index] if index < len(found) else None
-
-
-class ForPeople:
-    """Tells in lines that are read."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    def began(self, episode: int, options: Json, result: Result) -> None:
-        """Tell of a reset."""
-        given = ", ".join(
-            f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in options.items()
-        )
-        self._terminal.say(self._terminal.strong(f"--- episode {episode}" + (f", {given}" if given else "")))
-        self._observation(result)
-
-    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
-        """Tell of a step."""
-        self._observation(result)
-        figures = f"step {step}   reward {number(result.reward)}   return {number(total)}"
-        self._terminal.say(self._terminal.faint(figures + ("   done" if result.done else "")))
-
-    def ended(self, summary: Summary) -> None:
-        """Tell what an episode came to."""
-        steps = f"{summary.steps} step" + ("" if summary.steps == 1 else "s")
-        became = "is over" if summary.done else "was left"
-        total = number(summary.total)
-        self._terminal.say(
-            self._terminal.strong(f"episode {summary.episode} {became} after {steps}: return {total}")
-        )
-
-    def failed(self, error: Exception) -> None:
-        """Tell what went wrong."""
-        self._terminal.say(f"{type(error).__name__}: {harmless(str(error))}")
-
-    def told(self, name: str, value: Any) -> None:
-        """Tell what was asked for."""
-        self._terminal.say(harmless(json.dumps(value, ensure_ascii=False, indent=2)))
-
-    def _observation(self, result: Result) -> None:
-        for line in observation_lines(result.observation, colours=self._terminal.colours):
-            self._terminal.say(line)
-        if metadata := result.metadata or result.observation.get("metadata"):
-            text = harmless(json.dumps(metadata, ensure_ascii=False))
-            self._terminal.say(self._terminal.faint(f"  metadata: {text}"))
-
-
-class ForPrograms:
-    """Tells in JSON: one object a line, each with its `event`."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    def began(self, episode: int, options: Json, result: Result) -> None:
-        """Tell of a reset."""
-        self._event("reset", episode=episode, options=options, **_fields_of(result))
-
-    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
-        """Tell of a step."""
-        self._event("step", step=step, action=action, **_fields_of(result), **{"return": total})
-
-    def ended(self, summary: Summary) -> None:
-        """Tell what an episode came to."""
-        figures = {"episode": summary.episode, "steps": summary.steps, "return": summary.total}
-        self._event("episode", **figures, done=summary.done)
-
-    def failed(self, error: Exception) -> None:
-        """Tell what went wrong."""
-        self._event("error", type=type(error).__name__, message=str(error))
-
-    def told(self, name: str, value: Any) -> None:
-        """Tell what was asked for."""
-        self._event(name, **{name: value})
-
-    def _event(self, event: str, **fields: Any) -> None:
-        self._terminal.emit(json.dumps({"event": event, **fields}))
-
-
-def _fields_of(result: Result) -> Json:
-    return {
-        "observation": result.observation,
-        "reward": result.reward,
-        "done": result.done,
-        "metadata": result.metadata,
-    }

@@ -30,21 +30,13 @@ def is_bearer_token(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What is asked for.
+    """A request that says what a frame says."""
 
-    Attributes:
-        kind: The frame's type.
-        method: Of HTTP.
-        path: Behind the server's address.
-        body: As JSON; None where there is none.
-        apart: It is about no session.
-    """
-
-    kind: str
+    kind: str  # the frame's type
     method: str
     path: str
     body: bytes | None = None
-    apart: bool = False
+    apart: bool = False  # it is about no session
 
 
 def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpRequest:

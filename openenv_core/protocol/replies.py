@@ -33,10 +33,6 @@ _ERRORS: Mapping[str, type[ServerError]] = {
 }
 
 
-def _body(model: BaseModel, exclude: set[str] | None = None) -> bytes:
-    return model.__pydantic_serializer__.to_json(model, exclude=exclude, fallback=to_plain, warnings=False)
-
-
 def _scalar(value: Any) -> bytes:
     """Encode a reward or a flag; the common cases without a serialiser."""
     if value is None:
@@ -57,12 +53,16 @@ def encode_observation(observation: Observation) -> str:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot (pydantic's serialisation error is one).
     """
-    _require_observation(observation)
+    if not isinstance(observation, Observation):
+        raise _no_observation(observation)
+    body = observation.__pydantic_serializer__.to_json(
+        observation, exclude=_LIFTED, fallback=to_plain, warnings=False
+    )
     metadata = observation.metadata
     return (
         b'{"type":"observation","data":{"observation":%b,"reward":%b,"done":%b%b}}'
         % (
-            _body(observation, _LIFTED),
+            body,
             _scalar(observation.reward),
             _scalar(observation.done),
             b',"metadata":%b' % dumps(metadata) if metadata else b"",
@@ -77,22 +77,24 @@ def encode_http_result(observation: Observation) -> bytes:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot.
     """
-    _require_observation(observation)
+    if not isinstance(observation, Observation):
+        raise _no_observation(observation)
     reward = observation.reward
     return b'{"observation":%b,"reward":%b,"done":%b,"metadata":%b}' % (
-        _body(observation, _LIFTED),
+        observation.__pydantic_serializer__.to_json(
+            observation, exclude=_LIFTED, fallback=to_plain, warnings=False
+        ),
         _scalar(None if reward is None else float(reward)),
         _scalar(observation.done),
         dumps(observation.metadata or None),
     )
 
 
-def _require_observation(value: object) -> None:
-    if not isinstance(value, Observation):
-        raise TypeError(
-            f"expected reset() and step() to return an Observation, got {type(value).__name__}; "
-            "return an instance of the environment's observation class"
-        )
+def _no_observation(value: object) -> TypeError:
+    return TypeError(
+        f"expected reset() and step() to return an Observation, got {type(value).__name__}; "
+        "return an instance of the environment's observation class"
+    )
 
 
 def encode_state(state: BaseModel) -> str:
@@ -110,7 +112,7 @@ def encode_model(model: BaseModel) -> bytes:
         raise TypeError(
             f"expected a State, got {type(model).__name__}; return an instance of the state class"
         )
-    return _body(model)
+    return model.__pydantic_serializer__.to_json(model, fallback=to_plain, warnings=False)
 
 
 def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None) -> str:

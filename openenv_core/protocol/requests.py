@@ -5,7 +5,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
+)
 from pydantic_core import from_json
 
 from openenv_core.protocol.errors import (
@@ -17,7 +27,7 @@ from openenv_core.protocol.errors import (
     faults_of,
 )
 from openenv_core.protocol.jsonio import dumps, to_plain
-from openenv_core.types import ActT
+from openenv_core.types import Action, ActT
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -105,10 +115,7 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT], production: bool = False) -> None:
-        # With it come the models of tools, which a client that only writes requests does without.
-        from openenv_core.protocol.actions import readable
-
-        read: Any = readable(action_type)
+        read = _readable(action_type)
         build: Any = create_model  # its overloads do not know types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
         frames: Any = _McpFrame | _CloseFrame
@@ -135,7 +142,7 @@ class RequestDecoder(Generic[ActT]):
         if kind == "step":
             return frame.data  # type: ignore[no-any-return]
         if kind == "reset":
-            return Reset(reset_options(frame.data))
+            return Reset(_given_options(frame.data))
         if kind == "state":
             return READ_STATE
         if kind == "mcp":
@@ -173,13 +180,37 @@ class RequestDecoder(Generic[ActT]):
             ) from None
 
 
+def _readable(action_type: Any) -> Any:
+    """Return what reads the actions of a server.
+
+    A server that was given one of the actions of tools, or the base of all, takes both actions of tools: released
+    folders name one of them and mean both. A model with a `model_validate` of its own is read by that.
+    """
+    # The models of tools, which a client that only writes requests does without.
+    from openenv_core.tools.wire import CallToolAction, ListToolsAction
+
+    of_tools: dict[Any, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+
+    def either(value: Any, own: ValidatorFunctionWrapHandler) -> Any:
+        tool_action = of_tools.get(value.get("type")) if isinstance(value, dict) else None
+        return own(value) if tool_action is None else tool_action.model_validate(value)
+
+    if any(action_type is one for one in (Action, *of_tools.values())):
+        return Annotated[action_type, WrapValidator(either)]
+    if isinstance(action_type, type) and issubclass(action_type, BaseModel):
+        read = getattr(action_type.model_validate, "__func__", None)
+        if read is not getattr(BaseModel.model_validate, "__func__", None):
+            return Annotated[Any, PlainValidator(action_type.model_validate)]
+    return action_type
+
+
 def http_reset(body: bytes) -> dict[str, Any]:
     """Read the body of an HTTP reset, which may be empty.
 
     Raises:
         RefusalError: VALIDATION_ERROR.
     """
-    return reset_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
+    return _given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 
 def read_json(body: bytes) -> Any:
@@ -235,11 +266,9 @@ def _position(body: bytes, why: str) -> int:
     return sum(len(text) + 1 for text in body.split(b"\n", line - 1)[: line - 1]) + column
 
 
-def reset_options(options: ResetOptions | None) -> dict[str, Any]:
+def _given_options(options: ResetOptions | None) -> dict[str, Any]:
     """Return the options that the caller gave, and only those."""
-    if options is None:
-        return {}
-    return {name: getattr(options, name) for name in options.model_fields_set}
+    return {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def _require_json(text: str) -> None:

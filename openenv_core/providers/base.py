@@ -1,5 +1,7 @@
 """What a client needs of whatever runs its server: start, health, stop, a token."""
 
+import fcntl
+import inspect
 import json
 import socket
 import threading
@@ -10,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
+
+from openenv_core.errors import ConfigurationError, ProviderError
 
 
 class Provider(Protocol):
@@ -52,6 +56,9 @@ LOOPBACK: Final = "127.0.0.1"
 
 ANSWER_BYTES: Final = 65_536
 """The longest answer that is read."""
+
+EXIT_WAIT_S: Final = 0.5
+"""How long, in seconds, the end of a process may take to show after its connections broke."""
 
 
 def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
@@ -156,6 +163,17 @@ ELSEWHERE_FACTOR: Final = 20.0
 RETRY_INTERVAL_S: Final = 0.05
 
 
+def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
+    """Return a socket that listens on the loopback interface and whose descriptor a child may inherit.
+
+    In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
+    own streams would take its place.
+    """
+    first_free = 3  # below are the standard streams
+    with socket.create_server((LOOPBACK, port), backlog=backlog) as listener:
+        return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, first_free))
+
+
 class OwnedServerProvider(ABC):
     """What the providers share: a server that is started once and ended once, by whatever threads.
 
@@ -256,3 +274,121 @@ def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | N
             lines = [line.strip() for line in opened.read(MOST_CHARS).splitlines()]
             found = [line for line in lines if line and not line.startswith("#")]
     return found[0] if found else None
+
+
+class Released:
+    """A `Provider` over these three calls, for one client: once it has been stopped, it does not start again.
+
+    A start goes on in its thread when the client that waits for it is cancelled. The stop that follows may come
+    before there is anything to stop, so the start looks for it, and stops what it has made.
+
+    Args:
+        begin: Starts a server and returns its URL.
+        wait: Returns when the server at that URL is ready.
+        end: Stops the server, if there is one.
+    """
+
+    def __init__(
+        self, begin: Callable[[], object], wait: Callable[[str], object], end: Callable[[], object]
+    ) -> None:
+        self._begin, self._wait, self._end = begin, wait, end
+        self._starting = threading.Lock()
+        self._ending = threading.Lock()
+        self._stopped = False
+        self._url: str | None = None
+
+    def start(self) -> str:
+        """Start the server and wait until it is ready.
+
+        Raises:
+            ProviderError: It was stopped, before or meanwhile.
+        """
+        with self._starting:
+            self._require_wanted()
+            if self._url is None:
+                url = str(self._begin())
+                try:
+                    self._require_wanted()
+                    self._wait(url)
+                    self._require_wanted()
+                except BaseException:
+                    self._stop()
+                    raise
+                self._url = url
+            return self._url
+
+    def stop(self) -> None:
+        """Stop the server. A start that is under way in another thread stops it too, as soon as there is one."""
+        self._stopped = True
+        self._stop()
+
+    def _stop(self) -> None:
+        with self._ending:
+            self._end()
+
+    def _require_wanted(self) -> None:
+        if self._stopped:
+            raise ProviderError("expected to start a server, but the client was closed; make a new client")
+
+
+def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
+    """Return the provider as a client uses it.
+
+    Args:
+        provider: Ours, or of a released shape.
+        started: Whether its server runs already, so that it has to be stopped and nothing else.
+
+    Raises:
+        ConfigurationError: It is none, or wants to be told what to start.
+    """
+    given: Any = provider
+    for name, stop in (("start_container", "stop_container"), ("start", "stop")):
+        start: Any = getattr(provider, name, None)
+        if not callable(start) or not callable(getattr(provider, stop, None)):
+            continue
+        parameters = inspect.signature(start).parameters.values()
+        wanted = [
+            each.name
+            for each in parameters
+            if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+        if wanted and not started:
+            raise ConfigurationError(
+                f"expected {type(provider).__name__}.{name}() to need no arguments, got {', '.join(wanted)}; "
+                "start it yourself and pass the URL as base_url beside the provider"
+            )
+        if name == "start_container":
+            return Released(start, given.wait_for_ready, given.stop_container)
+        if hasattr(provider, "wait_for_ready"):
+            return Released(start, lambda _: given.wait_for_ready(), given.stop)
+        return provider
+    raise ConfigurationError(
+        "expected a provider with start() and stop(), or start_container() and stop_container(), "
+        f"got {type(provider).__name__}"
+    )
+
+
+def has_died(provider: object, *, within_s: float = EXIT_WAIT_S) -> bool:
+    """Return whether the provider's server has died, as far as it can be told, or does so in that many seconds."""
+    if not isinstance(provider, WatchedProvider):
+        return False
+    deadline = time.monotonic() + within_s
+    while provider.alive:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def last_words(provider: Provider) -> str:
+    """Return what to add to an error if the provider's server has died: that, and its last output.
+
+    One whose deaths show later than `EXIT_WAIT_S` after the connections broke says so in its attribute `death_s`.
+    """
+    within_s = getattr(provider, "death_s", EXIT_WAIT_S)
+    if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):
+        return ""
+    output = provider.output().rstrip()
+    return "; the server's process has ended" + (
+        f"\n--- the server's last output ---\n{output}" if output else ", and printed nothing"
+    )

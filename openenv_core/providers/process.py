@@ -1,9 +1,7 @@
 """A server in a process of its own on this machine."""
 
-import fcntl
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -21,19 +19,17 @@ from openenv_core.providers.base import (
     OwnedServerProvider,
     first_token,
     health_of,
+    listen,
     wait_healthy,
 )
 
 logger = logging.getLogger(__name__)
 
 _GUARD: Final = Path(__file__).with_name("_guard.py")
-_FIRST_FREE_FD: Final = 3
-"""Below are the standard streams."""
 
 SERVE_COMMAND: Final = (sys.executable, "-m", "openenv_core.cli", "serve", "{app}", "--fd", "{fd}")
 """What runs unless another command is given."""
 
-BACKLOG: Final = 2048
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is kept for error messages."""
 
@@ -109,7 +105,7 @@ class LocalProcessProvider(OwnedServerProvider):
         return "" if self._tail is None else self._tail.text()
 
     def _launch(self) -> str:
-        with _listen() as listener:
+        with listen() as listener:
             port = int(listener.getsockname()[1])
             guard = self._spawn(listener.fileno())
         output = _Tail(guard, self._log)
@@ -213,16 +209,6 @@ def _added(chunk: bytes, log: Path) -> Path | None:
         logger.warning("what a server prints is no longer added to %s: %s", log, error)
         return None
     return log
-
-
-def _listen() -> socket.socket:
-    """Return a socket that listens on a free port and whose descriptor a child may inherit.
-
-    In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
-    own streams would take its place.
-    """
-    with socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as listener:
-        return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
 
 
 def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float, owner: int) -> None:

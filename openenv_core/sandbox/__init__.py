@@ -14,18 +14,19 @@ from openenv_core.sandbox.errors import (
     SandboxFailureError,
     SandboxUnavailableError,
 )
-from openenv_core.sandbox.interpreter import Backend, Interpreter, Interruptible
 from openenv_core.sandbox.results import (
+    Backend,
     CodeError,
     Execution,
     FileInfo,
     FunctionCall,
+    Interpreter,
+    Interruptible,
     Output,
     Status,
     Truncated,
 )
-from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import SandboxSession
+from openenv_core.sandbox.sandbox import Sandbox, SandboxSession
 
 if TYPE_CHECKING:
     from openenv_core.sandbox.sync import SyncSandbox, SyncSession

@@ -1,46 +1,35 @@
-"""What comes from an interpreter, read as what it is: bytes of whoever got hold of its descriptor."""
+"""What comes from an interpreter, read as bytes of whoever got hold of its descriptor; and what it means."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
+from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.inside.frames import ANSWER, HERE, MAX_HEADER
-from openenv_core.sandbox.results import CodeError, Output
+from openenv_core.sandbox.results import (
+    EXIT_INTERRUPTED,
+    EXIT_KILLED,
+    EXIT_SANDBOX,
+    EXIT_TIMEOUT,
+    CodeError,
+    Execution,
+    Output,
+    Status,
+    Truncated,
+)
+from openenv_core.signals import signal_name
 
-_STATUSES: Final = ("ok", "error", "memory", "rolled_back")
 _KINDS: Final = ("execute_result", "display_data")
-MAX_WORDS: Final = 200
-"""Characters of a name: an exception's class, a mime type."""
+_MAX_NAME_CHARS: Final = 200
+"""Of an exception's class, of a mime type."""
 
 
 class ForgedAnswerError(Exception):
     """No interpreter of ours writes such an answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterpreterAnswer:
-    """What the interpreter says of one request.
-
-    Attributes:
-        status: "ok", "error" or "memory"; "rolled_back" where it died on the way, and the state before lives.
-        exit_code: 0 to 255.
-        error: The exception that ended the code.
-        text: The result, or the value of a called function as tagged JSON.
-        outputs: What was shown.
-        truncated: Whether some of it was left out.
-        count: Executions so far.
-        max_rss: In bytes.
-    """
-
-    status: str
-    exit_code: int
-    error: CodeError | None
-    text: bytes | None
-    outputs: tuple[Output, ...]
-    truncated: bool
-    count: int
-    max_rss: int
+Answer: TypeAlias = tuple[Execution, bytes | None]
+"""What the interpreter says of one request; and the text of its result, or of a function's value as tagged JSON."""
 
 
 class AnswerReader:
@@ -57,7 +46,7 @@ class AnswerReader:
         self._buffer = bytearray()
         self._whole = 0
 
-    def feed(self, data: bytes, expected: int | None) -> InterpreterAnswer | None:
+    def feed(self, data: bytes, expected: int | None) -> Answer | None:
         """Take some bytes; return the answer once it is whole.
 
         Args:
@@ -91,7 +80,7 @@ class AnswerReader:
         return _read(whole[ANSWER.size : ANSWER.size + head], whole[ANSWER.size + head :], expected)
 
 
-def _read(head: bytes, texts: bytes, expected: int) -> InterpreterAnswer:
+def _read(head: bytes, texts: bytes, expected: int) -> Answer:
     try:
         said = json.loads(head)
     except (ValueError, RecursionError):
@@ -101,20 +90,24 @@ def _read(head: bytes, texts: bytes, expected: int) -> InterpreterAnswer:
             raise ForgedAnswerError("the answer to another request")
         parts = _parts(texts, said["lengths"])
         text = parts.pop(0) if said["text"] is True else None
-        if said["status"] not in _STATUSES:
+        status, code, reason = said["status"], _number(said["exit_code"], 255), None
+        if status == "rolled_back":
+            status, reason = "killed", f"its process ended with status {code}; the state is that of before"
+        elif status not in ("ok", "error", "memory"):
             raise ForgedAnswerError("a status that there is not")
-        return InterpreterAnswer(
-            status=said["status"],
-            exit_code=_number(said["exit_code"], 255),
+        execution = Execution(
+            status=status,
+            exit_code=code,
+            reason=reason,
             error=_error(said.get("error")),
-            text=text,
             outputs=_outputs(said["outputs"], parts),
-            truncated=said["truncated"] is True,
-            count=_number(said["count"], 1 << 53),
-            max_rss=_number(said["max_rss"], 1 << 53),
+            truncated=Truncated(outputs=said["truncated"] is True),
+            execution_count=_number(said["count"], 1 << 53),
+            max_rss_bytes=_number(said["max_rss"], 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
         raise ForgedAnswerError(f"an answer of another shape ({type(error).__name__})") from None
+    return execution, text
 
 
 def _parts(texts: bytes, lengths: Any) -> list[bytes]:
@@ -132,7 +125,7 @@ def _outputs(said: Any, parts: list[bytes]) -> tuple[Output, ...]:
     for kind, mimes in said:
         if kind not in _KINDS:
             raise ValueError(kind)
-        data = {_words(mime): next(left).decode("utf-8", "replace") for mime in mimes}
+        data = {_name(mime): next(left).decode("utf-8", "replace") for mime in mimes}
         outputs.append(Output(output_type=kind, data=data))
     if next(left, None) is not None:
         raise ValueError(parts)
@@ -142,10 +135,8 @@ def _outputs(said: Any, parts: list[bytes]) -> tuple[Output, ...]:
 def _error(said: Any) -> CodeError | None:
     if said is None:
         return None
-    lines = cast(Sequence[Any], said["traceback"])
-    return CodeError(
-        ename=_words(said["ename"]), evalue=_text(said["evalue"]), traceback=tuple(map(_text, lines))
-    )
+    lines = tuple(map(_text, said["traceback"]))
+    return CodeError(ename=_name(said["ename"]), evalue=_text(said["evalue"]), traceback=lines)
 
 
 def _number(said: Any, most: int) -> int:
@@ -154,8 +145,8 @@ def _number(said: Any, most: int) -> int:
     return said
 
 
-def _words(said: Any) -> str:
-    return _text(said)[:MAX_WORDS]
+def _name(said: Any) -> str:
+    return _text(said)[:_MAX_NAME_CHARS]
 
 
 def _text(said: Any) -> str:
@@ -163,3 +154,128 @@ def _text(said: Any) -> str:
         raise TypeError(said)
     # JSON can spell a lone surrogate, which no encoder of ours could write.
     return said if said.isascii() else said.encode("utf-8", "replace").decode()
+
+
+ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
+
+_STOPPED: Final[dict[str | None, tuple[Status, int, str]]] = {
+    "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
+    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted: whoever asked for it has given it up"),
+    "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
+    "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
+}
+"""Status, exit code and words, by why the supervisor stopped an execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an interpreter's process ended.
+
+    Attributes:
+        code: What it exited with, where it did.
+        signal: The signal that ended it, where one did.
+        zygote: The zygote is gone, and took it along.
+        memory: The kernel ended it because its control group was out of memory.
+    """
+
+    code: int = 0
+    signal: int | None = None
+    zygote: bool = False
+    memory: bool = False
+
+
+def judge(
+    execution: Execution, why: str | None, exit_: Exit | None, limits: Limits, timeout_s: float = 0.0
+) -> Execution:
+    """Return an execution as what it was in the end.
+
+    Args:
+        execution: What is known of it otherwise.
+        why: The supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code has broken in words.
+        exit_: How the process ended; None where it lives.
+        limits: Of the session.
+        timeout_s: What it was given.
+    """
+    if why in _STOPPED:
+        status, code, words = _STOPPED[why]
+        reason = words.format(
+            timeout=timeout_s, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
+        )
+    elif exit_ is None:
+        return execution
+    elif exit_.zygote:
+        status, code, reason = "sandbox_error", EXIT_SANDBOX, ZYGOTE_ENDED
+    elif why is not None:
+        status, code, reason = "killed", EXIT_KILLED, why
+    elif exit_.memory:
+        status, code, reason = "memory", EXIT_KILLED, "it used more memory than its limit"
+    elif exit_.signal is None:
+        status, code, reason = "killed", exit_.code, f"it ended the interpreter with status {exit_.code}"
+    else:
+        by = signal_name(exit_.signal)
+        status, code, reason = "killed", 128 + exit_.signal, f"the interpreter was ended by {by}"
+    signal = None if exit_ is None else exit_.signal
+    return replace(
+        execution, status=status, exit_code=code, reason=reason, state_lost=exit_ is not None, signal=signal
+    )
+
+
+_WORST: Final = 6
+"""Bytes that a character takes at most when it is sent."""
+
+_GROWTH: Final = 2
+"""By so much a text may grow when it is sent, of which lines and quotes ask little, and control characters six."""
+
+_ATTEMPTS: Final = 4
+"""At shortening a text by how much it is too long on the average; each looks at all of it."""
+
+
+def fit(
+    answer: Answer | None, stdout: tuple[str, bool], stderr: tuple[str, bool], limits: Limits
+) -> Execution:
+    """Return an execution with no more of its texts than may be sent.
+
+    Args:
+        answer: The interpreter's own; None where it ended without.
+        stdout: What was written, and whether some of it was dropped.
+        stderr: Likewise.
+        limits: Of the session.
+    """
+    execution, text = answer or (Execution(status="ok"), None)
+    out, err = (_fitting(written, _GROWTH * limits.output_bytes) for written, _ in (stdout, stderr))
+    limit = _GROWTH * limits.outputs_bytes
+    whole = None if text is None else text.decode("utf-8", "replace")
+    result = None if whole is None else _fitting(whole, limit)
+    left = limit - _json_size(result or "")
+    outputs: list[Output] = []
+    for output in execution.outputs:
+        left -= sum(map(_json_size, output.data.values()))
+        if left < 0:
+            break
+        outputs.append(output)
+    truncated = Truncated(
+        stdout=stdout[1] or out is not stdout[0],
+        stderr=stderr[1] or err is not stderr[0],
+        outputs=execution.truncated.outputs or result is not whole or len(outputs) < len(execution.outputs),
+    )
+    return replace(
+        execution, stdout=out, stderr=err, result=result, outputs=tuple(outputs), truncated=truncated
+    )
+
+
+def _fitting(text: str, limit: int) -> str:
+    """Return a text as far as it is to be sent in so many bytes; the same object where that is all of it."""
+    if _WORST * len(text) <= limit:
+        return text
+    for _ in range(_ATTEMPTS):
+        if (size := _json_size(text)) <= limit:
+            return text
+        text = text[: len(text) * limit // size]
+    return text[: limit // _WORST]
+
+
+def _json_size(text: str) -> int:
+    """Return how many bytes a text takes in JSON, where a control character takes six."""
+    plain = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+    controls = sum(text.count(chr(number)) for number in range(32))
+    return plain + 5 * controls - 4 * sum(map(text.count, "\b\t\n\f\r")) + text.count('"') + text.count("\\")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +27,9 @@ class Isolation(StrEnum):
     SECCOMP = "seccomp"
     PROCESS = "process"
 
-    @property
-    def strength(self) -> int:
-        """Grows with what the rung holds back: 0 for `PROCESS`, 3 for `NAMESPACES`."""
-        return len(LADDER) - 1 - LADDER.index(self)
-
     def at_least(self, other: "Isolation") -> bool:
         """Return whether this rung holds back all that another does."""
-        return self.strength >= other.strength
+        return LADDER.index(self) <= LADDER.index(other)
 
 
 LADDER: Final = (Isolation.NAMESPACES, Isolation.LSM, Isolation.SECCOMP, Isolation.PROCESS)
@@ -79,6 +74,11 @@ _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
+def _limit(default: Any, *, least: float) -> Any:
+    """Return a limit that leaves an interpreter able to run as long as it is at least so much."""
+    return field(default=default, metadata={"least": least})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The bounds of one session. Sizes are bytes, times are seconds.
@@ -99,32 +99,32 @@ class Limits:
             together only where there is a memory control group.
     """
 
-    timeout_s: float = 10.0
-    grace_s: float = 0.3
-    memory_bytes: int = 512 * _MIB
-    output_bytes: int = 64 * _KIB
-    output_hard_bytes: int = 8 * _MIB
-    outputs_bytes: int = 4 * _MIB
-    file_bytes: int = 64 * _MIB
-    disk_bytes: int = 64 * _MIB
-    files: int = 4096
-    open_files: int = 64
-    processes: int = 32
+    timeout_s: float = _limit(10.0, least=0.001)
+    grace_s: float = _limit(0.3, least=0.0)
+    memory_bytes: int = _limit(512 * _MIB, least=16 * _MIB)
+    output_bytes: int = _limit(64 * _KIB, least=0)
+    output_hard_bytes: int = _limit(8 * _MIB, least=1 * _KIB)
+    outputs_bytes: int = _limit(4 * _MIB, least=1 * _KIB)
+    file_bytes: int = _limit(64 * _MIB, least=4 * _KIB)
+    disk_bytes: int = _limit(64 * _MIB, least=64 * _KIB)
+    files: int = _limit(4096, least=8)
+    open_files: int = _limit(64, least=16)
+    processes: int = _limit(32, least=1)
     allow_subprocess: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST.get(field.name)
+        for each in fields(self):
+            value, least = getattr(self, each.name), each.metadata.get("least")
             if least is None:
                 if not isinstance(value, bool):
-                    raise LimitsError(f"expected true or false for the limit {field.name}, got {value!r}")
+                    raise LimitsError(f"expected true or false for the limit {each.name}, got {value!r}")
                 continue
-            kinds = (int, float) if field.name.endswith("_s") else (int,)
+            kinds = (int, float) if each.name.endswith("_s") else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
                 kind = "seconds" if float in kinds else "a whole number"
-                raise LimitsError(f"expected {kind} for the limit {field.name}, got {value!r}")
+                raise LimitsError(f"expected {kind} for the limit {each.name}, got {value!r}")
             if value < least:
-                raise LimitsError(f"expected at least {least} for the limit {field.name}, got {value!r}")
+                raise LimitsError(f"expected at least {least} for the limit {each.name}, got {value!r}")
 
     def changed(self, values: Mapping[str, Any]) -> "Limits":
         """Return these limits with some of them replaced.
@@ -132,12 +132,12 @@ class Limits:
         Raises:
             LimitsError: A name that is no limit, or a value that makes no sense.
         """
-        known = {field.name for field in fields(self)}
+        known = {each.name for each in fields(self)}
         if unknown := sorted(set(values) - known):
             raise LimitsError(
                 f"expected names of limits ({', '.join(sorted(known))}), got {', '.join(unknown)}; leave it out"
             )
-        return Limits(**{name: values.get(name, getattr(self, name)) for name in known})
+        return replace(self, **values)
 
     def within(self, ceilings: "Limits") -> "Limits":
         """Return these limits where none exceeds its ceiling.
@@ -145,27 +145,11 @@ class Limits:
         Raises:
             LimitsError: One does; the message names it.
         """
-        for field in fields(self):
-            value, ceiling = getattr(self, field.name), getattr(ceilings, field.name)
+        for each in fields(self):
+            value, ceiling = getattr(self, each.name), getattr(ceilings, each.name)
             if value > ceiling:
                 raise LimitsError(
-                    f"expected at most {ceiling} for the limit {field.name}, got {value}; "
+                    f"expected at most {ceiling} for the limit {each.name}, got {value}; "
                     "ask for less, or raise the server's ceiling"
                 )
         return self
-
-
-_LEAST: Final[dict[str, float]] = {
-    "timeout_s": 0.001,
-    "grace_s": 0.0,
-    "memory_bytes": 16 * _MIB,
-    "output_bytes": 0,
-    "output_hard_bytes": 1 * _KIB,
-    "outputs_bytes": 1 * _KIB,
-    "file_bytes": 4 * _KIB,
-    "disk_bytes": 64 * _KIB,
-    "files": 8,
-    "open_files": 16,
-    "processes": 1,
-}
-"""The least that leaves an interpreter able to run at all."""

@@ -2,175 +2,39 @@
 
 import asyncio
 import contextlib
-import errno
-import itertools
 import logging
 import resource
-import site
-import socket
-import sys
-import sysconfig
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit, judge
 from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
-from openenv_core.sandbox.errors import SandboxClosedError, SandboxUnavailableError
+from openenv_core.sandbox.errors import FileRefusedError, SandboxClosedError, SandboxUnavailableError
+from openenv_core.sandbox.inside.frames import MAX_VALUE
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
-from openenv_core.sandbox.kernel.identity import session_uid
+from openenv_core.sandbox.kernel.identity import UserLeases, session_uid
 from openenv_core.sandbox.probes import prove
-from openenv_core.sandbox.scratch import Scratch
-from openenv_core.sandbox.session import Life, SandboxSession
-from openenv_core.sandbox.zygote import Birth, Zygote
-
-_NAME: Final = "\0ropewalk-sandbox-user-{uid}"
-"""Of an abstract socket, which the kernel gives to one process at a time, and takes from one that dies."""
-
-
-class SandboxSlots:
-    """The slots that one sandbox has taken.
-
-    The kernel counts processes by user, and lets a user signal its own: two sandboxes must not share one. Where
-    sessions have no users of their own, slots are numbers, and nobody else's business.
-    """
-
-    def __init__(self) -> None:
-        self._taken: dict[int, socket.socket | None] = {}
-
-    def __len__(self) -> int:
-        return len(self._taken)
-
-    def take(self) -> int:
-        """Take the first slot that nobody on this machine has.
-
-        Raises:
-            ConfigurationError: The kernel has no such sockets.
-        """
-        for slot in itertools.count():
-            if slot in self._taken:
-                continue
-            if (uid := session_uid(slot)) is None:
-                self._taken[slot] = None
-                return slot
-            lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                lease.bind(_NAME.format(uid=uid))
-            except OSError as error:
-                lease.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise ConfigurationError(
-                        f"expected to lease a user for a session, got: {error}; sandboxes of root need Linux"
-                    ) from error
-                continue
-            self._taken[slot] = lease
-            return slot
-        raise AssertionError("numbers do not end")
-
-    def give(self, slot: int) -> None:
-        """Give a slot back."""
-        if (lease := self._taken.pop(slot, None)) is not None:
-            lease.close()
-
-
-SYSTEM: Final = (
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/lib32",
-    "/bin",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/mime.types",
-)
-
-OURS: Final = (
-    "openenv_core",
-    "servers",
-    "envs",
-    "rl_bridge",
-    "dockerfiles",
-    "examples",
-    "benchmarks",
-    "tests",
-    "code_interpreter_env",
-)
-"""Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadableView:
-    """What code may read.
-
-    Attributes:
-        shown: Files and folders that may be read, with all below.
-        hidden: What may not, below one of these.
-    """
-
-    shown: tuple[str, ...]
-    hidden: tuple[str, ...]
-
-    def without_hidden(self) -> tuple[str, ...]:
-        """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
-        away = {Path(path) for path in self.hidden}
-        return tuple(str(found) for path in self.shown for found in _without(Path(path), away))
-
-
-def view_of(more: Iterable[Path] = (), hidden: Iterable[Path] = ()) -> ReadableView:
-    """Return what code may read of this machine.
-
-    Args:
-        more: Beside Python's and the system's.
-        hidden: Not to be read, beside this project's own packages.
-    """
-    python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    wanted = {path for path in (*map(Path, SYSTEM), *python, *more) if path.exists()}
-    shown = [
-        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
-    ]
-    away = {path.resolve() for path in hidden if path.exists()} | _own_packages()
-    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
-    return ReadableView(tuple(sorted(map(str, shown))), tuple(sorted(map(str, below))))
-
-
-def _own_packages() -> set[Path]:
-    own = {folder / name for folder in _places() for name in OURS}
-    return {path.resolve() for path in own if path.exists()}
-
-
-def _places() -> set[Path]:
-    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
-    beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
-    paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
-    for scheme in sysconfig.get_scheme_names():
-        paths += sysconfig.get_paths(scheme, beneath).values()
-    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
-    return {*map(Path, paths), Path(__file__).resolve().parents[2]}
-
-
-def _without(path: Path, away: set[Path]) -> list[Path]:
-    real = path.resolve()
-    if any(real.is_relative_to(other) for other in away):
-        return []
-    if not any(other.is_relative_to(real) for other in away):
-        return [path]
-    if path.is_symlink():
-        return []  # the folder that it leads to is there under its own name, or it is not to be seen
-    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]
-
+from openenv_core.sandbox.readable import find_readable, without_hidden
+from openenv_core.sandbox.results import EXIT_KILLED, EXIT_SANDBOX, Execution, FileInfo, FunctionCall
+from openenv_core.sandbox.values import NotPlainError, encode, loads
+from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.workspace import Scratch, Workspace, watch_disk
+from openenv_core.sandbox.zygote import Zygote
 
 logger = logging.getLogger("openenv_core.sandbox")
 
-BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
+_BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before a zygote that died is replaced: the first at once, the following ever later."""
 
-HEALTHY_UPTIME_S: Final = 60.0
+_HEALTHY_UPTIME_S: Final = 60.0
 """A zygote that lived so long begins the count of deaths anew."""
 
 
@@ -192,13 +56,11 @@ class Sandbox:
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self._config = config or SandboxConfig()
         self._isolation: Isolation | None = None
-        self._facts: Mapping[str, Any] = {}
         self._zygote: Zygote | None = None
         self._scratch: Scratch | None = None
         self._cgroups: CgroupMaker | None = None
         self._sessions: set[SandboxSession] = set()
-        self._slots = SandboxSlots()
-        self._numbers = itertools.count(1)
+        self._users = UserLeases()
         self._booting = asyncio.Lock()
         self._began = 0.0
         self._deaths = 0
@@ -217,11 +79,6 @@ class Sandbox:
                 "expected a running sandbox, got one that was not started; await start() first"
             )
         return self._isolation
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What the zygote says of itself: its version of Python, the kernel's version of Landlock."""
-        return self._facts
 
     @property
     def sessions(self) -> int:
@@ -247,7 +104,9 @@ class Sandbox:
         for isolation in LADDER[first : last + 1]:
             self._isolation = isolation
             try:
-                await self._boot()
+                if isolation is not Isolation.NAMESPACES:
+                    self._scratch = await asyncio.to_thread(Scratch)
+                await self._boot_zygote()
                 await prove(isolation, self.open)
             except SandboxUnavailableError as error:
                 refusals.append(f"{isolation}: {error}")
@@ -266,7 +125,7 @@ class Sandbox:
             "docs/sandbox.md says what each level needs"
         )
 
-    async def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> SandboxSession:
+    async def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> "SandboxSession":
         """Start an interpreter.
 
         Args:
@@ -277,9 +136,9 @@ class Sandbox:
             SandboxUnavailableError: None can be had now.
             SandboxClosedError: The sandbox was closed, or not started.
         """
-        session = self._make(limits or Limits(), snapshot=snapshot)
+        session = SandboxSession(self, limits or Limits(), snapshot=snapshot)
         try:
-            await session.begin()
+            await session._begin()
         except BaseException:
             await session.close()
             raise
@@ -300,72 +159,56 @@ class Sandbox:
     ) -> None:
         await self.close()
 
-    def _make(self, limits: Limits, *, snapshot: bool) -> SandboxSession:
-        isolation = self.isolation
-
-        async def start() -> Life:
-            return await self._fork_interpreter(limits, snapshot)
-
-        def adopt(limits: Limits, life: Life) -> SandboxSession:
-            other = self._make(limits, snapshot=snapshot)
-            other.take_over(life)
-            return other
-
-        session = SandboxSession(uuid4().hex, limits, isolation, start, self._sessions.discard, adopt)
-        self._sessions.add(session)
-        return session
-
-    async def _fork_interpreter(self, limits: Limits, snapshot: bool) -> Life:
+    async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
         if self._closed:
             raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
-        birth = Birth(zygote, self._scratch, self._cgroups, limits)
-        slot = self._slots.take()
+        slot, uid = self._users.take()
+        # Not with the session: branches of it are the same user, and may live on.
+        give_back = partial(self._users.give, slot)
         try:
-            worker, workspace = await birth.fork_interpreter(
-                next(self._numbers), slot, self._config.start_timeout_s, snapshot=snapshot
+            return await zygote.fork_interpreter(
+                limits,
+                uid,
+                snapshot=snapshot,
+                scratch=self._scratch,
+                cgroups=self._cgroups,
+                removed=give_back,
+                timeout_s=self._config.start_timeout_s,
             )
         except BaseException:
-            self._slots.give(slot)
+            give_back()
             raise
-        # Not with the session: branches of it are the same user, and may live on.
-        workspace.gone = partial(self._slots.give, slot)
-        return worker, workspace
 
     async def _living_zygote(self) -> Zygote:
         async with self._booting:
             if self._zygote is None or self._zygote.gone:
                 await self._unboot_zygote()
-                if asyncio.get_running_loop().time() - self._began > HEALTHY_UPTIME_S:
+                if asyncio.get_running_loop().time() - self._began > _HEALTHY_UPTIME_S:
                     self._deaths = 0
-                await asyncio.sleep(BACKOFF_S[min(self._deaths, len(BACKOFF_S) - 1)])
+                await asyncio.sleep(_BACKOFF_S[min(self._deaths, len(_BACKOFF_S) - 1)])
                 self._deaths += 1
                 await self._boot_zygote()
         assert self._zygote is not None
         return self._zygote
 
-    async def _boot(self) -> None:
-        if self.isolation is not Isolation.NAMESPACES:
-            self._scratch = await asyncio.to_thread(Scratch)
-        await self._boot_zygote()
-
     async def _boot_zygote(self) -> None:
         config = self._config
-        view = await asyncio.to_thread(view_of, config.readable, config.hidden)
+        shown, hidden = await asyncio.to_thread(find_readable, config.readable, config.hidden)
         # A root of its own has empty places instead of the hidden ones; a few mounts do for it.
         bound = self.isolation is Isolation.NAMESPACES
-        told = {
+        spec = {
             "isolation": self.isolation,
             "preload": list(config.preload),
-            "shown": view.shown,
-            "hidden": view.hidden,
-            "readable": view.shown if bound else await asyncio.to_thread(view.without_hidden),
+            "shown": shown,
+            "hidden": hidden,
+            "readable": shown if bound else await asyncio.to_thread(without_hidden, shown, hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
             "privileged": session_uid(0) is not None,
         }
         self._began = asyncio.get_running_loop().time()
-        self._zygote = Zygote(told, self._on_death)
-        self._facts = await self._zygote.start(config.boot_timeout_s)
+        self._zygote = Zygote(spec, self._on_death)
+        await self._zygote.start(config.boot_timeout_s)
 
     def _on_death(self) -> None:
         # On the way down the ladder it is no news.
@@ -392,3 +235,294 @@ def _raise_descriptor_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class SandboxSession:
+    """An interpreter with state. Made by `Sandbox.open`.
+
+    Executions run one after the other. After one that ended the interpreter (`state_lost`) the next begins a new one,
+    with nothing of the old.
+
+    Args:
+        sandbox: Forks its interpreters.
+        limits: Its bounds.
+        snapshot: Keeps the state of before an execution that had to be killed.
+    """
+
+    def __init__(self, sandbox: Sandbox, limits: Limits, *, snapshot: bool) -> None:
+        self._id = uuid4().hex
+        self._isolation = sandbox.isolation
+        self._sandbox = sandbox
+        self._limits = limits
+        self._snapshot = snapshot
+        self._worker: Worker | None = None
+        self._workspace: Workspace | None = None
+        self._turn = asyncio.Lock()
+        self._given_up = False
+        self._closed = False
+        sandbox._sessions.add(self)
+
+    @property
+    def session_id(self) -> str:
+        """Its name, in results and logs."""
+        return self._id
+
+    @property
+    def isolation(self) -> str:
+        """What its code runs behind."""
+        return self._isolation
+
+    @property
+    def limits(self) -> Limits:
+        """Its bounds."""
+        return self._limits
+
+    @property
+    def alive(self) -> bool:
+        """Whether its interpreter, and with it the state, lives."""
+        return self._worker is not None and self._worker.alive
+
+    async def execute(
+        self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
+    ) -> Execution:
+        """Run code; see `Interpreter.execute`. `await` may stand outside of functions."""
+        return (await self._ask({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
+
+    async def call(
+        self,
+        function: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        stdin: str | None = None,
+    ) -> FunctionCall:
+        """Call a function that the code has defined, with values that cross as tagged JSON (`sandbox.values`).
+
+        Args:
+            function: Its name in the session's namespace.
+            args: Its positional arguments.
+            kwargs: Its arguments by name.
+            timeout_s: Seconds; no more than the session's limit.
+            stdin: What it reads from standard input; None: nothing.
+
+        Raises:
+            NotPlainError: An argument is no such value.
+            SandboxClosedError: The session was closed.
+        """
+        message = {
+            "op": "call",
+            "name": function,
+            "args": encode(list(args)),
+            "kwargs": encode(dict(kwargs or {})),
+            "stdin": stdin,
+        }
+        execution, text = await self._ask(message, timeout_s)
+        execution = replace(execution, result=None)
+        value = None
+        if execution.status == "ok":
+            try:
+                value = loads(text or b"", max_bytes=MAX_VALUE)
+            except NotPlainError as error:
+                # Only an interpreter that the code has taken over says such a thing.
+                execution = replace(
+                    execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
+                )
+        return FunctionCall(execution=execution, value=value)
+
+    async def put_file(self, path: str, data: bytes) -> FileInfo:
+        """Write a file of the workspace; see `Interpreter.put_file`."""
+        async with self._turn:
+            workspace = await self._open_workspace(path)
+            return await asyncio.to_thread(workspace.put, path, data)
+
+    async def get_file(self, path: str) -> bytes:
+        """Return a file's content; see `Interpreter.get_file`."""
+        async with self._turn:
+            workspace = await self._open_workspace(path)
+            return await asyncio.to_thread(workspace.get, path)
+
+    async def list_files(self) -> list[FileInfo]:
+        """Return the files of the workspace; see `Interpreter.list_files`."""
+        async with self._turn:
+            workspace = await self._open_workspace("")
+            return await asyncio.to_thread(workspace.list)
+
+    async def fork(self, count: int) -> "list[SandboxSession]":
+        """Branch the interpreter as it stands: variables, and a copy of the files.
+
+        The branches share the session's limits of memory and processes, and end by themselves.
+
+        Args:
+            count: How many.
+
+        Raises:
+            ConfigurationError: It was not opened with `snapshot`.
+            SandboxUnavailableError: They cannot be had.
+            FileRefusedError: There is no room for a copy of the files.
+        """
+        begun, given_up = asyncio.Event(), asyncio.Event()
+        making = asyncio.create_task(self._branches(count, begun, given_up))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
+            given_up.set()
+            if not begun.is_set():
+                making.cancel()
+            await asyncio.shield(_close_all(making))
+            raise
+
+    async def _branches(
+        self, count: int, begun: asyncio.Event, given_up: asyncio.Event
+    ) -> "list[SandboxSession]":
+        branches: list[SandboxSession] = []
+        async with self._turn:
+            begun.set()
+            workspace = await self._open_workspace("")
+            worker = self._worker
+            if worker is None or not self._snapshot:
+                raise ConfigurationError(
+                    "expected a session that keeps snapshots, got one without; open it with snapshot=True"
+                )
+            try:
+                while len(branches) < count and not given_up.is_set():
+                    copy = await asyncio.to_thread(workspace.branch, f"branch-{worker.processes.tree.made}")
+                    try:
+                        branched = await worker.branch(copy.inside)
+                    except BaseException:
+                        await copy.close()
+                        raise
+                    branch = SandboxSession(self._sandbox, self._limits, snapshot=True)
+                    branch._worker, branch._workspace = branched, copy
+                    branches.append(branch)
+            except BaseException:
+                await asyncio.gather(*(branch.close() for branch in branches))
+                raise
+        return branches
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, or will as soon as its interpreter lives, as its time-out would; else do nothing."""
+        self._given_up = True
+        if self._worker is not None:
+            self._worker.stop("interrupt")
+
+    async def restart(self) -> None:
+        """Begin anew, without variables and files; see `Interpreter.restart`."""
+        async with self._turn:
+            await self._end_life()
+            await self._living()
+
+    async def close(self) -> None:
+        """End the interpreter and remove its files. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._end_life()
+        finally:
+            self._sandbox._sessions.discard(self)
+
+    async def _begin(self) -> None:
+        async with self._turn:
+            await self._living()
+
+    async def _ask(self, message: dict[str, Any], timeout_s: float | None) -> tuple[Execution, bytes | None]:
+        limits = self._limits
+        timeout = limits.timeout_s if timeout_s is None else max(0.0, min(timeout_s, limits.timeout_s))
+        async with self._turn:
+            self._given_up = False
+            began = time.perf_counter()
+            text, files = None, tuple[FileInfo, ...]()
+            try:
+                workspace = await self._living()
+            except SandboxUnavailableError as error:
+                execution = Execution(
+                    status="sandbox_error",
+                    exit_code=EXIT_SANDBOX,
+                    state_lost=True,
+                    execution_time_s=time.perf_counter() - began,
+                    reason=str(error),
+                )
+            except _EndedItselfError as error:
+                execution = judge(Execution(status="ok"), str(error), Exit(), limits)
+            else:
+                execution, text = await self._run(workspace, message, timeout)
+            if execution.state_lost:
+                await self._end_life()
+            else:
+                files = await workspace.changes()
+            return replace(execution, session_id=self._id, isolation=self._isolation, files=files), text
+
+    async def _run(
+        self, workspace: Workspace, message: dict[str, Any], timeout_s: float
+    ) -> tuple[Execution, bytes | None]:
+        worker = self._worker
+        assert worker is not None
+        if self._given_up:
+            asyncio.get_running_loop().call_soon(worker.stop, "interrupt")
+        try:
+            with watch_disk(workspace, partial(worker.stop, "disk")):
+                execution, text = await worker.request(message, timeout_s)
+        except BaseException:
+            # Nobody waits for the rest: the server's own deadline, or a client that went away.
+            await self._end_life()
+            raise
+        if not execution.state_lost and await workspace.overfull():
+            # It was over before the first look, or an interrupt was enough to end it.
+            execution = judge(execution, "disk", Exit(signal=signal.SIGKILL), self._limits)
+        return execution, text
+
+    async def _living(self) -> Workspace:
+        if self._closed:
+            raise SandboxClosedError("expected an open session, got one that was closed; open another")
+        if self._worker is not None and not self._worker.alive:
+            if (own := self._worker.own_end()) is not None:
+                raise _EndedItselfError(
+                    f"{own}; variables and files are gone, and the next request begins anew"
+                )
+            exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
+            await self._end_life()
+            why = (
+                ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
+            )
+            raise SandboxUnavailableError(
+                f"{why}; variables and files are gone, and the next request begins anew"
+            )
+        if self._worker is None or self._workspace is None:
+            self._worker, self._workspace = await self._sandbox._fork_interpreter(
+                self._limits, snapshot=self._snapshot
+            )
+        return self._workspace
+
+    async def _open_workspace(self, path: str) -> Workspace:
+        try:
+            return await self._living()
+        except _EndedItselfError as error:
+            # Told here as the code's doing, and once more with the next execution.
+            raise FileRefusedError(path, str(error)) from None
+
+    async def _end_life(self) -> None:
+        worker, self._worker = self._worker, None
+        workspace, self._workspace = self._workspace, None
+        # Whoever waits here may go away: what belongs to a life is given back all the same.
+        await asyncio.shield(_give_back(worker, workspace))
+
+
+class _EndedItselfError(Exception):
+    """The code has ended its interpreter, and nobody was told yet."""
+
+
+async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None:
+    try:
+        if worker is not None:
+            await worker.close()
+    finally:
+        if workspace is not None:
+            await workspace.close()
+
+
+async def _close_all(making: "asyncio.Task[list[SandboxSession]]") -> None:
+    await asyncio.wait([making])
+    if not making.cancelled() and making.exception() is None:
+        await asyncio.gather(*(branch.close() for branch in making.result()))

@@ -7,8 +7,7 @@ from typing import Any, Self
 from openenv_core.loop_thread import LoopThread
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.results import Execution, FileInfo, FunctionCall
-from openenv_core.sandbox.sandbox import Sandbox
-from openenv_core.sandbox.session import SandboxSession
+from openenv_core.sandbox.sandbox import Sandbox, SandboxSession
 
 
 class SyncSession:

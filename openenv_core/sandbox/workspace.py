@@ -1,48 +1,49 @@
-"""A session's files, seen from outside through a descriptor of their folder; and their size, watched."""
+"""Sessions' files, seen from outside through a descriptor: where they lie, how many they may be, how they go."""
 
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
+import itertools
 import logging
 import math
 import os
+import secrets
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import PurePosixPath
-from types import TracebackType
-from typing import Final, Self
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import FileRefusedError
 from openenv_core.sandbox.kernel.namespaces import WORKSPACE
 from openenv_core.sandbox.results import FileInfo
-from openenv_core.sandbox.scratch import remove_below
 
 logger = logging.getLogger("openenv_core.sandbox")
 
-TEMPORARY: Final = ".tmp"
+_TEMPORARY: Final = ".tmp"
 """The folder for temporary files; it is not listed."""
 
-MAX_DEPTH: Final = 32
+_MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _QUICK_ENTRIES: Final = 64
 _QUICK_BYTES: Final = 256 << 10
 
-
 _PART: Final = 1 << 20
 """Of a file that is hashed so many bytes are read at once."""
 
-SCANNERS: Final = 2
+_SCANNERS: Final = 2
 """Workspaces of a process that are hashed at once; the others wait, for the machine is one."""
 
 
 @cache
 def _scanners() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(SCANNERS, "openenv-scan")
+    return ThreadPoolExecutor(_SCANNERS, "openenv-scan")
 
 
 class _SlowError(Exception):
@@ -61,11 +62,8 @@ class Workspace:
         limits: Of the session.
         owner: User and group of what is written into it; None: this process's own.
         bounded: Whether the file system itself holds the limits.
-        name: Its path, where it has to be removed at the end.
-        inside: Its path as code sees it.
-
-    Attributes:
-        gone: Called once it is closed, all branches of it are, and nothing is left of them.
+        path: Its path, where it has to be removed at the end; else code sees it at the usual place.
+        removed: Called once it is closed, all branches of it are, and nothing is left of them.
     """
 
     def __init__(
@@ -75,16 +73,16 @@ class Workspace:
         owner: tuple[int, int] | None,
         *,
         bounded: bool,
-        name: str | None = None,
-        inside: str = WORKSPACE,
+        path: str | None = None,
+        removed: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
         self._closing = threading.Lock()
         self._limits = limits
         self._owner = owner
-        self._name = name
-        self.inside = inside
-        self.gone: Callable[[], None] = _nothing
+        self._path = path
+        self._removed = removed
+        self.inside = path or WORKSPACE
         self._above: Workspace | None = None
         self._branches = 0
         self._closed = False
@@ -92,17 +90,13 @@ class Workspace:
         self.bounded = bounded
 
     def put(self, path: str, data: bytes) -> FileInfo:
-        """Write a file, and the folders above it. Blocks.
-
-        Raises:
-            FileRefusedError: The path leaves the workspace, or a limit is reached.
-        """
+        """Write a file, and the folders above it. Blocks."""
         parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
             raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
         if not self.bounded and self._used() > self._limits.disk_bytes - len(data):
             raise FileRefusedError(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
-        with contextlib.ExitStack() as stack, _told(path):
+        with contextlib.ExitStack() as stack, _refusing(path):
             folder = self._descend(parts[:-1], stack, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
@@ -110,7 +104,8 @@ class Workspace:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise FileRefusedError(path, "something else has this name")
             os.ftruncate(file, 0)
-            self._own(file)
+            if self._owner is not None:
+                os.fchown(file, *self._owner)
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]
@@ -120,20 +115,18 @@ class Workspace:
         return info
 
     def get(self, path: str) -> bytes:
-        """Return a file's content. Blocks.
-
-        Raises:
-            FileRefusedError: There is no plain file there, or it is too large.
-        """
+        """Return a file's content. Blocks."""
         with self._reading(path) as file:
             return _read(file, self._limits.file_bytes)
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[int]:
         parts = _parts(path)
-        with contextlib.ExitStack() as stack, _told(path):
+        with contextlib.ExitStack() as stack, _refusing(path):
             folder = self._descend(parts[:-1], stack, make=False)
-            file = self._open(parts[-1], folder)
+            file = os.open(
+                parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
             stack.callback(os.close, file)
             told = os.fstat(file)
             if not stat.S_ISREG(told.st_mode):
@@ -156,18 +149,11 @@ class Workspace:
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, name: str) -> "Workspace":
-        """Return a copy of the files, in a folder of this one that is not listed. Blocks.
-
-        Args:
-            name: Of the folder.
-
-        Raises:
-            FileRefusedError: There is no room for it.
-        """
-        with contextlib.ExitStack() as stack, _told(name):
-            inner = self._descend((TEMPORARY, name), stack, make=True)
-            place = f"{self.inside}/{TEMPORARY}/{name}"
-            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded, inside=place)
+        """Return a copy of the files, in a folder of this one that is not listed. Blocks."""
+        with contextlib.ExitStack() as stack, _refusing(name):
+            inner = self._descend((_TEMPORARY, name), stack, make=True)
+            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
+            copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
             for path, told in self._walk(everything=False):
                 if stat.S_ISREG(told.st_mode):
@@ -221,15 +207,16 @@ class Workspace:
             if self._above is not None:
                 # Code may live beside it and go on making folders; no more levels than files are allowed.
                 await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
-            elif self._name is not None:
-                await asyncio.to_thread(remove_below, folder, self._name)
+            elif self._path is not None:
+                await asyncio.to_thread(remove_below, folder, self._path)
         except OSError as error:
             # Nobody's answer depends on it; what is left goes with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
         finally:
             with self._closing:
                 os.close(folder)
-            self.gone()
+            if self._removed is not None:
+                self._removed()
             if self._above is not None:
                 self._above._branches -= 1
                 await self._above._leave()
@@ -288,7 +275,7 @@ class Workspace:
                 except OSError:
                     continue
                 for entry in entries:
-                    if not parts and entry.name == TEMPORARY and not everything:
+                    if not parts and entry.name == _TEMPORARY and not everything:
                         continue
                     count += 1
                     if count > 2 * self._limits.files:
@@ -299,7 +286,7 @@ class Workspace:
                         continue
                     here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
                     if stat.S_ISDIR(told.st_mode):
-                        if len(here) <= MAX_DEPTH:
+                        if len(here) <= _MAX_DEPTH:
                             left.append(here)
                         elif everything:
                             raise _UnseenError
@@ -313,7 +300,8 @@ class Workspace:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o755, dir_fd=folder)
-                    self._own_name(part, folder)
+                    if self._owner is not None:
+                        os.chown(part, *self._owner, dir_fd=folder, follow_symlinks=False)
             folder = os.open(part, _FOLDER, dir_fd=folder)
             stack.callback(os.close, folder)
         return folder
@@ -326,21 +314,6 @@ class Workspace:
         stack.callback(os.close, folder)
         return folder
 
-    def _open(self, name: str, folder: int) -> int:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-
-    def _own(self, file: int) -> None:
-        if self._owner is not None:
-            os.fchown(file, *self._owner)
-
-    def _own_name(self, name: str, folder: int) -> None:
-        if self._owner is not None:
-            os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""
-
 
 def _parts(path: str) -> tuple[str, ...]:
     if not path or "\0" in path or len(path) > 1024 or not path.isprintable():
@@ -349,7 +322,7 @@ def _parts(path: str) -> tuple[str, ...]:
     parts = pure.parts
     if pure.is_absolute() or ".." in parts or not parts:
         raise FileRefusedError(path, "expected a path inside of the workspace, relative to it")
-    if len(parts) > MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
+    if len(parts) > _MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
         raise FileRefusedError(path, "it is too deep, or a name in it is too long")
     return parts
 
@@ -368,7 +341,7 @@ def _read(file: int, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _refusing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -383,38 +356,192 @@ DISK_POLL_INTERVAL_S: Final = 0.25
 """Seconds between two looks. What code can write in that time is what it can exceed its limit by."""
 
 
-class DiskWatch:
-    """For the time of one execution; one that is over before the first look costs next to nothing.
+@contextlib.contextmanager
+def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[None]:
+    """Look at a workspace for the time of one execution; one that is over before the first look costs next to nothing.
 
     Args:
         workspace: What to look at.
         exceeded: Called once, when it holds more than it may.
     """
+    if workspace.bounded:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    looking: list[asyncio.Task[None]] = []
 
-    def __init__(self, workspace: Workspace, exceeded: Callable[[], None]) -> None:
-        self._workspace = workspace
-        self._exceeded = exceeded
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+    async def look() -> None:
+        while True:
+            if await asyncio.to_thread(workspace.exceeded):
+                exceeded()
+                return
+            await asyncio.sleep(DISK_POLL_INTERVAL_S)
 
-    def __enter__(self) -> Self:
-        if not self._workspace.bounded:
-            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)
-        return self
+    timer = loop.call_later(DISK_POLL_INTERVAL_S, lambda: looking.append(loop.create_task(look())))
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in looking:
+            task.cancel()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
 
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._look())
+_MOST_ROUNDS: Final = 1 << 20
+"""How deep folders may be nested: each round brings the content of one level up."""
 
-    async def _look(self) -> None:
-        if await asyncio.to_thread(self._workspace.exceeded):
-            self._exceeded()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(DISK_POLL_INTERVAL_S, self._start)
+# Where there is no O_PATH, no code runs here either: but hosted backends import this package too.
+_PLACE: Final = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_AT_ONCE: Final = 100_000
+"""Entries that are looked at before they are removed; a folder that grows meanwhile could be listed for ever."""
+
+_REFUSALS: Final = 100
+"""Rounds in which something may have refused to go: whoever changes a folder meanwhile causes that too."""
+
+
+def remove_below(folder: int, name: str | None, rounds: int = _MOST_ROUNDS) -> None:
+    """Remove everything in a folder, and the folder. Blocks.
+
+    Folders in it are moved up to it one by one, so that neither their depth nor the length of their paths matters.
+
+    Args:
+        folder: A descriptor of it.
+        name: Its path; None leaves the folder itself.
+        rounds: After so many it is given up, where somebody makes new entries as fast as they are removed.
+
+    Raises:
+        OSError: Something in it cannot be removed.
+    """
+    # Opened anew: another thread may still be listing it.
+    folder = os.open(".", _FOLDER, dir_fd=folder)
+    try:
+        _empty_all(folder, rounds)
+    finally:
+        os.close(folder)
+    if name is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(name)
+
+
+def _empty_all(folder: int, rounds: int) -> None:
+    fresh = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    refusals = 0
+    for _ in range(rounds):
+        entries = _some_of(folder)
+        if not entries:
+            return
+        refused: OSError | None = None
+        for entry in entries:
+            try:
+                _remove(entry, folder, fresh)
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            refusals += 1
+            if refusals >= _REFUSALS:
+                raise refused
+    raise OSError(f"expected a folder to be empty after {rounds} rounds, got one with new entries each time")
+
+
+def _some_of(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in itertools.islice(entries, _AT_ONCE)]
+
+
+def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
+    if _unlink(name, folder):
+        return
+    below = _opened(name, folder)
+    try:
+        for inner in _some_of(below):
+            if not _unlink(inner, below):
+                # Moving a folder writes its "..", so it has to be writable itself.
+                os.close(_opened(inner, below))
+                os.rename(inner, next(fresh), src_dir_fd=below, dst_dir_fd=folder)
+    finally:
+        os.close(below)
+    os.rmdir(name, dir_fd=folder)
+
+
+def _opened(name: str, folder: int) -> int:
+    """Open a folder, whatever its mode keeps its owner from; the mode does not any more."""
+    place = os.open(name, _PLACE, dir_fd=folder)
+    try:
+        # What the name leads to by now may be a link to anywhere, and the mode of what that names be changed.
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _unlink(name: str, folder: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+PREFIX: Final = "ropewalk-sandbox-"
+_LOCK: Final = ".lock"
+
+
+class Scratch:
+    """A folder of this process's own; its lock tells others that its owner lives."""
+
+    def __init__(self) -> None:
+        sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # Sessions with a user of their own come through, and see no other's name.
+        self.path.chmod(0o711)
+        self._lock = _locked(self.path)
+        self._numbers = itertools.count(1)
+
+    def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
+        """Make a session's folder; return a descriptor of it, and its path."""
+        path = str(self.path / str(next(self._numbers)))
+        os.mkdir(path, mode=0o700)
+        if owner is not None:
+            os.chown(path, *owner)
+        return os.open(path, _FOLDER), path
+
+    def close(self) -> None:
+        """Remove it. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _remove_folder(self.path)
+            os.close(lock)
+
+
+def sweep() -> None:
+    """Remove the folders of owners that were killed before they could."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+            continue
+        lock = _locked(path)
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                _remove_folder(path)
+            os.close(lock)
+
+
+def _remove_folder(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        folder = os.open(path, _FOLDER)
+        try:
+            remove_below(folder, str(path))
+        finally:
+            os.close(folder)
+
+
+def _locked(path: Path) -> int | None:
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock

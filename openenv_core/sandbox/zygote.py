@@ -3,6 +3,7 @@
 import array
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -15,23 +16,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
-from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
-from openenv_core.sandbox.inside.standing import FOR_THE_LOADER
+from openenv_core.sandbox.inside.frames import FOR_THE_LOADER, PLACE, READY, ROOT
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
-from openenv_core.sandbox.kernel.identity import session_uid
-from openenv_core.sandbox.scratch import Scratch
-from openenv_core.sandbox.snapshots import BranchingWorker
-from openenv_core.sandbox.worker import Exit, Worker, hear, make_ends
-from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.processes import Connections, InterpreterProcesses, ProcessTree, hear, set_done
+from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.workspace import Scratch, Workspace
 
-BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
-MESSAGE_BYTES: Final = 1 << 16
+_BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
+_MESSAGE_BYTES: Final = 1 << 16
 SHUTDOWN_TIMEOUT_S: Final = 5.0
-SAID_CHARS: Final = 2000
+_SAID_CHARS: Final = 2000
 
-ENVIRONMENT: Final = {
+_ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "HOME": "/nonexistent",
@@ -49,16 +48,17 @@ class Zygote:
     """A running zygote.
 
     Args:
-        told: What it is told: `inside/zygote.py` says what that is.
+        spec: What it is told: `ZygoteSpec` of `inside/walls.py`.
         died: Called once when it is gone.
     """
 
-    def __init__(self, told: dict[str, Any], died: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, spec: dict[str, Any], died: Callable[[], None]) -> None:
+        self._spec = spec
         self._died = died
+        self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the zygote
@@ -69,8 +69,8 @@ class Zygote:
         """Of its process; None before the start."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, timeout_s: float) -> dict[str, Any]:
-        """Start it, and return what it says of itself once it is ready.
+    async def start(self, timeout_s: float) -> None:
+        """Start it, and return once it is ready.
 
         Raises:
             SandboxUnavailableError: It ended, or was not ready in time.
@@ -79,13 +79,13 @@ class Zygote:
         try:
             # Short enough for the loop: the child is made without copying this process.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-I", "-B", str(BOOT), str(self._inner.fileno())],
+                [sys.executable, "-I", "-B", str(_BOOT), str(self._inner.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[self._inner.fileno()],
                 env={
-                    **ENVIRONMENT,
+                    **_ENVIRONMENT,
                     **{name: os.environ[name] for name in FOR_THE_LOADER if name in os.environ},
                 },
                 cwd="/",
@@ -98,8 +98,8 @@ class Zygote:
         self._loop.add_reader(self._channel.fileno(), self._readable)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._send({"tell": self._told}, [])
-                return await asyncio.shield(self._ready)
+                await self._send(self._spec, [])
+                await asyncio.shield(self._ready)
         except TimeoutError:
             await self.close()
             raise SandboxUnavailableError(
@@ -109,30 +109,98 @@ class Zygote:
             await self.close()
             raise
 
-    async def fork(self, number: int, spec: dict[str, Any], descriptors: list[int]) -> asyncio.Future[Exit]:
-        """Ask for an interpreter.
+    async def fork_interpreter(
+        self,
+        limits: Limits,
+        uid: int | None,
+        *,
+        snapshot: bool,
+        scratch: Scratch | None,
+        cgroups: CgroupMaker | None,
+        removed: Callable[[], None],
+        timeout_s: float,
+    ) -> tuple[Worker, Workspace]:
+        """Have an interpreter forked, and wait until it is confined.
 
         Args:
-            number: Names it in what the zygote tells; never used twice.
-            spec: What it is told.
-            descriptors: The inner ends of its control socket, its stdout and its stderr.
-
-        Returns:
-            A future of its exit.
+            limits: Of the session.
+            uid: Its user; None: the zygote's.
+            snapshot: Keeps the state of before an execution that had to be killed.
+            scratch: Where folders are made; None where sessions have a file system of their own.
+            cgroups: Makes control groups; None where there can be none.
+            removed: Called once the workspace is closed, all branches of it are, and nothing is left of them.
+            timeout_s: Seconds until it has to be ready.
 
         Raises:
-            SandboxUnavailableError: The zygote is gone.
+            SandboxUnavailableError: It was not, or the zygote is gone.
         """
-        if self.gone:
-            raise SandboxUnavailableError("expected a running zygote, got one that has ended")
-        exit_ = self._loop.create_future()
-        self._exits[number] = exit_
+        owner = None if uid is None else (uid, uid)
+        forks = snapshot or limits.allow_subprocess
+        exited: asyncio.Future[Exit] = self._loop.create_future()
+        async with contextlib.AsyncExitStack() as undo:
+            path = None
+            if scratch is not None:
+                folder, path = await asyncio.to_thread(scratch.make, owner)
+                place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
+                undo.push_async_callback(place.close)
+            # What one process may have is bounded without; what it and its children have together is not.
+            cgroup, doors = None, list[int]()
+            if cgroups is not None and forks:
+                cgroup, doors = await asyncio.to_thread(_make_cgroup, cgroups, limits)
+            tree, connections = ProcessTree(exited, cgroup), Connections()
+            # The connections are closed first: whoever is not known yet ends by that.
+            undo.push_async_callback(tree.close)
+            undo.callback(connections.close)
+            spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
+            try:
+                await self._fork(spec, [*connections.inner, *doors], exited)
+            finally:
+                connections.hand_over()
+                for door in doors:
+                    os.close(door)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    root, _ = await _hear(connections, exited, ROOT)
+                    tree.root = os.pidfd_open(root)
+                    if path is None:
+                        _, (folder,) = await _hear(connections, exited, PLACE)
+                        place = Workspace(folder, limits, owner, bounded=True, removed=removed)
+                        undo.push_async_callback(place.close)
+                    elif forks:
+                        tree.group = root
+                    process, _ = await _hear(connections, exited, READY)
+                processes = InterpreterProcesses(tree, process, forks=snapshot)
+            except TimeoutError:
+                raise SandboxUnavailableError(
+                    f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
+                ) from None
+            except ProcessLookupError:
+                await asyncio.wait([exited], timeout=1.0)
+                if exited.done() and exited.result().zygote:
+                    raise SandboxUnavailableError(ZYGOTE_ENDED) from None
+                said = connections.last_words() or "it said nothing"
+                raise SandboxUnavailableError(f"expected an interpreter, got none: {said}") from None
+            if forks:
+                tree.leader = process
+            if not snapshot:
+                connections.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            undo.pop_all()
+        return Worker(connections, limits, processes), place
+
+    async def _fork(self, spec: dict[str, Any], descriptors: list[int], exited: asyncio.Future[Exit]) -> None:
+        number = next(self._numbers)
         try:
-            await self._send({"fork": number, **spec}, descriptors)
-        except OSError:
+            if self.gone:
+                raise BrokenPipeError
+            self._exits[number] = exited
+            await self._send({"fork": number, "spec": spec}, descriptors)
+        except BaseException as error:
             self._exits.pop(number, None)
-            raise SandboxUnavailableError("expected a running zygote, got one that has ended") from None
-        return exit_
+            if not exited.done():
+                exited.set_result(Exit(zygote=True))
+            if isinstance(error, OSError):
+                raise SandboxUnavailableError("expected a running zygote, got one that has ended") from None
+            raise
 
     async def close(self) -> None:
         """End it, and all interpreters with it. Idempotent."""
@@ -152,7 +220,7 @@ class Zygote:
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), SAID_CHARS, max(0, size - SAID_CHARS))
+        data = os.pread(self._log.fileno(), _SAID_CHARS, max(0, size - _SAID_CHARS))
         return data.decode("utf-8", "replace").strip()
 
     async def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
@@ -166,7 +234,7 @@ class Zygote:
                 return
             except BlockingIOError:
                 writable = self._loop.create_future()
-                self._loop.add_writer(self._channel.fileno(), _set, writable)
+                self._loop.add_writer(self._channel.fileno(), set_done, writable)
                 try:
                     await writable
                 finally:
@@ -176,7 +244,7 @@ class Zygote:
     def _readable(self) -> None:
         while True:
             try:
-                data = self._channel.recv(MESSAGE_BYTES)
+                data = self._channel.recv(_MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -190,7 +258,7 @@ class Zygote:
                 if exit_ is not None and not exit_.done():
                     exit_.set_result(Exit(message["code"], message["signal"]))
             elif "ready" in message:
-                self._ready.set_result(message["ready"])
+                self._ready.set_result(None)
             elif not self._ready.done():
                 self._ready.set_exception(_refusal(message))
 
@@ -219,15 +287,9 @@ class Zygote:
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(
-        subprocess.TimeoutExpired
-    ):  # its channel is closed, but it lives; close() kills it
+    # Its channel is closed, but it may live: close() kills it.
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(SHUTDOWN_TIMEOUT_S)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _refusal(message: dict[str, str]) -> Exception:
@@ -239,136 +301,19 @@ def _refusal(message: dict[str, str]) -> Exception:
     return SandboxUnavailableError(message["refused"])
 
 
-class Birth:
-    """Brings forth processes.
-
-    Args:
-        zygote: Forks them.
-        scratch: Where folders are made; None where sessions have a file system of their own.
-        cgroups: Makes control groups; None where there can be none.
-        limits: Of the session.
-    """
-
-    def __init__(
-        self, zygote: Zygote, scratch: Scratch | None, cgroups: CgroupMaker | None, limits: Limits
-    ) -> None:
-        self._zygote = zygote
-        self._scratch = scratch
-        self._cgroups = cgroups
-        self._limits = limits
-
-    async def fork_interpreter(
-        self, number: int, slot: int, timeout_s: float, *, snapshot: bool
-    ) -> tuple[Worker, Workspace]:
-        """Have a process forked, and wait until it is confined.
-
-        Args:
-            number: Names it; never used twice with one zygote.
-            slot: Decides its user, where it can have one of its own.
-            timeout_s: Seconds until it has to be ready.
-            snapshot: Keeps the state of before an execution that had to be killed.
-
-        Raises:
-            SandboxUnavailableError: It was not.
-        """
-        uid = session_uid(slot)
-        owner = None if uid is None else (uid, uid)
-        async with contextlib.AsyncExitStack() as undo:
-            folder, path = -1, None
-            if self._scratch is not None:
-                folder, path = await asyncio.to_thread(self._scratch.make, str(number), owner)
-                place = Workspace(
-                    folder, self._limits, owner, bounded=False, name=str(path), inside=str(path)
-                )
-                undo.push_async_callback(place.close)
-            worker = await self._fork(number, owner, None if path is None else str(path), snapshot=snapshot)
-            undo.push_async_callback(worker.close)
-            try:
-                async with asyncio.timeout(timeout_s):
-                    root, _ = await _hear(worker, ROOT)
-                    worker.root = await _opened(worker, root)
-                    if path is None:
-                        _, (folder,) = await _hear(worker, PLACE)
-                        place = Workspace(folder, self._limits, owner, bounded=True)
-                        undo.push_async_callback(place.close)
-                    elif snapshot or self._limits.allow_subprocess:
-                        worker.group = root
-                    process, _ = await _hear(worker, READY)
-            except TimeoutError:
-                raise SandboxUnavailableError(
-                    f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
-                ) from None
-            if self._limits.allow_subprocess or snapshot:
-                worker.leader = process
-            if isinstance(worker, BranchingWorker):
-                worker.watch_head(process)
-            else:
-                worker.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-                worker.watch(await _opened(worker, process))
-            undo.pop_all()
-        return worker, place
-
-    async def _fork(
-        self, number: int, owner: tuple[int, int] | None, path: str | None, *, snapshot: bool
-    ) -> Worker:
-        spec = {
-            "limits": asdict(self._limits),
-            "uid": owner and owner[0],
-            "workdir": path,
-            "snapshot": snapshot,
-        }
-        ends = make_ends()
-        worker = (
-            BranchingWorker(ends, self._limits)
-            if snapshot
-            else Worker(ends.control, ends.stdout, ends.stderr, self._limits)
-        )
-        doors: list[int] = []
-        try:
-            # What one process may have is bounded without; what it and its children have together is not.
-            if self._cgroups is not None and (snapshot or self._limits.allow_subprocess):
-                worker.cgroup = await asyncio.to_thread(self._make_cgroup, number)
-                doors = worker.cgroup.open_doors()
-            worker.follow(await self._zygote.fork(number, {"spec": spec}, [*ends.inner, *doors]))
-        except OSError as error:
-            worker.release()
-            raise SandboxUnavailableError(
-                f"expected a control group for the interpreter, got none: {error}"
-            ) from None
-        except BaseException:
-            worker.release()
-            raise
-        finally:
-            ends.hand_over()
-            for door in doors:
-                os.close(door)
-        return worker
-
-    def _make_cgroup(self, number: int) -> Cgroup:
-        assert self._cgroups is not None
-        limits = self._limits
-        # The files of its own file system count as memory too; and what watches over it is a process.
-        return self._cgroups.make(str(number), limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
-
-
-async def _hear(worker: Worker, expected: bytes) -> tuple[int, list[int]]:
-    heard = await hear(worker.control, worker.exited, expected)
-    if heard is not None:
-        return heard
-    raise await _stillborn(worker)
-
-
-async def _opened(worker: Worker, process: int) -> int:
+def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
+    # The files of its own file system count as memory too; and what watches over it is a process.
     try:
-        return os.pidfd_open(process)
-    except ProcessLookupError:
-        raise await _stillborn(worker) from None
+        cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
+        return cgroup, cgroup.open_doors()
+    except OSError as error:
+        raise SandboxUnavailableError(
+            f"expected a control group for the interpreter, got none: {error}"
+        ) from None
 
 
-async def _stillborn(worker: Worker) -> SandboxUnavailableError:
-    await asyncio.wait([worker.exited], timeout=1.0)
-    if worker.exited.done() and worker.exited.result().zygote:
-        return SandboxUnavailableError("the process that interpreters are forked from has ended")
-    return SandboxUnavailableError(
-        f"expected an interpreter, got none: {worker.words() or 'it said nothing'}"
-    )
+async def _hear(connections: Connections, exited: asyncio.Future[Exit], word: bytes) -> tuple[int, list[int]]:
+    heard = await hear(connections.control, exited, word)
+    if heard is None:
+        raise ProcessLookupError
+    return heard

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -19,7 +19,10 @@ TEMPLATES: Final[Mapping[str, str]] = {
     "tools": "a question to answer by calling tools",
     "gymnasium": "one of Gymnasium's environments, by its id",
 }
-"""What there is, and what it is."""
+"""What there is, and what it is. The first is whole; the folders of the others hold what is different in them."""
+
+_EXTRAS: Final[Mapping[str, str]] = {"game": "server", "tools": "mcp,server", "gymnasium": "gymnasium,server"}
+"""What the environment needs of Ropewalk."""
 
 _FOLDER: Final = Path(__file__).with_name("templates")
 _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info", "*.py[co]")
@@ -44,11 +47,15 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
         near = get_close_matches(template, TEMPLATES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TEMPLATES)}"
         raise ConfigurationError(f"expected a template, got {template!r}; {hint}")
-    folder = (Path.cwd() if parent is None else parent) / names.package
+    folder = (parent or Path.cwd()) / names.package
     _refuse_what_is_there(folder)
+    texts = _read("game") | _read(template)
+    texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
     try:
         with _parent_of(folder), _unfinished(folder) as unfinished:
-            _copy(_FOLDER / template, unfinished, names)
+            for name, text in _spelled(texts, names).items():
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                (unfinished / name).write_text(text, encoding="utf-8")
             # Takes the place of an empty folder too, and of no other.
             unfinished.rename(folder)
     except OSError as error:
@@ -71,12 +78,8 @@ def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]
     Raises:
         ConfigurationError: One is there already, or cannot be written.
     """
-    parent = Path.cwd() if parent is None else parent
-    spell = _spelling(names)
-    texts = {
-        parent / spell(path.name): spell(path.read_text(encoding="utf-8"))
-        for path in _files(_FOLDER / "task")
-    }
+    parent = parent or Path.cwd()
+    texts = {parent / name: text for name, text in _spelled(_read("task"), names).items()}
     for path in texts:
         if os.path.lexists(path):
             raise ConfigurationError(
@@ -124,35 +127,27 @@ def _unfinished(folder: Path) -> Iterator[Path]:
     """Make a folder beside the one that it is to become, and remove it where the block fails."""
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        umask = os.umask(0o077)
+        os.umask(umask)
+        made.chmod(0o777 & ~umask)  # a temporary folder is its owner's alone
         yield made
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
 
 
-def _copy(template: Path, folder: Path, names: EnvironmentNames) -> None:
-    """Copy a template into an empty folder, spelling its name in the new way wherever it stands."""
-    spell = _spelling(names)
-    # Contents alone: an installed package may be read-only, and what is made of it should not be.
-    for path in _files(template):
-        part = path.relative_to(template)
-        if path.is_dir():
-            (folder / part).mkdir()
-        else:
-            (folder / part).write_text(spell(path.read_text(encoding="utf-8")), encoding="utf-8")
-    folder.chmod(0o777 & ~_umask())  # a temporary folder is its owner's alone
+def _read(template: str) -> dict[str, str]:
+    """Return the texts of a template's files by their paths in it."""
+    found = {}
+    for path in sorted((_FOLDER / template).rglob("*")):
+        name = path.relative_to(_FOLDER / template)
+        if path.is_file() and not any(fnmatch(part, left) for part in name.parts for left in _LEFT_OUT):
+            found[name.as_posix()] = path.read_text(encoding="utf-8")
+    return found
 
 
-def _files(template: Path) -> Iterator[Path]:
-    """Yield what a template has, folders before what is in them."""
-    for path in sorted(template.rglob("*")):
-        parts = path.relative_to(template).parts
-        if not any(fnmatch(name, left_out) for name in parts for left_out in _LEFT_OUT):
-            yield path
-
-
-def _spelling(names: EnvironmentNames) -> Callable[[str], str]:
-    """Return what spells the templates' name in the new way, wherever it stands in a text."""
+def _spelled(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str, str]:
+    """Return the files under their new name, wherever it stands in paths and texts."""
     spellings = {
         PLACE_HOLDER.short: names.short,
         PLACE_HOLDER.short.replace("_", "-"): names.short.replace("_", "-"),
@@ -160,10 +155,8 @@ def _spelling(names: EnvironmentNames) -> Callable[[str], str]:
         PLACE_HOLDER.title: names.title,
     }
     pattern = re.compile("|".join(map(re.escape, spellings)))
-    return lambda text: pattern.sub(lambda found: spellings[found[0]], text)
 
+    def spell(text: str) -> str:
+        return pattern.sub(lambda found: spellings[found[0]], text)
 
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
+    return {spell(name): spell(text) for name, text in texts.items()}

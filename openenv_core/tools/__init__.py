@@ -6,7 +6,7 @@ Importing this loads pydantic and nothing heavier; the MCP SDK is the server's.
 from openenv_core.errors import former_names
 from openenv_core.tools.context import SILENT, Elicit, LogLevel, Request, Roots, Sample, ToolContext
 from openenv_core.tools.declare import completion, prompt, resource, tool
-from openenv_core.tools.environment import ToolEnvironment
+from openenv_core.tools.environment import DeclaredTools, ToolEnvironment, ToolHost, is_tool_host
 from openenv_core.tools.results import (
     ArgumentCompletion,
     Audio,
@@ -22,7 +22,7 @@ from openenv_core.tools.results import (
     ToolResult,
 )
 from openenv_core.tools.specs import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
-from openenv_core.tools.toolset import DeclaredTools, ToolHost, Toolset, is_tool_host
+from openenv_core.tools.toolset import Toolset
 from openenv_core.tools.wire import (
     RESERVED_TOOL_NAMES,
     AskingUnavailableError,

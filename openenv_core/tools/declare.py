@@ -1,11 +1,9 @@
 """How an author says which methods of an environment are tools, resources and prompts."""
 
-import inspect
-import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from openenv_core.errors import ConfigurationError
 
@@ -17,33 +15,19 @@ MARK: Final = "__ropewalk_declared__"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """What a method was declared as.
-
-    Attributes:
-        kind: What it is.
-        name: What it is called; None: as the method.
-        title: A name to show to people.
-        description: What it is for; None: as the docstring says.
-        uri: Of a resource: an address, or the form of many.
-        mime_type: Of a resource's content.
-        annotations: Of a tool: hints of MCP's.
-        timeout_s: Of an asynchronous tool: seconds that a call may take.
-        completes: Of a completion: what it completes an argument of, as MCP refers to it.
-        argument: Of a completion: the argument.
-        meta: Whatever else, for those who know it.
-    """
+    """What a method was declared as; the decorators below say what each field is."""
 
     kind: Literal["tool", "resource", "prompt", "completion"]
     name: str | None = None
     title: str | None = None
     description: str | None = None
-    uri: str = ""
+    meta: Mapping[str, Any] | None = None
+    uri: str = ""  # of a resource
     mime_type: str | None = None
-    annotations: Mapping[str, Any] | None = None
+    annotations: Mapping[str, Any] | None = None  # of a tool
     timeout_s: float | None = None
-    completes: tuple[str, str] = ("", "")
+    completes: tuple[str, str] = ("", "")  # of a completion: as MCP refers to a prompt or a resource
     argument: str = ""
-    meta: Mapping[str, Any] | None = field(default=None)
 
 
 @overload
@@ -88,8 +72,8 @@ def tool(
             stopped; others are bounded by the server's own limit on a step.
         meta: Whatever else, for callers who know it.
     """
-    declared = Declared(
-        kind="tool",
+    mark = _mark_as(
+        "tool",
         name=name,
         title=title,
         description=description,
@@ -97,7 +81,7 @@ def tool(
         timeout_s=timeout_s,
         meta=meta,
     )
-    return _marked(declared) if function is None else _marked(declared)(function)
+    return mark if function is None else mark(function)
 
 
 def resource(
@@ -121,16 +105,14 @@ def resource(
         mime_type: Of the content; by default text/plain, application/octet-stream or application/json.
         meta: Whatever else, for callers who know it.
     """
-    return _marked(
-        Declared(
-            kind="resource",
-            uri=uri,
-            name=name,
-            title=title,
-            description=description,
-            mime_type=mime_type,
-            meta=meta,
-        )
+    return _mark_as(
+        "resource",
+        uri=uri,
+        name=name,
+        title=title,
+        description=description,
+        mime_type=mime_type,
+        meta=meta,
     )
 
 
@@ -166,8 +148,8 @@ def prompt(
         description: What it is for; by default as the docstring says.
         meta: Whatever else, for callers who know it.
     """
-    declared = Declared(kind="prompt", name=name, title=title, description=description, meta=meta)
-    return _marked(declared) if function is None else _marked(declared)(function)
+    mark = _mark_as("prompt", name=name, title=title, description=description, meta=meta)
+    return mark if function is None else mark(function)
 
 
 def completion(*, argument: str, prompt: str | None = None, resource: str | None = None) -> Callable[[F], F]:
@@ -186,15 +168,17 @@ def completion(*, argument: str, prompt: str | None = None, resource: str | None
             "expected a completion of a prompt's argument or of a resource's, got neither or both"
         )
     completes = ("ref/prompt", prompt) if prompt is not None else ("ref/resource", resource or "")
-    return _marked(Declared(kind="completion", completes=completes, argument=argument))
+    return _mark_as("completion", completes=completes, argument=argument)
 
 
-def _marked(declared: Declared) -> Callable[[F], F]:
+def _mark_as(kind: Literal["tool", "resource", "prompt", "completion"], **fields: Any) -> Callable[[F], F]:
+    declared = Declared(kind=kind, **fields)
+
     def mark(function: F) -> F:
         method = function_of(function)
         if not callable(method) or not hasattr(method, "__name__"):
             raise ConfigurationError(
-                f"expected a method below @{declared.kind}, got {type(function).__name__}; a property, for one, takes "
+                f"expected a method below @{kind}, got {type(function).__name__}; a property, for one, takes "
                 "no arguments: write a method that returns it"
             )
         setattr(method, MARK, (*getattr(method, MARK, ()), declared))
@@ -209,11 +193,7 @@ def function_of(attribute: object) -> object:
 
 
 def declared_as(attribute: object) -> tuple[Declared, ...]:
-    """Return all that an attribute of a class was declared as.
-
-    Raises:
-        ConfigurationError: It was made a property since.
-    """
+    """Return all that an attribute of a class was declared as; a property of it is a ConfigurationError."""
     if isinstance(attribute, property | cached_property):
         inner = attribute.fget if isinstance(attribute, property) else attribute.func
         if getattr(inner, MARK, ()):
@@ -223,125 +203,3 @@ def declared_as(attribute: object) -> tuple[Declared, ...]:
             )
     declared = getattr(function_of(attribute), MARK, ())
     return declared if isinstance(declared, tuple) else ()
-
-
-_SECTION: Final = re.compile(r"(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|Attributes):\s*")
-_ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Docstring:
-    """A docstring, taken apart.
-
-    Attributes:
-        description: Everything before the first section.
-        arguments: What each argument is.
-    """
-
-    description: str = ""
-    arguments: dict[str, str] = field(default_factory=dict)
-
-
-def read_docstring(text: str) -> Docstring:
-    """Take the docstring of a function apart."""
-    lines = inspect.cleandoc(text).splitlines()
-    sections: dict[str, list[str]] = {"": []}
-    current = ""
-    for line in lines:
-        if (found := _SECTION.fullmatch(line)) is not None:
-            current = found[1]
-            sections.setdefault(current, [])
-        else:
-            sections[current].append(line)
-    described = sections.get("Args", []) + sections.get("Arguments", [])
-    return Docstring("\n".join(sections[""]).strip(), _arguments(described))
-
-
-def _arguments(lines: list[str]) -> dict[str, str]:
-    filled = [line for line in lines if line.strip()]
-    if not filled:
-        return {}
-    indent = min(len(line) - len(line.lstrip()) for line in filled)
-    found: dict[str, str] = {}
-    name = None
-    for line in filled:
-        text = line.strip()
-        begins = _ARGUMENT.fullmatch(text) if len(line) - len(line.lstrip()) == indent else None
-        if begins is not None:
-            name = begins[1]
-            found[name] = begins[2]
-        elif name is not None:
-            found[name] = f"{found[name]} {text}".strip()
-    return found
-
-
-_AWAITABLE: Final = (Awaitable, Coroutine)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """A method of a class.
-
-    Attributes:
-        attribute: Its name in the class.
-        name: What errors call it.
-        parameters: Without the one that is the instance or the class.
-        hints: Types of its parameters and, below `return`, of what it returns once that was awaited.
-        docstring: Its own; where it overrides a method and has none, that one's.
-        asynchronous: What it returns is to be awaited.
-    """
-
-    attribute: str
-    name: str
-    parameters: tuple[inspect.Parameter, ...]
-    hints: dict[str, Any]
-    docstring: Docstring
-    asynchronous: bool
-
-    @classmethod
-    def of(cls, owner: type, attribute: str) -> "Method":
-        """Find a method of a class.
-
-        Raises:
-            ConfigurationError: It is none, or has types that cannot be found.
-        """
-        held = inspect.getattr_static(owner, attribute)
-        function = function_of(held)
-        name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
-        if not callable(function):
-            raise ConfigurationError(
-                f"expected a method {name}, as a base class declares it, got {type(function).__name__}; None takes the "
-                "declaration back"
-            )
-        parameters = list(inspect.signature(function).parameters.values())
-        hints = _hints(function, name)
-        returned = hints.get("return")
-        awaited = get_args(returned) if get_origin(returned) in _AWAITABLE else ()
-        if awaited:
-            hints["return"] = awaited[-1]
-        return cls(
-            attribute=attribute,
-            name=name,
-            parameters=tuple(parameters if isinstance(held, staticmethod) else parameters[1:]),
-            hints=hints,
-            docstring=_docstring(owner, attribute),
-            # A decorator's wrapper may be a plain function that passes on what is to be awaited.
-            asynchronous=bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function)),
-        )
-
-
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        why = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
-    except Exception as error:  # an annotation in quotes can hold any mistake
-        why = f"{type(error).__name__}: {error}"
-    raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {why}")
-
-
-def _docstring(owner: type, attribute: str) -> Docstring:
-    """Return what is said of a method, by it or by the nearest that it overrides."""
-    functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
-    texts = (getattr(function, "__doc__", None) for function in functions if callable(function))
-    return read_docstring(next(filter(None, texts), ""))

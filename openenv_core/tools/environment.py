@@ -1,18 +1,283 @@
-"""An environment whose actions are calls of tools."""
+"""Environments whose actions are calls of tools, and what servers ask of any environment that has tools."""
 
-from typing import Any, overload
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 from openenv_core.environment import Environment
-from openenv_core.tools.toolset import DeclaredTools
+from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.protocol.errors import text_of
+from openenv_core.tools.context import SILENT, ToolContext
+from openenv_core.tools.declare import declared_as
+from openenv_core.tools.results import (
+    ArgumentCompletion,
+    Content,
+    PromptMessage,
+    PromptResult,
+    ResourceContents,
+    ToolResult,
+    contents,
+)
+from openenv_core.tools.specs import PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
+from openenv_core.tools.toolset import DeclaredResource, DeclaredTool, Toolset
 from openenv_core.tools.wire import (
     CallToolAction,
     CallToolObservation,
+    InvalidArgumentsError,
     ListToolsAction,
     ListToolsObservation,
+    NoSuchPromptError,
+    NoSuchResourceError,
     ToolAction,
+    ToolErrorType,
+    ToolFailedError,
     ToolObservation,
+    ToolUnavailableError,
 )
 from openenv_core.types import StateT
+
+T = TypeVar("T")
+Now: TypeAlias = T | Awaitable[T]
+"""The value, or what is awaited for it: methods may be `def` or `async def`."""
+
+
+class ToolHost(Protocol):
+    """An environment with tools, and maybe resources and prompts.
+
+    `ToolEnvironment` is one whose class declares them. Any other environment may have these methods of its own.
+    """
+
+    def list_tools(self) -> Now[Sequence[ToolSpec]]:
+        """Return the tools that there are."""
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[ToolResult]:
+        """Call a tool. What the tool does wrong is in the result.
+
+        Raises:
+            EpisodeOverError: The episode has ended.
+        """
+
+    def list_resources(self) -> Now[Sequence[ResourceSpec]]:
+        """Return what there is to read."""
+
+    def list_resource_templates(self) -> Now[Sequence[ResourceTemplateSpec]]:
+        """Return the forms of addresses that can be read."""
+
+    def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
+        """Read a resource.
+
+        Raises:
+            NoSuchResourceError: There is none at that address.
+        """
+
+    def list_prompts(self) -> Now[Sequence[PromptSpec]]:
+        """Return the prompts that there are."""
+
+    def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[PromptResult]:
+        """Return the messages of a prompt.
+
+        Raises:
+            NoSuchPromptError: There is none of that name.
+            InvalidArgumentsError: The arguments are not those that it takes.
+        """
+
+    def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
+    ) -> Now[ArgumentCompletion]:
+        """Return what an argument that somebody is typing could become.
+
+        Args:
+            ref: In MCP's own JSON: `{"type": "ref/prompt", "name": ...}` or `{"type": "ref/resource", "uri": ...}`.
+            argument: `{"name": ..., "value": ...}`.
+            context: The call's.
+        """
+
+
+def is_tool_host(environment: object) -> bool:
+    """Whether an environment, or a class of them, has tools to list and to call."""
+    return callable(getattr(environment, "list_tools", None)) and callable(
+        getattr(environment, "call_tool", None)
+    )
+
+
+class DeclaredTools:
+    """What a class that declares tools beside its actions is a `ToolHost` by: all of `ToolEnvironment` but the step.
+
+    A call is the same whether it comes as a step or over MCP: it goes through `call_tool`, and is a step of the
+    episode. What a tool raises is told to the caller as the call's error, and the session lives on; an
+    `EpisodeOverError` is told as that.
+
+    Attributes:
+        TOOLSET: What the class declares.
+        STEPS_MAY_WAIT: Some of the tools are asynchronous, so that `step` may return what is to be awaited.
+    """
+
+    TOOLSET: ClassVar[Toolset] = Toolset()
+    STEPS_MAY_WAIT: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Work out what the class declares.
+
+        Raises:
+            ConfigurationError: A declaration contradicts itself.
+        """
+        super().__init_subclass__(**options)
+        cls.TOOLSET = Toolset.of(cls)
+        _check_methods(cls)
+        cls.STEPS_MAY_WAIT = any(tool.asynchronous for tool in cls.TOOLSET.tools.values())
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
+        """Be asked before each call, one of a tool that is not there too; what this returns is the call's result.
+
+        Raises:
+            EpisodeOverError: There is no episode under way.
+        """
+        return None
+
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        """Be told what a call came to, a failed one too, and return what it is worth: see `reward` and `done`."""
+        return result
+
+    def tool_step(self, action: ToolAction) -> Now[ToolObservation]:
+        """List the tools, or call one, as a step; an EpisodeOverError says that there is no episode under way."""
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(tools=[spec.wire() for spec in self.list_tools()])
+        result = self.call_tool(action.tool_name, action.arguments, SILENT)
+        if isinstance(result, ToolResult):
+            return result.observation(action.tool_name)
+        return _observed(action, result)
+
+    def list_tools(self) -> Sequence[ToolSpec]:
+        """Return the tools that the class declares."""
+        return [tool.spec for tool in self.TOOLSET.tools.values()]
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[ToolResult]:
+        """Call a tool; see `ToolHost.call_tool`."""
+        if (result := self.before_call(name, arguments)) is not None:
+            return _checked_result("before_call", result)
+        if (tool := self.TOOLSET.tools.get(name)) is None:
+            there_are = ", ".join(self.TOOLSET.tools) or "none"
+            message = f"expected one of the tools {there_are}, got {name[:200]!r}"
+            return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
+        try:
+            given = tool.signature.read(arguments, context)
+        except InvalidArgumentsError as error:
+            return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
+        except Exception as error:  # of a validator that the author has written
+            return self._after(name, arguments, _failure(error))
+        method: Callable[..., Any] = getattr(self, tool.attribute)
+        if tool.asynchronous:
+            return self._call_async(tool, arguments, lambda: method(**given))
+        try:
+            result = ToolResult.of(_returned_now(method(**given), tool.attribute), wrapped=tool.wrapped)
+        except (EpisodeOverError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # an exit, or the panic of a compiled library
+            result = _failure(error)
+        return self._after(name, arguments, result)
+
+    def list_resources(self) -> Sequence[ResourceSpec]:
+        """Return the single addresses that the class declares."""
+        return [one.spec for one in self.TOOLSET.resources.values() if isinstance(one.spec, ResourceSpec)]
+
+    def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
+        """Return the forms of addresses that the class declares."""
+        return [
+            one.spec for one in self.TOOLSET.templates.values() if isinstance(one.spec, ResourceTemplateSpec)
+        ]
+
+    def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
+        """Read what is at an address; see `ToolHost.read_resource`."""
+        for one in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
+            if (values := one.form.match(uri)) is not None:
+                return self._read(one, uri, values, context)
+        raise NoSuchResourceError(
+            f"expected the address of a resource, got {uri[:200]!r}, where there is none"
+        )
+
+    def list_prompts(self) -> Sequence[PromptSpec]:
+        """Return the prompts that the class declares."""
+        return [one.spec for one in self.TOOLSET.prompts.values()]
+
+    def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[PromptResult]:
+        """Return the messages of a prompt; see `ToolHost.get_prompt`."""
+        if (one := self.TOOLSET.prompts.get(name)) is None:
+            there_are = ", ".join(self.TOOLSET.prompts) or "none"
+            raise NoSuchPromptError(f"expected one of the prompts {there_are}, got {name[:200]!r}")
+        given = one.signature.read(arguments, context, strict=False)
+        description = one.spec.description
+        return _then(
+            getattr(self, one.attribute)(**given),
+            lambda said: PromptResult(messages=_messages(said, one.attribute), description=description),
+        )
+
+    def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
+    ) -> Now[ArgumentCompletion]:
+        """Return what an argument could become; nothing where the class declares no completion of it."""
+        kind = str(ref.get("type"))
+        of = (kind, str(ref.get("name" if kind == "ref/prompt" else "uri")))
+        method = self.TOOLSET.completions.get((of, str(argument.get("name"))))
+        if method is None:
+            return ArgumentCompletion(values=[])
+        return _then(
+            getattr(self, method)(str(argument.get("value", ""))), lambda values: _completed(values, method)
+        )
+
+    def _read(
+        self, one: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
+    ) -> Now[ResourceContents]:
+        try:
+            given = one.signature.read(values, context, strict=False)
+        except InvalidArgumentsError as error:
+            form = one.form.template
+            raise NoSuchResourceError(
+                f"expected an address like {form}, got {uri[:200]!r}; {error}"
+            ) from None
+        return _then(
+            getattr(self, one.attribute)(**given),
+            lambda held: [_resource_contents(uri, held, one.spec.mime_type)],
+        )
+
+    async def _call_async(
+        self, tool: DeclaredTool, arguments: Mapping[str, Any], call: Callable[[], Any]
+    ) -> ToolResult:
+        deadline = asyncio.timeout(tool.timeout_s)
+        try:
+            async with deadline:
+                value = await _run_apart(call)
+            result = ToolResult.of(value, wrapped=tool.wrapped)
+        except (EpisodeOverError, KeyboardInterrupt):
+            raise
+        except (Exception, SystemExit) as error:
+            if deadline.expired():
+                message = f"expected an end within {tool.timeout_s:g} s, got none; the call was given up"
+                result = ToolResult.failed(ToolErrorType.TIMEOUT, message)
+            else:
+                result = _failure(error)
+        return self._after(tool.spec.name, arguments, result)
+
+    def _after(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        return _checked_result("after_call", self.after_call(name, arguments, result))
+
+
+def _check_methods(cls: type) -> None:
+    """Refuse declared methods that servers would call for another reason, and hooks that are asynchronous."""
+    taken = {*dir(DeclaredTools), *dir(Environment)}
+    for owner in cls.__mro__:
+        for name in vars(owner).keys() & taken:
+            if declared_as(vars(owner)[name]):
+                raise ConfigurationError(
+                    f"expected a method with a name of its own, got {owner.__qualname__}.{name}, which servers call "
+                    f"for another reason; call the method otherwise, and declare it as name={name!r}"
+                )
+    for name in ("before_call", "after_call"):
+        if inspect.iscoroutinefunction(getattr(cls, name)):
+            raise ConfigurationError(
+                f"expected a plain {name}, got {cls.__qualname__}.{name}, which is asynchronous; what has to wait "
+                "belongs in the tool"
+            )
 
 
 class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
@@ -33,9 +298,139 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
     def step(self, action: ToolAction) -> ToolObservation | Any: ...
 
     def step(self, action: ToolAction) -> ToolObservation | Any:
-        """List the tools, or call one.
-
-        Raises:
-            EpisodeOverError: There is no episode under way.
-        """
+        """List the tools, or call one; an EpisodeOverError says that there is no episode under way."""
         return self.tool_step(action)
+
+
+async def _observed(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
+    return (await result).observation(action.tool_name)
+
+
+def _then(value: Any, form: Callable[[Any], T]) -> Now[T]:
+    """Return what a method's value becomes; where that is yet to come, what is awaited for it."""
+    if not inspect.isawaitable(value):
+        return form(value)
+
+    async def later() -> T:
+        return form(await value)
+
+    return later()
+
+
+MAX_COMPLETIONS: Final = 100
+"""What MCP allows in one answer."""
+
+
+def _failure(error: BaseException) -> ToolResult:
+    """Return the result of a tool that has raised."""
+    if (unavailable := _unavailable(error)) is not None:
+        text = text_of(unavailable)
+        return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
+    text = (
+        text_of(error) if isinstance(error, ToolFailedError) else f"{type(error).__name__}: {text_of(error)}"
+    )
+    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+
+
+def _unavailable(error: BaseException) -> ToolUnavailableError | None:
+    """Return what failed beside the caller, also where it came out of a group of tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_unavailable, error.exceptions)), None)
+    return error if isinstance(error, ToolUnavailableError) else None
+
+
+async def _run_apart(call: Callable[[], Any]) -> Any:
+    """Call a function, and await what it returns, in a task of its own: what a tool does to it ends the tool alone.
+
+    A ToolFailedError says that it was cancelled, and not by whoever waits here.
+    """
+
+    async def run() -> tuple[Any, BaseException | None]:
+        try:
+            value = call()
+            return (await value if inspect.isawaitable(value) else value), None
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # an exit that leaves a task ends the event loop
+            return None, error
+
+    before = cancellations_of_task()
+    task = asyncio.create_task(run())
+    try:
+        value, error = await task
+    except asyncio.CancelledError:
+        if cancellations_of_task() > before:
+            raise
+        why = (
+            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
+        )
+        raise ToolFailedError(why) from None
+    finally:
+        task.cancel()
+    if error is not None:
+        raise error
+    return value
+
+
+def cancellations_of_task() -> int:
+    """Return how often the task at hand was asked to end, and has not said that it goes on."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _returned_now(value: object, method: str) -> object:
+    """Return a value that a method declared as a plain one has returned; one to be awaited is a TypeError."""
+    if not inspect.isawaitable(value):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()
+    raise TypeError(
+        f"expected a value from {method}, got {type(value).__name__}; write it as `async def`, or give it the return "
+        "type Awaitable[...]"
+    )
+
+
+def _checked_result(hook: str, result: object) -> ToolResult:
+    """Return what a hook has returned; a TypeError where it is no result."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(
+            f"expected a ToolResult from {hook}, got {type(result).__name__}; return the result, or what replace() of "
+            "dataclasses makes of it"
+        )
+    return result
+
+
+def _resource_contents(uri: str, held: object, mime_type: str | None) -> dict[str, Any]:
+    """Return what is at an address, in MCP's own JSON; a TypeError where JSON cannot hold it."""
+    if isinstance(held, bytes):
+        return contents(uri, held, mime_type or "application/octet-stream")
+    if isinstance(held, str):
+        return contents(uri, held, mime_type or "text/plain")
+    result = ToolResult.of(held)
+    return contents(
+        uri, result.content[0]["text"] if result.content else "null", mime_type or "application/json"
+    )
+
+
+def _messages(said: object, method: str) -> list[dict[str, Any]]:
+    """Return the messages of a prompt, in MCP's own JSON; a TypeError where they are none."""
+    parts: Sequence[Any] = said if isinstance(said, list | tuple) else [said]
+    found = []
+    for part in parts:
+        message = part if isinstance(part, PromptMessage) else PromptMessage(part)
+        if not isinstance(message.content, str | Content):
+            raise TypeError(
+                f"expected text, content or messages from {method}, got {type(message.content).__name__}"
+            )
+        found.append(message.to_mcp())
+    return found
+
+
+def _completed(values: object, method: str) -> ArgumentCompletion:
+    """Return what an argument could become; a TypeError where that is no list of texts."""
+    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if found is None or not all(isinstance(value, str) for value in found):
+        raise TypeError(f"expected a list of texts from {method}, got {values!r:.200}")
+    return ArgumentCompletion(
+        values=found[:MAX_COMPLETIONS], total=len(found), has_more=len(found) > MAX_COMPLETIONS
+    )

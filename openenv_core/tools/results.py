@@ -1,23 +1,14 @@
-"""What a tool or a prompt returns or raises, and the two forms in which that is told: for a step, and for MCP."""
+"""What a tool or a prompt returns, and the two forms in which that is told: for a step, and for MCP."""
 
-import asyncio
 import base64
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from pydantic_core import PydanticSerializationError
 
-from openenv_core.protocol.errors import text_of
 from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.tools.wire import (
-    CallToolObservation,
-    ToolError,
-    ToolErrorType,
-    ToolFailedError,
-    ToolUnavailableError,
-)
+from openenv_core.tools.wire import CallToolObservation, ToolError, ToolErrorType
 
 ContentBlock: TypeAlias = dict[str, Any]
 """One block of content in MCP's own JSON, with a key `type`."""
@@ -92,6 +83,10 @@ class ResourceLink:
 
 
 Content: TypeAlias = Text | Image | Audio | Embedded | ResourceLink
+_CONTENT: Final = get_args(Content)
+
+ResourceContents: TypeAlias = list[dict[str, Any]]
+"""What a resource holds, in MCP's own JSON: uri, mimeType, and text or blob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +104,7 @@ class PromptMessage:
 
 def contents(uri: str, content: str | bytes, mime_type: str | None) -> dict[str, Any]:
     """Return MCP's own JSON of what a resource holds."""
-    told: dict[str, Any] = {"uri": uri}
-    if mime_type is not None:
-        told["mimeType"] = mime_type
+    told = {"uri": uri} if mime_type is None else {"uri": uri, "mimeType": mime_type}
     if isinstance(content, str):
         return {**told, "text": content}
     return {**told, "blob": _base64(content)}
@@ -119,12 +112,6 @@ def contents(uri: str, content: str | bytes, mime_type: str | None) -> dict[str,
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-ResourceContents: TypeAlias = list[dict[str, Any]]
-"""What a resource holds, in MCP's own JSON: uri, mimeType, and text or blob."""
-
-_CONTENT = (Text, Image, Audio, Embedded, ResourceLink)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,144 +243,3 @@ def _encoded(value: object) -> bytes:
         return dumps(value)
     except PydanticSerializationError as error:
         raise TypeError(str(error)) from error
-
-
-MAX_COMPLETIONS: Final = 100
-"""What MCP allows in one answer."""
-
-
-def failure(error: BaseException) -> ToolResult:
-    """Return the result of a tool that has raised."""
-    if (unavailable := _unavailable(error)) is not None:
-        text = text_of(unavailable)
-        return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    text = (
-        text_of(error) if isinstance(error, ToolFailedError) else f"{type(error).__name__}: {text_of(error)}"
-    )
-    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
-
-
-def _unavailable(error: BaseException) -> ToolUnavailableError | None:
-    """Return what failed beside the caller, also where it came out of a group of tasks."""
-    if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_unavailable, error.exceptions)), None)
-    return error if isinstance(error, ToolUnavailableError) else None
-
-
-async def apart(call: Callable[[], Any]) -> Any:
-    """Call a function, and await what it returns, in a task of its own: what a tool does to it ends the tool alone.
-
-    Raises:
-        ToolFailedError: It was cancelled, and not by whoever waits here.
-        BaseException: Whatever it raised.
-    """
-
-    async def run() -> tuple[Any, BaseException | None]:
-        try:
-            value = call()
-            return (await value if inspect.isawaitable(value) else value), None
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as error:  # an exit that leaves a task ends the event loop
-            return None, error
-
-    before = cancellations_of_task()
-    task = asyncio.create_task(run())
-    try:
-        value, error = await task
-    except asyncio.CancelledError:
-        if cancellations_of_task() > before:
-            raise
-        why = (
-            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
-        )
-        raise ToolFailedError(why) from None
-    finally:
-        task.cancel()
-    if error is not None:
-        raise error
-    return value
-
-
-def cancellations_of_task() -> int:
-    """Return how often the task at hand was asked to end, and has not said that it goes on."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-def now(value: object, method: str) -> object:
-    """Return a value that a method declared as a plain one has returned.
-
-    Raises:
-        TypeError: It is yet to be awaited.
-    """
-    if not inspect.isawaitable(value):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()
-    raise TypeError(
-        f"expected a value from {method}, got {type(value).__name__}; write it as `async def`, or give it the return "
-        "type Awaitable[...]"
-    )
-
-
-def checked_result(hook: str, result: object) -> ToolResult:
-    """Return what a hook has returned.
-
-    Raises:
-        TypeError: It is no result.
-    """
-    if not isinstance(result, ToolResult):
-        raise TypeError(
-            f"expected a ToolResult from {hook}, got {type(result).__name__}; return the result, or what replace() of "
-            "dataclasses makes of it"
-        )
-    return result
-
-
-def resource_contents(uri: str, held: object, mime_type: str | None) -> dict[str, Any]:
-    """Return what is at an address, in MCP's own JSON.
-
-    Raises:
-        TypeError: JSON cannot hold it.
-    """
-    if isinstance(held, bytes):
-        return contents(uri, held, mime_type or "application/octet-stream")
-    if isinstance(held, str):
-        return contents(uri, held, mime_type or "text/plain")
-    result = ToolResult.of(held)
-    return contents(
-        uri, result.content[0]["text"] if result.content else "null", mime_type or "application/json"
-    )
-
-
-def messages(said: object, method: str) -> list[dict[str, Any]]:
-    """Return the messages of a prompt, in MCP's own JSON.
-
-    Raises:
-        TypeError: They are none.
-    """
-    parts: Sequence[Any] = said if isinstance(said, list | tuple) else [said]
-    found = []
-    for part in parts:
-        message = part if isinstance(part, PromptMessage) else PromptMessage(part)
-        if not isinstance(message.content, str | Text | Image | Audio | Embedded | ResourceLink):
-            raise TypeError(
-                f"expected text, content or messages from {method}, got {type(message.content).__name__}"
-            )
-        found.append(message.to_mcp())
-    return found
-
-
-def completed(values: object, method: str) -> ArgumentCompletion:
-    """Return what an argument could become.
-
-    Raises:
-        TypeError: It is no list of texts.
-    """
-    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-    if found is None or not all(isinstance(value, str) for value in found):
-        raise TypeError(f"expected a list of texts from {method}, got {values!r:.200}")
-    return ArgumentCompletion(
-        values=found[:MAX_COMPLETIONS], total=len(found), has_more=len(found) > MAX_COMPLETIONS
-    )

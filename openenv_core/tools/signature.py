@@ -1,9 +1,10 @@
-"""The arguments of a plain typed function: their JSON schema, and the reading of what a caller sends."""
+"""What the types and the docstring of a method say: of its arguments, and of what it returns."""
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -15,9 +16,101 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.errors import faults_of, short
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools.context import ToolContext
-from openenv_core.tools.declare import Method
+from openenv_core.tools.declare import function_of
 from openenv_core.tools.results import ToolResult
 from openenv_core.tools.wire import InvalidArgumentsError
+
+_SECTION: Final = re.compile(r"(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|Attributes):\s*")
+_ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return what stands before the first section, and what is said of each argument."""
+    sections: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in inspect.cleandoc(text).splitlines():
+        if (found := _SECTION.fullmatch(line)) is not None:
+            current = found[1]
+        else:
+            sections.setdefault(current, []).append(line)
+    lines = [line for name in ("Args", "Arguments") for line in sections.get(name, []) if line.strip()]
+    indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
+    arguments: dict[str, str] = {}
+    name = None
+    for line in lines:
+        begins = _ARGUMENT.fullmatch(line.strip()) if len(line) - len(line.lstrip()) == indent else None
+        if begins is not None:
+            name = begins[1]
+            arguments[name] = begins[2]
+        elif name is not None:
+            arguments[name] = f"{arguments[name]} {line.strip()}".strip()
+    return "\n".join(sections[""]).strip(), arguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A method of a class.
+
+    Attributes:
+        attribute: Its name in the class.
+        name: What errors call it.
+        parameters: Without the one that is the instance or the class.
+        hints: Types of its parameters and, below `return`, of what it returns once that was awaited.
+        description: Of its own docstring; where it overrides a method and has none, of that one's.
+        argument_descriptions: Likewise.
+        asynchronous: What it returns is to be awaited.
+    """
+
+    attribute: str
+    name: str
+    parameters: tuple[inspect.Parameter, ...]
+    hints: dict[str, Any]
+    description: str
+    argument_descriptions: dict[str, str]
+    asynchronous: bool
+
+
+def read_method(owner: type, attribute: str) -> Method:
+    """Return a method of a class; a ConfigurationError where it is none, or has types that cannot be found."""
+    held = inspect.getattr_static(owner, attribute)
+    function = function_of(held)
+    name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
+    if not callable(function):
+        raise ConfigurationError(
+            f"expected a method {name}, as a base class declares it, got {type(function).__name__}; None takes the "
+            "declaration back"
+        )
+    parameters = list(inspect.signature(function).parameters.values())
+    hints = _hints(function, name)
+    returned = hints.get("return")
+    awaited = get_args(returned) if get_origin(returned) in (Awaitable, Coroutine) else ()
+    if awaited:
+        hints["return"] = awaited[-1]
+    # Of the nearest that has one, of those that it overrides.
+    functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
+    docstrings = (getattr(one, "__doc__", None) for one in functions if callable(one))
+    description, argument_descriptions = _read_docstring(next(filter(None, docstrings), ""))
+    return Method(
+        attribute=attribute,
+        name=name,
+        parameters=tuple(parameters if isinstance(held, staticmethod) else parameters[1:]),
+        hints=hints,
+        description=description,
+        argument_descriptions=argument_descriptions,
+        # A decorator's wrapper may be a plain function that passes on what is to be awaited.
+        asynchronous=bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function)),
+    )
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        why = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
+    except Exception as error:  # an annotation in quotes can hold any mistake
+        why = f"{type(error).__name__}: {error}"
+    raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {why}")
+
 
 _FIELD: Final = "argument_"
 """Fields are not called as arguments are: a model has attributes of its own, and refuses some names."""
@@ -81,7 +174,7 @@ class Signature:
             if inspect.isclass(hint) and issubclass(hint, ToolContext):
                 self._contexts.append(parameter.name)
                 continue
-            described = method.docstring.arguments.get(parameter.name)
+            described = method.argument_descriptions.get(parameter.name)
             fields[_FIELD + parameter.name] = _field(parameter, hint, described)
             if parameter.default is parameter.empty:
                 self.required.append(parameter.name)
@@ -151,37 +244,29 @@ def _describes(hint: Any) -> bool:
     return any(isinstance(extra, FieldInfo) and extra.description for extra in get_args(hint)[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What a function promises to return.
+def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]:
+    """Return what a method's annotation promises of its value.
 
-    Attributes:
-        schema: JSON schema of the structured result, of type object; None where nothing is promised.
-        wrapped: The value is below a key `result` of it.
+    Returns:
+        JSON schema of the structured result, of type object, and whether the value is below a key `result` of it;
+        None for both where nothing is promised.
     """
-
-    schema: dict[str, Any] | None = None
-    wrapped: bool | None = None
-
-
-def returned_by(method: Method) -> Returned:
-    """Return what a method's annotation promises of its value."""
     hint = method.hints.get("return", Any)
     if hint in (Any, object, None, type(None), ToolResult) or _is_content(hint):
-        return Returned()
+        return None, None
     try:
         schema = TypeAdapter(hint).json_schema(mode="serialization", schema_generator=_Schema)
     except (PydanticUserError, TypeError):
-        return Returned()
+        return None, None
     if schema.get("type") == "object":
-        return Returned(schema, wrapped=False)
+        return schema, False
     definitions = schema.pop("$defs", None)
     # A model that holds others of its kind is told by reference.
     itself = (definitions or {}).get(schema.get("$ref", "").rpartition("/")[2], {})
     if itself.get("type") == "object":
-        return Returned({**itself, "$defs": definitions}, wrapped=False)
+        return {**itself, "$defs": definitions}, False
     wrapped = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
-    return Returned(wrapped if definitions is None else {**wrapped, "$defs": definitions}, wrapped=True)
+    return wrapped if definitions is None else {**wrapped, "$defs": definitions}, True
 
 
 def _is_content(hint: Any) -> bool:

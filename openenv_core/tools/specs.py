@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,32 +50,28 @@ class ToolSpec(_Spec):
         return Tool(name=self.name, description=self.description, input_schema=self.input_schema)
 
 
-class ResourceSpec(_Spec):
-    """Something to read, at an address.
-
-    Attributes:
-        uri: The address.
-        mime_type: Of the content.
-    """
-
-    uri: str
+class _TitledSpec(_Spec):
     name: str
     title: str | None = None
     description: str | None = None
+
+
+class ResourceSpec(_TitledSpec):
+    """Something to read, at an address; `mime_type` is that of the content."""
+
+    uri: str
     mime_type: str | None = None
 
 
-class ResourceTemplateSpec(_Spec):
+class ResourceTemplateSpec(_TitledSpec):
     """Things to read, at addresses of one form.
 
     Attributes:
         uri_template: The form, as in RFC 6570: `notes://{name}`, or `files://{+path}` for a value with slashes.
+        mime_type: Of the content.
     """
 
     uri_template: str
-    name: str
-    title: str | None = None
-    description: str | None = None
     mime_type: str | None = None
 
 
@@ -88,12 +83,9 @@ class PromptArgument(_Spec):
     required: bool = False
 
 
-class PromptSpec(_Spec):
+class PromptSpec(_TitledSpec):
     """Messages to begin a conversation with."""
 
-    name: str
-    title: str | None = None
-    description: str | None = None
     arguments: tuple[PromptArgument, ...] = ()
 
 
@@ -142,11 +134,8 @@ def _function(tool: Tool | ToolSpec | Mapping[str, Any]) -> dict[str, Any]:
 MAX_ADDRESS_CHARS: Final = 8192
 """Of what is looked for. Nobody's address is longer, and looking takes time that grows with it."""
 
-_VALUE: Final = re.compile(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}")
 
-
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     name: str
     slashes: bool
 
@@ -168,7 +157,7 @@ class AddressForm:
         self.template = template
         self._parts: list[str | _Value] = []
         end = 0
-        for found in _VALUE.finditer(template):
+        for found in re.finditer(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template):
             self._parts += [template[end : found.start()], _Value(found[2], bool(found[1] or found[3]))]
             end = found.end()
         self._parts.append(template[end:])
@@ -196,19 +185,15 @@ class AddressForm:
         end = len(uri)
         if end not in reached[-1]:
             return None
-        cuts: list[int] = [end]
-        for index in range(len(self._parts) - 1, -1, -1):
-            end = _before(self._parts[index], uri, reached[index], end)
-            cuts.append(end)
-        cuts.reverse()
-        found = {
-            part.name: (unquote(uri[cuts[index] : cuts[index + 1]]), part.slashes)
-            for index, part in enumerate(self._parts)
-            if isinstance(part, _Value)
-        }
-        if any("/" in value and not slashes for value, slashes in found.values()):
-            return None
-        return {name: value for name, (value, _) in found.items()}
+        found: dict[str, str] = {}
+        for part, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
+            start = _before(part, uri, starts, end)
+            if isinstance(part, _Value):
+                found[part.name] = unquote(uri[start:end])
+                if "/" in found[part.name] and not part.slashes:
+                    return None
+            end = start
+        return {name: found[name] for name in self.names}
 
 
 def _after(part: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:

@@ -59,7 +59,7 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     import httpx
 
     from openenv_core.client.settings import http_url
-    from openenv_core.providers.remote.api import client_for
+    from openenv_core.proxies import client_for
     from servers.environments import ListedEnvironment
 
     base = http_url(url)

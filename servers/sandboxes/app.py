@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
-from openenv_core.providers.remote.api import (
+from openenv_core.providers.remote import (
     MAX_LOG_BYTES,
     MAX_WAIT_S,
     ROOT,
@@ -48,7 +48,7 @@ class SandboxApp(FastAPI):
                 f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
             )
         super().__init__(title="Ropewalk sandboxes", version="1", lifespan=_lifespan)
-        self._guard = Guard(_inside(self), settings)
+        self._guard = Guard(super().__call__, settings)
         self._drain_s = settings.drain_s
         self.table = SandboxTable(backend, limits)
         self.include_router(_router(self.table))
@@ -65,17 +65,6 @@ class SandboxApp(FastAPI):
             await super().__call__(scope, receive, send)
         else:
             await self._guard(scope, receive, send)
-
-    async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that the guard has let in."""
-        await super().__call__(scope, receive, send)
-
-
-def _inside(app: SandboxApp) -> Any:
-    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
-        await app.serve_admitted(scope, receive, send)
-
-    return admitted
 
 
 @asynccontextmanager
@@ -161,7 +150,8 @@ def _body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, SandboxRefusalError)
-    return JSONResponse(error.body, error.status, error.headers)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return JSONResponse({"detail": str(error), "code": error.code}, error.status, headers)
 
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:

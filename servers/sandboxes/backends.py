@@ -8,30 +8,18 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.providers.base import Provider, WatchedProvider
 from openenv_core.providers.process import LocalProcessProvider
-from openenv_core.providers.remote.api import SandboxSpec
+from openenv_core.providers.remote import SandboxSpec
 from servers.sandboxes.limits import SandboxRefusalError
 
 
-class SandboxProvider(Protocol):
+class SandboxProvider(Provider, WatchedProvider, Protocol):
     """What runs one sandbox: a provider that also tells what became of it. All may block, and are called from threads.
 
     `stop()` makes a `start()` that is under way in another thread fail, or waits for it, and then removes
     whatever it made. It may be called again after it has failed.
     """
-
-    def start(self) -> str:
-        """Start the sandbox, wait until its server is healthy, and return its URL."""
-
-    def stop(self) -> None:
-        """Remove it, with everything in it."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-
-    def output(self) -> str:
-        """Return the last lines that it printed."""
 
 
 Backend: TypeAlias = Callable[[SandboxSpec], SandboxProvider]
@@ -79,9 +67,7 @@ def image_provider(spec: SandboxSpec, image: str) -> SandboxProvider:
         "cpus": spec.cpus,
         "pids": spec.pids,
         "network": spec.network,
-        "command": None
-        if spec.command is None
-        else [word.replace("{port}", str(spec.port)) for word in spec.command],
+        "command": spec.command and [word.replace("{port}", str(spec.port)) for word in spec.command],
     }
     try:
         options = ContainerOptions(

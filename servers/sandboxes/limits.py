@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from openenv_core.providers.remote.api import SandboxSpec
+from openenv_core.providers.remote import SandboxSpec
 
 
 class SandboxRefusalError(Exception):
@@ -22,25 +22,6 @@ class SandboxRefusalError(Exception):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
-
-    @property
-    def body(self) -> dict[str, str]:
-        """The response's body."""
-        return {"detail": str(self), "code": self.code}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What else the response carries."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-
-
-def no_such_sandbox(sandbox_id: str) -> SandboxRefusalError:
-    """Return the refusal for a sandbox that is not there, or is somebody else's."""
-    return SandboxRefusalError(
-        404,
-        "no_such_sandbox",
-        f"expected a sandbox of yours, got {sandbox_id!r}; it ended, its lease ran out, or it never was",
-    )
 
 
 DEFAULT_MEMORY_BYTES: Final = 2 * 2**30
@@ -89,16 +70,15 @@ class SandboxLimits:
             spec = spec.model_copy(update={"image": self._admit_image(spec.image)})
         self.admit_lease(spec.lease_s)
         if spec.start_timeout_s > self.max_start_timeout_s:
-            raise SandboxRefusalError(
-                422,
-                "limit",
-                f"expected start_timeout_s of at most {self.max_start_timeout_s:g}, got {spec.start_timeout_s:g}",
-            )
+            raise _above("start_timeout_s", f"{self.max_start_timeout_s:g}", f"{spec.start_timeout_s:g}")
         if spec.pids is not None and spec.pids > self.max_pids:
-            raise SandboxRefusalError(
-                422, "limit", f"expected pids of at most {self.max_pids}, got {spec.pids}; ask for fewer"
-            )
-        return self._with_memory(spec) if spec.image is not None else spec
+            raise _above("pids", str(self.max_pids), f"{spec.pids}; ask for fewer")
+        most = self.max_memory_bytes
+        if spec.image is None or most is None:
+            return spec
+        if spec.memory_bytes is not None and spec.memory_bytes > most:
+            raise _above("memory_bytes", f"{most} (--max-memory)", str(spec.memory_bytes))
+        return spec.model_copy(update={"memory_bytes": spec.memory_bytes or most})
 
     def admit_lease(self, lease_s: float) -> None:
         """Let a lease pass.
@@ -107,11 +87,7 @@ class SandboxLimits:
             SandboxRefusalError: It is longer than allowed.
         """
         if lease_s > self.max_lease_s:
-            raise SandboxRefusalError(
-                422,
-                "limit",
-                f"expected lease_s of at most {self.max_lease_s:g} (--max-lease), got {lease_s:g}",
-            )
+            raise _above("lease_s", f"{self.max_lease_s:g} (--max-lease)", f"{lease_s:g}")
 
     def _admit_image(self, image: str) -> str:
         """Return the image's whole name, which is what is run: a part of an id is no name any more with a tag."""
@@ -126,19 +102,9 @@ class SandboxLimits:
             f"expected an image that this service allows, got {image!r}; its --image options name them",
         )
 
-    def _with_memory(self, spec: SandboxSpec) -> SandboxSpec:
-        most = self.max_memory_bytes
-        if most is None:
-            return spec
-        if spec.memory_bytes is None:
-            return spec.model_copy(update={"memory_bytes": most})
-        if spec.memory_bytes > most:
-            raise SandboxRefusalError(
-                422,
-                "limit",
-                f"expected memory_bytes of at most {most} (--max-memory), got {spec.memory_bytes}",
-            )
-        return spec
+
+def _above(name: str, most: str, asked: str) -> SandboxRefusalError:
+    return SandboxRefusalError(422, "limit", f"expected {name} of at most {most}, got {asked}")
 
 
 def _named(text: str) -> tuple[str, str]:

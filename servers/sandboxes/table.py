@@ -10,49 +10,32 @@ from secrets import token_hex
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core.errors import OpenEnvError, ServerStartError
-from openenv_core.providers.remote.api import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
+from openenv_core.providers.remote import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
 from servers.sandboxes.backends import Backend, SandboxProvider
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError, no_such_sandbox
+from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
 
-Start: TypeAlias = str | BaseException | None
+_Start: TypeAlias = str | BaseException | None
 """What comes of a start: where it is, None where it was given up before, or what it failed of."""
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A sandbox. Changes on the service's loop alone; `doomed` is read by threads.
-
-    Attributes:
-        id: Its name.
-        owner: The name of the token that asked for it.
-        provider: What runs it.
-        expires: When its lease runs out, in the loop's time.
-        state: Where it stands.
-        url: Where it is reached, once it runs.
-        reason: Why it ended.
-        output: The last that it printed, once it has ended.
-        settled: It is no longer starting.
-        doomed: It is to go, and nothing of it is started any more.
-        job: Its start, in a thread.
-        starting: What waits for that.
-        ending: The removal that is under way.
-        again: When a removal that failed is tried again.
-    """
+class _Entry:
+    """A sandbox. Changes on the service's loop alone; `doomed` is read by threads."""
 
     id: str
-    owner: str
+    owner: str  # the name of the token that asked for it
     provider: SandboxProvider
-    expires: float
+    expires: float  # in the loop's time
     state: SandboxState = SandboxState.STARTING
     url: str | None = None
     reason: str | None = None
-    output: str = ""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    doomed: bool = False
-    job: "Future[Start] | None" = None
-    starting: "asyncio.Task[None] | None" = None
-    ending: "asyncio.Task[None] | None" = None
-    again: float = 0.0
+    output: str = ""  # the last that it printed, once it has ended
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # it is no longer starting
+    doomed: bool = False  # it is to go, and nothing of it is started any more
+    job: "Future[_Start] | None" = None  # its start, in a thread
+    starting: "asyncio.Task[None] | None" = None  # what waits for that
+    ending: "asyncio.Task[None] | None" = None  # the removal that is under way
+    again: float = 0.0  # when a removal that failed is tried again
 
     def told(self, now: float) -> RemoteSandbox:
         """Return what its owner is told."""
@@ -97,7 +80,7 @@ class SandboxTable:
     def __init__(self, backend: Backend, limits: SandboxLimits) -> None:
         self._backend = backend
         self._limits = limits
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, _Entry] = {}
         self._starters = ThreadPoolExecutor(limits.max_starting, "ropewalk-sandbox-start")
         self._helpers = ThreadPoolExecutor(_HELPERS, "ropewalk-sandbox")
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -107,12 +90,10 @@ class SandboxTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def create(self, owner: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Begin to start a sandbox.
+    # These raise SandboxRefusalError: the caller has no sandbox of this name, or what it asks for is not allowed.
 
-        Raises:
-            SandboxRefusalError: It is not allowed, or there is no room for it.
-        """
+    def create(self, owner: str, spec: SandboxSpec) -> RemoteSandbox:
+        """Begin to start a sandbox."""
         if self._closing:
             raise SandboxRefusalError(
                 503, "stopping", "expected a service that runs, got one that is stopping"
@@ -121,7 +102,7 @@ class SandboxTable:
         self._require_room(owner)
         provider = self._backend(spec)
         now = asyncio.get_running_loop().time()
-        entry = Entry(token_hex(12), owner, provider, now + spec.lease_s)
+        entry = _Entry(token_hex(12), owner, provider, now + spec.lease_s)
         self._entries[entry.id] = entry
         self._keep_reaping()
         entry.job = self._starters.submit(_started, entry)
@@ -129,11 +110,7 @@ class SandboxTable:
         return entry.told(now)
 
     async def get(self, owner: str, sandbox_id: str, wait_s: float) -> RemoteSandbox:
-        """Tell of a sandbox, after a while where it is starting.
-
-        Raises:
-            SandboxRefusalError: This caller has none of this name.
-        """
+        """Tell of a sandbox, after a while where it is starting."""
         entry = self._entry(owner, sandbox_id)
         if wait_s > 0 and not entry.settled.is_set():
             with suppress(TimeoutError):
@@ -142,11 +119,7 @@ class SandboxTable:
         return entry.told(asyncio.get_running_loop().time())
 
     async def renew(self, owner: str, sandbox_id: str, lease_s: float) -> RemoteSandbox:
-        """Let a sandbox live on, counted from now.
-
-        Raises:
-            SandboxRefusalError: This caller has none of this name, or the lease is too long.
-        """
+        """Let a sandbox live on, counted from now."""
         entry = self._entry(owner, sandbox_id)
         self._limits.admit_lease(lease_s)
         now = asyncio.get_running_loop().time()
@@ -155,11 +128,7 @@ class SandboxTable:
         return entry.told(now)
 
     async def logs(self, owner: str, sandbox_id: str, size: int) -> str:
-        """Return the last of what a sandbox has printed.
-
-        Raises:
-            SandboxRefusalError: This caller has none of this name.
-        """
+        """Return the last of what a sandbox has printed."""
         entry = self._entry(owner, sandbox_id)
         text = entry.output
         if entry.state is not SandboxState.ENDED:
@@ -167,11 +136,7 @@ class SandboxTable:
         return text.encode()[-min(size, MAX_LOG_BYTES) :].decode(errors="replace")
 
     async def delete(self, owner: str, sandbox_id: str) -> None:
-        """End a sandbox, and return when it is gone.
-
-        Raises:
-            SandboxRefusalError: This caller has none of this name; or its removal failed and is tried again.
-        """
+        """End a sandbox, and return when it is gone."""
         entry = self._entry(owner, sandbox_id)
         await asyncio.shield(self._end(entry, "it was deleted"))
         if entry.id in self._entries:
@@ -192,10 +157,14 @@ class SandboxTable:
         self._starters.shutdown(wait=False, cancel_futures=True)
         self._helpers.shutdown(wait=False, cancel_futures=True)
 
-    def _entry(self, owner: str, sandbox_id: str) -> Entry:
+    def _entry(self, owner: str, sandbox_id: str) -> _Entry:
         entry = self._entries.get(sandbox_id)
         if entry is None or entry.owner != owner or entry.doomed:
-            raise no_such_sandbox(sandbox_id)
+            raise SandboxRefusalError(
+                404,
+                "no_such_sandbox",
+                f"expected a sandbox of yours, got {sandbox_id!r}; it ended, its lease ran out, or it never was",
+            )
         return entry
 
     def _require_room(self, owner: str) -> None:
@@ -213,7 +182,7 @@ class SandboxTable:
                     RETRY_AFTER_S,
                 )
 
-    async def _start(self, entry: Entry, job: "Future[Start]") -> None:
+    async def _start(self, entry: _Entry, job: "Future[_Start]") -> None:
         """Wait for a start, and note what became of it."""
         await asyncio.wait([asyncio.wrap_future(job)])
         if job.cancelled() or entry.doomed:
@@ -229,7 +198,7 @@ class SandboxTable:
         entry.over(str(outcome).partition("\n--- ")[0], output)
         await self._swept(entry)
 
-    async def _look_at(self, entry: Entry) -> None:
+    async def _look_at(self, entry: _Entry) -> None:
         """Note the end of a sandbox that has ended by itself, and take away what is left of it."""
         if entry.state is not SandboxState.RUNNING or entry.doomed:
             return
@@ -239,21 +208,21 @@ class SandboxTable:
         entry.over("its server has ended", output)
         await self._swept(entry)
 
-    async def _swept(self, entry: Entry) -> None:
+    async def _swept(self, entry: _Entry) -> None:
         try:
             await self._helped(entry.provider.stop)
         except Exception as error:
             # Its deletion, or the end of its lease, tries again.
             logger.warning("what is left of sandbox %s could not be removed: %s", entry.id, error)
 
-    def _end(self, entry: Entry, reason: str) -> "asyncio.Task[None]":
+    def _end(self, entry: _Entry, reason: str) -> "asyncio.Task[None]":
         """Begin to remove a sandbox, unless that is under way."""
         if entry.ending is None or entry.ending.done():
             entry.doomed = True
             entry.ending = self._task(self._remove(entry, reason), f"end of {entry.id}")
         return entry.ending
 
-    async def _remove(self, entry: Entry, reason: str) -> None:
+    async def _remove(self, entry: _Entry, reason: str) -> None:
         entry.settled.set()  # whoever waits for its start is told
         try:
             await self._stopped(entry)
@@ -266,7 +235,7 @@ class SandboxTable:
         self._entries.pop(entry.id, None)
         logger.info("sandbox %s is gone: %s", entry.id, reason)
 
-    async def _stopped(self, entry: Entry) -> None:
+    async def _stopped(self, entry: _Entry) -> None:
         if entry.job is None or entry.job.cancel():
             return  # nothing of it was ever made
         await self._helped(entry.provider.stop)
@@ -303,13 +272,10 @@ class SandboxTable:
         return task
 
     async def _helped(self, fn: Callable[[], T]) -> T:
-        return await self._run(self._helpers, fn)
-
-    async def _run(self, pool: ThreadPoolExecutor, fn: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, fn)
+        return await asyncio.get_running_loop().run_in_executor(self._helpers, fn)
 
 
-def _started(entry: Entry) -> Start:
+def _started(entry: _Entry) -> _Start:
     """Start a sandbox, in a thread; an error is an outcome as well, which nobody may come to look at."""
     try:
         return None if entry.doomed else entry.provider.start()

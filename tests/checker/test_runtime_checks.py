@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import pytest
 from fastapi import FastAPI
 from pydantic import ConfigDict
-from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, walk
+from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, run, walk
 
 from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
-from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import CheckLevel
-from openenv_core.checker.runner import Status, run
+from openenv_core.checker.check import CheckLevel, checks
+from openenv_core.checker.results import Status
 from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,

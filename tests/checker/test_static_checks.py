@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, of_folder, walk
+from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, of_folder, run, walk
 
 from openenv_core import Action, Observation, State
-from openenv_core.checker.catalogue import checks
-from openenv_core.checker.check import CheckLevel
-from openenv_core.checker.runner import Status, run
+from openenv_core.checker.check import CheckLevel, checks
+from openenv_core.checker.results import Status
 from openenv_core.tools import CallToolAction
 
 UNDECLARED = {"declared_tools", "example_actions", "reserved_tool_names"}

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.mcp_tools_env.server.upstream.connection import UpstreamConnection
-from envs.mcp_tools_env.server.upstream.errors import CallError
-from envs.mcp_tools_env.server.upstream.wires import HttpWire
+from envs.mcp_tools_env.server.upstream.errors import CallError, UpstreamWire
+from envs.mcp_tools_env.server.upstream.http import http_wire
 from openenv_core.tools import SILENT
 
 TIMEOUT_S = 20.0
@@ -38,7 +38,11 @@ async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
     modes = STATELESS if scenario in ONLY_STATELESS else DEFAULT
-    connection = UpstreamConnection(lambda: HttpWire(url, {}, allow_private=True), modes)
+
+    async def open_wire() -> UpstreamWire:
+        return http_wire(url, {}, allow_private=True)
+
+    connection = UpstreamConnection(open_wire, modes)
     await connection.open(TIMEOUT_S)
     try:
         schemas = {tool.name: tool.input_schema for tool in await connection.list_tools(TIMEOUT_S)}

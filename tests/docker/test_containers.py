@@ -185,10 +185,6 @@ def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
         assert provider.alive
         assert provider.container is not None
         assert len(provider.container.pids()) >= 2  # init and the server
-        stats = provider.container.stats()
-        assert stats.memory_bytes > 10 * 2**20
-        assert stats.cpu_s > 0
-        assert stats.pids >= 2
         os.kill(provider.container.pids()[0], signal.SIGKILL)
         eventually(lambda: not provider.alive)
         assert "[the container ended with exit code 137]" in provider.output()

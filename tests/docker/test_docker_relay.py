@@ -1,5 +1,6 @@
 """Connections into a container without a network: whole, in order, each at its own pace, and not to be forged."""
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -11,56 +12,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import serving
 
 from openenv_core import ClientError, ConnectionLostError, GenericEnvClient, ServerStartError
 from openenv_core.providers.docker import (
     ContainerOptions,
     DockerEngine,
     LocalDockerProvider,
-    _mux,
     _relay,
+    companion,
     start_container,
 )
-from openenv_core.providers.docker import companion as relay
 
 pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
 
 PATIENCE_S = 30
-INNER = str(Path(_mux.__file__))
-
-
-class Both(_mux.MuxTransport):
-    """The standard streams of an inner side that is a process of this machine."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.reads, self.writes = process.stdout.fileno(), process.stdin.fileno()
-        os.set_blocking(self.reads, False)
-        os.set_blocking(self.writes, False)
-
-    def recv(self) -> bytes:
-        try:
-            data = os.read(self.reads, 65_536)
-        except BlockingIOError:
-            return b""
-        if not data:
-            raise _mux.MuxBrokenError("ended")
-        return data
-
-    def send(self, data: bytes) -> int:
-        try:
-            return os.write(self.writes, data)
-        except BlockingIOError:
-            return 0
+INNER = Path(_relay.__file__).read_text()
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -73,7 +48,7 @@ class Echo(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
+def echoing() -> Iterator[int]:
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
         request_queue_size = 128
@@ -81,42 +56,57 @@ def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
         def handle_error(self, *_: object) -> None:
             pass
 
-    with Server(("127.0.0.1", 0), handler) as server:
+    with Server(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 
 
-@contextmanager
-def relayed(port: int) -> Iterator[int]:
+@asynccontextmanager
+async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[None]:
+    """Have an outer side take connections."""
+    listener.setblocking(False)
+    task = asyncio.get_running_loop().create_task(mux.accept(listener))
+    try:
+        yield
+    finally:
+        task.cancel()
+        mux.stop(_relay.MuxBrokenError("the test ends"))
+        mux.ended.exception()
+
+
+@asynccontextmanager
+async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
+    """An outer side, and the other end of its carrier."""
+    ours, theirs = socket.socketpair()
+    mux = _relay.Mux()
+    await asyncio.get_running_loop().create_connection(lambda: mux, sock=ours)
+    with theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        async with accepting(mux, listener):
+            yield mux, theirs
+
+
+@asynccontextmanager
+async def relayed(port: int) -> AsyncIterator[int]:
     """Both sides of a relay to a port of this machine; yield where it begins."""
-    command = [sys.executable, "-I", "-S", INNER, str(port)]
+    loop = asyncio.get_running_loop()
+    command = [sys.executable, "-I", "-S", "-c", INNER, str(port)]
     with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as inner,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as inner,  # noqa: ASYNC220 - it returns at once
         socket.create_server(("127.0.0.1", 0), backlog=128) as listener,
     ):
-        listener.setblocking(False)
         assert inner.stdout is not None
-        assert inner.stdout.read(len(_mux.HELLO)) == _mux.HELLO
-        mux = _mux.Mux(Both(inner), listener=listener)
-        ending = threading.Event()
-
-        def turn() -> None:
-            while not ending.is_set():
-                mux.turn(0.05)
-
-        thread = threading.Thread(target=turn)
-        thread.start()
-        try:
+        assert await asyncio.to_thread(inner.stdout.read, len(_relay.HELLO)) == _relay.HELLO
+        mux = _relay.Mux()
+        reading, _ = await loop.connect_read_pipe(lambda: mux, inner.stdout)
+        await loop.connect_write_pipe(lambda: mux, inner.stdin)
+        async with accepting(mux, listener):
             yield listener.getsockname()[1]
-        finally:
-            ending.set()
-            thread.join(PATIENCE_S)
-            mux.close()
-            inner.kill()
+        reading.close()
+        inner.kill()
 
 
-def exchange(port: int, data: bytes, pace_s: float = 0.0) -> bytes:
+def exchange(port: int, data: bytes) -> bytes:
     """Send all of it while reading the answer; return the answer."""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
 
@@ -129,138 +119,110 @@ def exchange(port: int, data: bytes, pace_s: float = 0.0) -> bytes:
         answer = bytearray()
         while chunk := connection.recv(65_536):
             answer += chunk
-            time.sleep(pace_s)
         thread.join(PATIENCE_S)
         return bytes(answer)
 
 
-def test_many_connections_whole_and_in_order() -> None:
-    with serving(Echo) as server, relayed(server) as port:
-        loads = [os.urandom(size) for size in (0, 1, 1000, 300_000, 2_000_000)] * 6
-        with ThreadPoolExecutor(len(loads)) as pool:
-            answers = list(pool.map(lambda data: exchange(port, data), loads))
-        assert [answer == data + b"goodbye" for data, answer in zip(loads, answers, strict=True)] == [
-            True
-        ] * 30
+async def test_many_connections_whole_and_in_order() -> None:
+    with echoing() as server, ThreadPoolExecutor(30) as pool:
+        async with relayed(server) as port:
+            loads = [os.urandom(size) for size in (0, 1, 1000, 300_000, 2_000_000)] * 6
+            loop = asyncio.get_running_loop()
+            answers = await asyncio.gather(
+                *(loop.run_in_executor(pool, exchange, port, data) for data in loads)
+            )
+    assert [answer == data + b"goodbye" for data, answer in zip(loads, answers, strict=True)] == [True] * 30
 
 
-def fill(connection: socket.socket) -> int:
-    """Send until no more is taken; return how much was."""
+def fill(port: int) -> tuple[socket.socket, int]:
+    """Send until no more is taken; return the connection and how much was."""
+    connection = socket.create_connection(("127.0.0.1", port))
     connection.settimeout(0.5)
     sent = 0
     with contextlib.suppress(TimeoutError):
         while sent < 2**30:
             sent += connection.send(b"x" * 65_536)
-    return sent
+    return connection, sent
 
 
-def test_who_does_not_read_stops_nobody_else() -> None:
-    with (
-        serving(Echo) as server,
-        relayed(server) as port,
-        socket.create_connection(("127.0.0.1", port)) as lazy,
-    ):
-        assert fill(lazy) < 64 * 2**20
-        assert exchange(port, b"y" * 1_000_000) == b"y" * 1_000_000 + b"goodbye"
+async def test_who_does_not_read_stops_nobody_else() -> None:
+    with echoing() as server:
+        async with relayed(server) as port:
+            lazy, sent = await asyncio.to_thread(fill, port)
+            with lazy:
+                assert sent < 64 * 2**20
+                answer = await asyncio.to_thread(exchange, port, b"y" * 1_000_000)
+    assert answer == b"y" * 1_000_000 + b"goodbye"
 
 
-def test_a_server_that_is_not_there_refuses() -> None:
+async def test_a_server_that_is_not_there_refuses() -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         nobody = bound.getsockname()[1]
-    with relayed(nobody) as port, socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
-        assert connection.recv(10) == b""
+    async with relayed(nobody) as port:
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(exchange, port, b"") == b""
 
 
-def test_no_room_for_more_connections_is_waited_for() -> None:
-    carrier = Scripted()
-
+async def test_no_room_for_more_connections_is_waited_for() -> None:
     class Full(socket.socket):
         tries = 0
 
         def accept(self) -> Any:
             Full.tries += 1
-            raise OSError(errno.EMFILE, "too many open files")
+            if Full.tries < 3:
+                raise OSError(errno.EMFILE, "too many open files")
+            return super().accept()
 
     with Full() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        mux = _mux.Mux(carrier, listener=listener)
-        ours, theirs = socket.socketpair()
-        mux.streams[1] = _mux.Stream(1, theirs)
-        with ours, socket.create_connection(listener.getsockname()):
-            for _ in range(5):
-                mux.turn(0.01)
-            assert Full.tries == 1  # it was not asked again and again
-            mux.drop(mux.streams[1])
-            mux.turn(0.01)
-            assert Full.tries == 2
-    mux.close()
-    carrier.close()
-
-
-class Scripted(_mux.MuxTransport):
-    """An inner side that says what a test wants it to."""
-
-    def __init__(self) -> None:
-        self.end, self.other = socket.socketpair()
-        self.end.setblocking(False)
-        self.reads = self.writes = self.end.fileno()
-
-    def recv(self) -> bytes:
-        return self.end.recv(65_536)
-
-    def send(self, data: bytes) -> int:
-        return self.end.send(data)
-
-    def close(self) -> None:
-        self.end.close()
-        self.other.close()
-
-
-def said_by(other: socket.socket, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the test may have ended
-        other.sendall(data)
+        async with scripted() as (mux, theirs), accepting(mux, listener):
+            with socket.create_connection(listener.getsockname()):
+                said = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
+    assert said == framed(_relay.OPEN, 1)
+    assert Full.tries in (3, 4)  # it was not asked again and again
 
 
 def framed(kind: int, number: int, data: bytes = b"", length: int | None = None) -> bytes:
-    return _mux.HEADER.pack(kind, number, len(data) if length is None else length) + data
+    return _relay.HEADER.pack(kind, number, len(data) if length is None else length) + data
 
 
 @pytest.mark.parametrize(
     ("frames", "why"),
     [
-        (framed(_mux.DATA, 1, length=60_000), "longer than any"),
-        (framed(_mux.DATA, 1, b"x" * 32_768) * 9, "more came than was asked for"),
-        (framed(_mux.END, 1) + framed(_mux.DATA, 1, b"x"), "more came than was asked for"),
-        (framed(_mux.CREDIT, 1, struct.pack(">I", 1)), "more was credited"),
-        (framed(_mux.CREDIT, 1, b"x"), "no known kind"),
-        (framed(_mux.OPEN, 1), "no known kind"),
+        (framed(_relay.DATA, 1, length=60_000), "longer than any"),
+        (framed(_relay.DATA, 1, b"x" * 32_768) * 9, "more came than was asked for"),
+        (framed(_relay.END, 1) + framed(_relay.DATA, 1, b"x"), "more came than was asked for"),
+        (framed(_relay.CREDIT, 1, struct.pack(">I", 1)), "more was credited"),
+        (framed(_relay.CREDIT, 1, b"x"), "no known kind"),
+        (framed(_relay.OPEN, 1), "no known kind"),
         (framed(77, 1), "no known kind"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, why: str) -> None:
-    carrier = Scripted()
-    mux = _mux.Mux(carrier)
+async def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, why: str) -> None:
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    mux.streams[1] = _mux.Stream(1, theirs)
     # Nobody reads, so that what comes has to wait.
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    try:
-        said = framed(_mux.DATA, 999, b"of a stream that there never was") + frames
-        threading.Thread(target=said_by, args=(carrier.other, said), daemon=True).start()
+    async with scripted() as (mux, _):
+        await asyncio.get_running_loop().create_connection(lambda: mux.add(1), sock=theirs)
+        mux.data_received(framed(_relay.DATA, 999, b"of a stream that there never was") + frames)
+        with ours, pytest.raises(_relay.MuxBrokenError, match=why):
+            await mux.ended
+        assert mux.streams == {}
 
-        def until_broken() -> None:
-            for _ in range(50):
-                mux.turn(0.1)
 
-        with pytest.raises(_mux.MuxBrokenError, match=why):
-            until_broken()
-    finally:
-        mux.close()
+async def test_a_connection_that_was_reset_ends_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    async with scripted() as (mux, _):
+        await asyncio.get_running_loop().create_connection(lambda: mux.add(1), sock=theirs)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         ours.close()
-        carrier.close()
+        mux.data_received(framed(_relay.END, 1))
+        await serving.eventually(lambda: not mux.streams)
+        assert not mux.ended.done()
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -274,13 +236,13 @@ def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_endin
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends: list[Exception] = [ConnectionRefusedError()] * 20 + [
-        _relay._mux.MuxBrokenError("no such container")
+        _relay.MuxBrokenError("no such container")
     ] * 20
 
-    def attach(*_: object) -> None:
+    def prepare(*_: object) -> None:
         raise ends.pop(0)
 
-    monkeypatch.setattr(_relay, "attach", attach)
+    monkeypatch.setattr(_relay, "prepare", prepare)
     monkeypatch.setattr(_relay.signal, "signal", lambda *_: None)
     monkeypatch.setattr(_relay.select, "select", lambda *_: ([], [], []))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -330,7 +292,9 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
 
 def relays() -> list[psutil.Process]:
     return [
-        each for each in psutil.Process().children() if relay.RELAY_SCRIPT.name in " ".join(each.cmdline())
+        each
+        for each in psutil.Process().children()
+        if companion.RELAY_SCRIPT.name in " ".join(each.cmdline())
     ]
 
 

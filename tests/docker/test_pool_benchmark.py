@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.containers.measures import percentile
 from benchmarks.containers.report import bars, report
 from benchmarks.wire.figures import Figures
 from openenv_core.providers.docker import DockerEngine
@@ -63,8 +62,3 @@ def test_bars_are_worked_out_from_the_figures() -> None:
     assert [bar.met for bar in bars(slow)] == [False, False]
     assert report(slow, list(bars(slow))).count("NOT met") == 2
     assert list(bars(Figures())) == []
-
-
-def test_percentiles_are_values_that_were_seen() -> None:
-    assert [percentile([3.0, 1.0, 2.0, 4.0], each) for each in (1, 25, 50, 95, 100)] == [1, 1, 2, 4, 4]
-    assert percentile([7.0], 50) == 7

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from released import ROOT, environment, exchange, our_server, released_server, scaffold
+from released import ROOT, environment, exchange, released_server, scaffold
 
 from openenv_core.client import GenericEnvClient
 from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
@@ -56,12 +56,6 @@ def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
     failed = {result["check"]: result for result in results if result["status"] == "failed"}
     assert all(result["message"] and result["change"] for result in failed.values())
     return failed
-
-
-def test_it_is_served(folder: Path) -> None:
-    with our_server(str(folder)) as url, GenericEnvClient(url).sync() as client:
-        client.reset(seed=1)
-        assert client.step({"message": "hello"}).observation["echoed_message"] == "hello"
 
 
 def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:

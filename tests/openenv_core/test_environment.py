@@ -8,7 +8,7 @@ import pytest
 
 from openenv_core import Action, ConfigurationError, Environment, Observation, State
 from openenv_core.environment import CompositeTransform, NullTransform, Transform
-from openenv_core.tasks import LISTED, RANGE, GeneratedTasks
+from openenv_core.tasks import GeneratedTasks
 
 
 class Bare(Environment[Action, Observation, State]):
@@ -175,7 +175,7 @@ def test_splits_and_their_tasks() -> None:
     assert sums.get_task("test", 29) == {"split": "test", "index": 29, "sum": "1029 + 1"}
     numbers = {Sums.task_number(split, index) for split, size in Sums.SPLITS.items() for index in range(size)}
     assert numbers == set(range(1032))
-    assert len(sums.list_tasks("train")) == LISTED
+    assert len(sums.list_tasks("train")) == Sums.LISTED
     assert len(sums.list_tasks("hard")) == 2
     assert [task["index"] for task in sums.get_task_range("hard")] == [0, 1]
     assert [task["index"] for task in sums.get_task_range("test", -2)] == [28, 29]
@@ -191,6 +191,6 @@ def test_index_split_or_range_that_is_none_is_refused() -> None:
         for ask in (sums.num_tasks, sums.list_tasks, sums.get_task_range, lambda one: sums.get_task(one, 0)):
             with pytest.raises(KeyError, match="train, test, hard"):
                 ask(split)
-    with pytest.raises(ValueError, match=f"at most {RANGE}"):
+    with pytest.raises(ValueError, match=f"at most {Sums.RANGE}"):
         sums.get_task_range("train")
-    assert len(sums.get_task_range("train", 0, RANGE)) == RANGE
+    assert len(sums.get_task_range("train", 0, Sums.RANGE)) == Sums.RANGE

@@ -1,10 +1,6 @@
 """Tools as chat templates take them."""
 
-import json
-
-import jinja2
 import pytest
-from tally import Tally
 
 from openenv_core import ConfigurationError
 from openenv_core.tools import Tool, ToolSpec
@@ -16,19 +12,6 @@ TREE = {
     "required": ["tree"],
     "$defs": {"Tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/Tree"}}}},
 }
-
-# As the templates of models that were taught tools have it, Hermes and Qwen among them.
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-# Tools
-
-<tools>
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}
-</tools><|im_end|>
-{% endif %}
-"""
 
 
 def test_every_form_of_a_tool_becomes_one_function() -> None:
@@ -57,12 +40,3 @@ def test_what_no_model_can_be_told_is_refused() -> None:
         openai_tools([{"name": "a", "inputSchema": [1]}])
     with pytest.raises(ConfigurationError, match=r"several called \['a'\]"):
         openai_tools([{"name": "a"}, {"name": "b"}, {"name": "a"}])
-
-
-def test_a_chat_template_tells_a_model_of_them() -> None:
-    tools = openai_tools(Tally().list_tools())
-    rendered = jinja2.Environment(autoescape=False).from_string(TEMPLATE).render(tools=tools)
-    lines = rendered.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
-    # tojson of jinja escapes what HTML would mind; JSON reads it back.
-    assert [json.loads(line) for line in lines] == tools
-    assert lines[0].startswith('{"')

@@ -131,10 +131,3 @@ JSON = st.recursive(
 def test_nothing_that_a_wire_carries_breaks_it(value: object) -> None:
     assert infrastructure_failure(value) is None  # none of these says the one word
     assert unscored_reason(value) is None
-
-
-@given(JSON, st.text(min_size=1).filter(str.strip))
-def test_it_is_heard_whatever_else_there_is(value: object, words: str) -> None:
-    loud = {**(value if isinstance(value, dict) else {"x": value}), "metadata": {INFRASTRUCTURE_ERROR: words}}
-    assert infrastructure_failure(loud) == words.strip()
-    assert infrastructure_failure({"observation": loud}) == words.strip()

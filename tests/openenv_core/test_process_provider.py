@@ -243,10 +243,11 @@ def test_where_no_token_can_be_read_there_is_none(tmp_path: Path) -> None:
         assert first_token({"ROPEWALK_TOKEN_FILE": name}, tmp_path) is None
 
 
-def test_a_server_that_ignores_sigterm_is_killed() -> None:
+def test_a_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
     stubborn = (
-        "import signal, sys, socket, time\n"
+        "import os, signal, sys, socket, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0: time.sleep(60)\n"  # nor does a child of it heed
         "server = socket.socket(fileno=int(sys.argv[1]))\n"
         "connection, _ = server.accept()\n"
         "connection.recv(1000)\n"

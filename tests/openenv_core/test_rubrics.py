@@ -56,7 +56,7 @@ class Seen:
 def test_plain_rubrics_give_plain_scores() -> None:
     last = Given(0.5)
     assert Sequential()(0, 0) == 1.0
-    assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.6), last)(0, 0) == 0.5
+    assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.7), last)(0, 0) == 0.5
     assert Sequential(Gate(Given(0.7)), last)(0, 0) == 0.0
     assert last.asked == 1
     assert WeightedSum([Given(1.0), Given(0.5)], [0.2, 0.8])(0, 0) == pytest.approx(0.6)

@@ -18,7 +18,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 from openenv_core import LocalDockerProvider, ProviderError
 from openenv_core.providers.docker import DockerEngine, companion, start_container
-companion.EXIT_S = 3600.0  # a wait for nothing would be seen
+companion.EXIT_TIMEOUT_S = 3600.0  # a wait for nothing would be seen
 """
 
 NO_ENGINE = """

@@ -15,8 +15,7 @@ import pytest
 
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
-from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError
-from openenv_core.providers.pool.pool import ServerPool
+from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError, ServerPool
 
 PATIENCE_S = 20
 
@@ -105,9 +104,9 @@ def home() -> Iterator[Home]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDLE_INTERVAL_S", "MIN_BACKOFF_S", "REMOVE_RETRY_INTERVAL_S"):
-        monkeypatch.setattr(f"openenv_core.providers.pool.keeper.{name}", 0.02)
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.MAX_BACKOFF_S", 0.05)
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.POLL_INTERVAL_S", 0.02)
+        monkeypatch.setattr(f"openenv_core.providers.keeper.{name}", 0.02)
+    monkeypatch.setattr("openenv_core.providers.keeper.MAX_BACKOFF_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.keeper.POLL_INTERVAL_S", 0.02)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -199,11 +198,10 @@ def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
 def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv_core.providers.pool.keeper.HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openenv_core.providers.keeper.HEALTH_TIMEOUT_S", 0.05)
     with filled(home, 3) as pool:
         hanging = list(home.made)
         keeper, turns, looks = pool._keeper, itertools.count(), []
-        assert keeper is not None
         turn = keeper._turn
 
         def counted() -> None:
@@ -217,15 +215,13 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
             return member not in hanging
 
         monkeypatch.setattr(keeper, "_turn", counted)
-        monkeypatch.setattr(keeper, "_healthy", healthy)
+        monkeypatch.setattr("openenv_core.providers.keeper.healthy", healthy)
         eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
         assert len(set(looks)) == 6  # each twice, and each time in a turn of its own
 
 
 def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "openenv_core.providers.pool.keeper.IDLE_INTERVAL_S", 60
-    )  # nobody looks but the hand-out
+    monkeypatch.setattr("openenv_core.providers.keeper.IDLE_INTERVAL_S", 60)  # nobody looks but the hand-out
     with filled(home, 2) as pool:
         dead = list(home.made)
         for member in dead:
@@ -350,7 +346,6 @@ def test_close_does_not_wait_for_removals_that_fail(home: Home) -> None:
 def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(home, 2) as pool:
         keeper = pool._keeper
-        assert keeper is not None
 
         def broken() -> None:
             raise MemoryError("no room to think")
@@ -401,7 +396,7 @@ def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -
 
 def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) -> None:
     with filled(home) as pool:
-        with pool._lock, pool._stock.changed:  # as another thread may
+        with pool._keeper.changed:  # as another thread may
             fork = os.fork()
             if fork == 0:
                 status = 1

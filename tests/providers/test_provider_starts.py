@@ -19,8 +19,7 @@ from serving import eventually
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
 from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
-from openenv_core.providers.adapt import Released
-from openenv_core.providers.base import stopped
+from openenv_core.providers.base import Released, stopped
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState

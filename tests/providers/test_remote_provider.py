@@ -17,11 +17,13 @@ from serving import eventually, request
 from openenv_core import ConfigurationError, GenericEnvClient, ServerStartError
 from openenv_core.providers.base import WatchedProvider
 from openenv_core.providers.remote import (
+    RemoteSandbox,
     RemoteSandboxProvider,
+    SandboxApi,
     SandboxLostError,
     SandboxServiceUnavailableError,
+    SandboxState,
 )
-from openenv_core.providers.remote.api import RemoteSandbox, SandboxApi, SandboxState
 
 pytestmark = pytest.mark.usefixtures("looking_often")
 
@@ -33,7 +35,7 @@ SHORT_S = 0.45
 @pytest.fixture
 def renewing_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease is long, and the next renewal near all the same."""
-    monkeypatch.setattr("openenv_core.providers.remote.provider.RENEWALS", 60)
+    monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 60)
 
 
 def ask(url: str, path: str) -> None:

@@ -15,8 +15,8 @@ from openenv_core.providers.remote import (
     SandboxAccessRefusedError,
     SandboxLimitReachedError,
     SandboxRefusedError,
+    SandboxSpec,
 )
-from openenv_core.providers.remote.api import SandboxSpec
 from servers.sandboxes.app import SandboxApp
 from servers.sandboxes.backends import SandboxProvider
 from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
@@ -76,7 +76,6 @@ async def test_commands_and_images_are_a_matter_of_permission() -> None:
         ("good:*", "good", "good:latest"),
         ("good:*", "good:5000/bad:1", None),
         ("good:*", "good:1@sha256:0123", None),
-        ("good:*", "GOOD:1", None),
         ("good", "good", "good:latest"),
         ("good", "good:2", None),
         ("*:latest", "0123456789ab", "0123456789ab:latest"),  # a name now, no part of an id
@@ -97,8 +96,13 @@ def test_an_image_runs_under_the_name_that_was_allowed(pattern: str, image: str,
 
 def test_what_a_sandbox_asks_for_is_bounded_and_so_is_what_it_does_not() -> None:
     assert SandboxLimits().admit(SandboxSpec(image="x")).memory_bytes == 2 * 2**30
-    with pytest.raises(SandboxRefusalError, match="pids of at most 1024"):
-        SandboxLimits().admit(SandboxSpec(image="x", pids=1025))
+    for asked, said in (
+        ({"pids": 1025}, "pids of at most 1024"),
+        ({"memory_bytes": 2**31 + 1}, "memory_bytes of at most"),
+        ({"start_timeout_s": 601}, "start_timeout_s of at most 600, got 601"),
+    ):
+        with pytest.raises(SandboxRefusalError, match=said):
+            SandboxLimits().admit(SandboxSpec(image="x", **asked))  # type: ignore[arg-type]
 
 
 NO_SENSE: list[tuple[Any, int, str]] = [
@@ -109,7 +113,6 @@ NO_SENSE: list[tuple[Any, int, str]] = [
     ({"command": ["x"], "lease_s": float("inf")}, 422, "lease_s"),
     (b"[" * 90_000, 422, "body"),
     (b'{"image": "\\ud800"}', 422, ""),
-    (b'{"image": "x", "lease_s": NaN}', 422, "lease_s"),
     (b'{"image": "x", "pids": ' + b"9" * 5000 + b"}", 422, ""),
     ({"command": ["x" * 100_001]}, 413, "100000 bytes"),
 ]

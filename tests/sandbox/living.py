@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
+
+import psutil
 
 from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
 
@@ -39,23 +41,10 @@ async def zygote_of(sandbox: Sandbox) -> int:
     return sandbox.zygote_pid
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    left = [pid]
-    while left:
-        below = children(left.pop())
-        found.update(below)
-        left += below
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
     return found

@@ -2,7 +2,6 @@
 
 import asyncio
 import select
-import signal
 
 import pytest
 from living import DEADLINE_S
@@ -125,9 +124,9 @@ async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandb
     worker = session._worker
     assert worker is not None
     await session.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)")
-    worker._pace(signal.SIGCONT)  # it goes on, and waits for a request
-    worker._signal(worker._process, signal.SIGINT)
-    worker._pace(signal.SIGSTOP)
+    worker.processes.begin()  # it goes on, and waits for a request
+    worker.processes.interrupt()
+    worker.processes.pause()
     after = await session.execute("1")
     await session.close()
     assert (after.status, after.result) == ("ok", "1")

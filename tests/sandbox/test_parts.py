@@ -25,12 +25,11 @@ from openenv_core.sandbox import (
 )
 from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError
 from openenv_core.sandbox.inside import runner as interrupts
-from openenv_core.sandbox.inside.child import ease_copying
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
+from openenv_core.sandbox.inside.walls import ease_copying
 from openenv_core.sandbox.probes import prove
-from openenv_core.sandbox.sandbox import ReadableView, view_of
-from openenv_core.sandbox.scratch import PREFIX, Scratch, sweep
-from openenv_core.sandbox.workspace import Workspace
+from openenv_core.sandbox.readable import find_readable, without_hidden
+from openenv_core.sandbox.workspace import PREFIX, Scratch, Workspace, sweep
 
 HEADER: dict[str, Any] = {
     "id": 1,
@@ -74,7 +73,6 @@ def test_limits_stay_below_their_ceilings() -> None:
 def test_a_minimum_above_the_strongest_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at or above the minimum"):
         SandboxConfig(strongest=Isolation.SECCOMP, minimum=Isolation.LSM)
-    assert [level.strength for level in LADDER] == [0, 1, 2, 3]
     assert [level.at_least(Isolation.LSM) for level in LADDER] == [False, False, True, True]
     with pytest.raises(ConfigurationError, match="names of modules"):
         SandboxConfig(preload=("os; print()",))
@@ -87,8 +85,8 @@ def test_an_answer_is_read_however_it_is_cut() -> None:
         answers = [reader.feed(data[at : at + size], 1) for at in range(0, len(data), size)]
         assert answers[:-1] == [None] * (len(answers) - 1)
         assert answers[-1] is not None
-        assert answers[-1].text == b"result"
-        assert answers[-1].outputs[0].data == {"text/plain": "plain", "image/png": "cG5n"}
+        assert answers[-1][1] == b"result"
+        assert answers[-1][0].outputs[0].data == {"text/plain": "plain", "image/png": "cG5n"}
 
 
 LIES: list[dict[str, Any]] = [
@@ -137,15 +135,17 @@ def test_what_is_hidden_is_in_no_readable_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "lib/link").symlink_to(tmp_path / "lib/python/site/secret")
     site = tmp_path / "lib/python/site"
-    view = ReadableView((str(tmp_path / "lib"),), (str(site / "secret"),))
-    assert sorted(view.without_hidden()) == [str(tmp_path / "lib/other"), str(site / "numpy")]
+    (tmp_path / "venv").symlink_to(tmp_path / "lib")
+    for shown in ("lib", "venv"):
+        left = without_hidden([str(tmp_path / shown)], [str(site / "secret")])
+        assert sorted(left) == [str(tmp_path / "lib/other"), str(site / "numpy")]
 
 
 def test_this_project_is_hidden_and_python_is_not() -> None:
-    view = view_of()
-    readable = view.without_hidden()
+    shown, hidden = find_readable()
+    readable = without_hidden(shown, hidden)
     assert not [path for path in readable if Path(path).name in ("openenv_core", "servers", "envs")]
-    assert any(os.__file__.startswith(path + os.sep) for path in view.shown)
+    assert any(os.__file__.startswith(path + os.sep) for path in shown)
 
 
 def test_packages_beneath_a_virtual_environment_are_hidden(
@@ -155,7 +155,7 @@ def test_packages_beneath_a_virtual_environment_are_hidden(
     below.mkdir(parents=True)
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     monkeypatch.setattr(sys, "base_exec_prefix", str(tmp_path))
-    assert str(below) in view_of().hidden
+    assert str(below) in find_readable()[1]
 
 
 def test_folders_of_killed_owners_are_swept_and_those_of_living_ones_are_not(
@@ -185,7 +185,7 @@ async def test_a_level_that_does_not_hold_is_not_proved() -> None:
     async with Sandbox(config) as sandbox:
         with pytest.raises(
             SandboxUnavailableError,
-            match=r"was not stopped where it had to be: opens_a_socket, .*, reads_outside",
+            match=r"was not stopped where it had to be: opens a socket, .*, reads outside",
         ):
             await prove(Isolation.LSM, sandbox.open)
 
@@ -210,7 +210,7 @@ async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> N
     for name in names:
         (place / name).touch()
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    workspace = Workspace(folder, Limits(), None, bounded=False, name=str(place))
+    workspace = Workspace(folder, Limits(), None, bounded=False, path=str(place))
     first = workspace._walk(everything=True)
     seen = [next(first)[0]]
     assert {info.path for info in workspace.list()} == names

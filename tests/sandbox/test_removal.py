@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv_core.sandbox.scratch import remove_below
+from openenv_core.sandbox.workspace import remove_below
 
 
 @pytest.fixture

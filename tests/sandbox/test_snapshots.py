@@ -9,7 +9,8 @@ import pytest
 from living import DEADLINE_S, descendants, until, value, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError, snapshots
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError
+from openenv_core.sandbox import worker as worker_module
 from openenv_core.sandbox.kernel.identity import session_uid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -136,7 +137,7 @@ async def test_sandboxes_of_one_machine_share_no_user(sandbox: Sandbox) -> None:
         assert len({await value(session, user) for session in sessions}) == 4
         for session in sessions:
             await session.close()
-        await until(lambda: not (len(sandbox._slots) or len(other._slots)))
+        await until(lambda: not (len(sandbox._users) or len(other._users)))
 
 
 @pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
@@ -152,7 +153,7 @@ async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox)
     assert len({await value(session, user) for session in (other, another)}) == 2
     await other.close()
     await another.close()
-    assert len(sandbox._slots) == 0
+    assert len(sandbox._users) == 0
 
 
 @pytest.mark.parametrize("by", ["cancel", "close"])
@@ -174,7 +175,7 @@ async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: st
             (made,) = await asyncio.gather(forking, return_exceptions=True)
         if isinstance(made, list):  # it was quicker
             await asyncio.gather(*(branch.close() for branch in made))
-    assert (sandbox.sessions, len(sandbox._slots)) == (0, 0)
+    assert (sandbox.sessions, len(sandbox._users)) == (0, 0)
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
@@ -204,7 +205,7 @@ async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
     session = await sandbox.open(snapshot=True)
     await session.execute("x = 1")
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "BRANCH_TIMEOUT_S", 0.0)
+        patch.setattr(worker_module, "BRANCH_TIMEOUT_S", 0.0)
         with pytest.raises(SandboxUnavailableError, match="expected a branch"):
             await session.fork(1)
     lost = await session.execute("x")

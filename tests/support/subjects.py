@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +13,9 @@ from pydantic import Field
 from serving import serving
 
 from openenv_core import Action, Environment, EpisodeOverError, Observation, State
-from openenv_core.checker.catalogue import checks
-from openenv_core.checker.runner import Result, run_check
+from openenv_core.checker.check import Check, checks
+from openenv_core.checker.report import CheckReport
+from openenv_core.checker.results import Result, run_check
 from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.targets import Target, TargetKind
 from servers import create_app
@@ -99,8 +101,8 @@ class Here(Subject):
         self._stop: asyncio.Event
 
     @property
-    def app(self) -> Any:
-        return self._here
+    def served(self) -> Any:
+        return self._here.served
 
     @property
     def url(self) -> str:
@@ -123,6 +125,11 @@ class Here(Subject):
         if "_url" in vars(self):
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(20)
+
+
+def run(subject: Subject, wanted: Iterable[Check]) -> CheckReport:
+    """Run checks in this process."""
+    return CheckReport(subject.target.text, tuple(run_check(subject, one) for one in wanted))
 
 
 def result_of(check: str, subject: Subject) -> Result:

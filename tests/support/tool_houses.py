@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.mcp_tools_env.server.config import McpToolsSettings
-from envs.mcp_tools_env.server.config.settings import servers_of
+import pytest
+
+from envs.mcp_tools_env.server.config import McpToolsSettings, servers_of
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.house import SharedState
+from envs.mcp_tools_env.server.shared import SharedState
+from openenv_core.errors import EpisodeOverError
+from openenv_core.outcomes import infrastructure_failure
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 
 TOOL_SERVER = Path(__file__).with_name("tool_server.py")
@@ -50,3 +53,16 @@ async def names(env: McpToolsEnvironment) -> list[str]:
 
 def kind(seen: CallToolObservation) -> str | None:
     return None if seen.error is None else seen.error.error_type.value
+
+
+async def failure_to_begin(servers: dict[str, Any]) -> str:
+    """Return why an episode with these servers cannot begin, which is the infrastructure's fault and ends it."""
+    env = McpToolsEnvironment(house_of(servers))
+    try:
+        began = await env.reset_async()
+        assert (began.done, began.reward, began.tools) == (True, None, [])
+        with pytest.raises(EpisodeOverError):
+            await call(env, "count")
+        return infrastructure_failure(began) or ""
+    finally:
+        await env.close_async()

@@ -1,6 +1,5 @@
 """BlackJack on Gymnasium's own game, one hand an episode, with the table in words."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import uuid4
@@ -9,12 +8,12 @@ from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import EpisodeOverError
+from openenv_core.tasks import InvalidResetOptionError, check_reset, draw_seed
 
 from ..models import (
     BlackjackAction,
     BlackjackObservation,
     BlackjackState,
-    InvalidResetOptionError,
     Move,
     Outcome,
     StepBeforeResetError,
@@ -38,10 +37,6 @@ def describe_end(player: str, dealer: str, bust: bool, outcome: Outcome, reward:
     """Words the table after the end; the hands come from :func:`describe_hand`, the reward is in bets."""
     busted = " and are bust" if bust else ""
     return f"You hold {player}{busted}. The dealer holds {dealer}. {_ENDINGS[outcome]}: {reward:+g}."
-
-
-# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
-_DRAWN_SEED_BITS = 53
 
 
 class _GymnasiumTable(Protocol):
@@ -99,23 +94,13 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
             InvalidResetOptionError: an unknown option, or a value of the wrong type. The hand that was being
                 played, if any, goes on.
         """
-        if unknown:
-            raise InvalidResetOptionError(
-                "expected no reset options but seed, episode_id, natural and sab, "
-                f"got {', '.join(sorted(unknown))}; leave it out"
-            )
+        check_reset(("seed", "episode_id", "natural", "sab"), unknown, seed, episode_id)
         for name, value in (("natural", natural), ("sab", sab)):
             if not isinstance(value, bool):
                 raise InvalidResetOptionError(
                     f"expected true or false for reset option {name}, got {value!r}"
                 )
-        if seed is None:
-            seed = secrets.randbits(_DRAWN_SEED_BITS)
-        elif isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r}")
-        if episode_id is not None and not isinstance(episode_id, str):
-            raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r}")
-
+        seed = draw_seed() if seed is None else seed
         self._table.natural = natural
         self._table.sab = sab
         seen, _ = self._table.reset(seed=seed)

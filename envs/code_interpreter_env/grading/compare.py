@@ -3,16 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from hashlib import sha256
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from openenv_core.sandbox.values import MAX_DEPTH, dumps
-
-from .checkers import CHECKERS
 
 MAX_CHARS: Final = 400
 
@@ -118,17 +117,8 @@ class Comparison(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
-        """Say whether an answer is right.
-
-        Args:
-            got: What the solution returned.
-            expected: What the task expects.
-            args: What the solution was called with, for checkers.
-            kwargs: By name, likewise.
-        """
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+        """Say whether what a solution returned is what the task expects; checkers look at its arguments, too."""
         raise NotImplementedError
 
 
@@ -142,9 +132,7 @@ class Exact(Comparison):
     type: Literal["exact"] = "exact"
     tuples_as_lists: bool = False
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare types and values."""
         return _same(got, expected, _leaves_equal, self.tuples_as_lists)
 
@@ -163,9 +151,7 @@ class Numeric(Comparison):
     abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     tuples_as_lists: bool = False
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with tolerance."""
         return _same(got, expected, self._leaves, self.tuples_as_lists)
 
@@ -191,9 +177,7 @@ class Unordered(Comparison):
     type: Literal["unordered"] = "unordered"
     items: Inner = Exact()
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Match the items."""
         if type(got) not in (list, tuple) or len(got) != len(expected):
             return False
@@ -207,9 +191,7 @@ class SetLike(Comparison):
 
     type: Literal["set_like"] = "set_like"
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare the distinct items."""
         if type(got) not in (list, tuple, set, frozenset):
             return False
@@ -226,18 +208,81 @@ class AnyOf(Comparison):
     type: Literal["any_of"] = "any_of"
     each: Inner = Exact()
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with each."""
         return any(self.each.holds(got, one) for one in expected)
+
+
+# Checkers, for tasks that many answers solve. A checker gets what the solution returned, what the task expects (often
+# only a figure that the answer must reach), and the arguments. It must take any builtin value without raising.
+
+Checker: TypeAlias = Callable[[Any, Any, Sequence[Any]], bool]
+
+
+def topological_order(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+    """Arguments (nodes, edges): every node once, each edge's first before its second; [] where `expected` is []."""
+    nodes, edges = args[0], args[1]
+    if expected == []:
+        return type(got) is list and not got
+    if not _all_of(got, type(nodes[0])) or sorted(got) != sorted(nodes):
+        return False
+    place = {node: at for at, node in enumerate(got)}
+    return all(place[before] < place[after] for before, after in edges)
+
+
+def pair_with_sum(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+    """Arguments (numbers, target): two different indices, ascending, of numbers that sum to the target."""
+    numbers, target = args[0], args[1]
+    if expected is None:
+        return got is None
+    if not _all_of(got, int) or len(got) != 2:
+        return False
+    low, high = got
+    return 0 <= low < high < len(numbers) and bool(numbers[low] + numbers[high] == target)
+
+
+def shortest_path(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+    """Arguments (edges, start, end): a path along undirected edges with `expected` nodes; None where it is None."""
+    edges, start, end = args[0], args[1], args[2]
+    if expected is None:
+        return got is None
+    if not _all_of(got, type(start)) or len(got) != expected or (got[0], got[-1]) != (start, end):
+        return False
+    known = {tuple(edge) for edge in edges} | {tuple(reversed(edge)) for edge in edges}
+    return all(step in known for step in pairwise(got))
+
+
+def queens(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+    """Arguments (n): a column for each row so that no two queens attack each other; None where there is no way."""
+    size = args[0]
+    if expected is None:
+        return got is None
+    if not _all_of(got, int) or sorted(got) != list(range(size)):
+        return False
+    ways = [
+        {row + column for row, column in enumerate(got)},
+        {row - column for row, column in enumerate(got)},
+    ]
+    return all(len(way) == size for way in ways)
+
+
+def _all_of(got: Any, kind: type) -> bool:
+    return type(got) is list and bool(got) and all(type(item) is kind for item in got)
+
+
+CHECKERS: Final[dict[str, Checker]] = {
+    "pair_with_sum": pair_with_sum,
+    "queens": queens,
+    "shortest_path": shortest_path,
+    "topological_order": topological_order,
+}
 
 
 class Checked(Comparison):
     """Whatever a checker accepts: a function of ours by its name, which looks at the arguments and the answer.
 
     Attributes:
-        name: one of `checkers.CHECKERS`.
+        name: one of `CHECKERS`.
     """
 
     type: Literal["checker"] = "checker"
@@ -250,9 +295,7 @@ class Checked(Comparison):
             raise ValueError(f"expected a checker ({', '.join(sorted(CHECKERS))}), got {name!r}")
         return name
 
-    def holds(
-        self, got: Any, expected: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
-    ) -> bool:
+    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Ask the checker."""
         return CHECKERS[self.name](got, expected, args)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .compare import boxed, close, parse_number
-from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
+from .task import FunctionCase, FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
 from .trial import (
     PASSED,
     CaseInfo,
@@ -32,12 +32,8 @@ def {_READER}():
 """
 
 
-class NumericTrial(Trial):
+class NumericTrial(Trial[NumericTask]):
     """Reads a number from what the submission printed, assigned, returned, or from the submission itself."""
-
-    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: NumericTask) -> None:
-        super().__init__(bench, code, fresh_per_case)
-        self._task = task
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
@@ -88,42 +84,38 @@ class NumericTrial(Trial):
             if type(call.value) is float or type(call.value) is int or type(call.value) is str:
                 return call.value if type(call.value) is str else describe_value(call.value)
             return CaseResult(category="bad_value", message="expected a number")
-        if failure.message == f"NameError: name {name!r} is not defined":
-            return CaseResult(category="missing", message=failure.message)
-        return failure
+        return _missing_or(failure, name)
 
 
-class FunctionTrial(LoadedTrial):
+def _missing_or(failure: CaseResult, name: str) -> CaseResult:
+    """Return how a case failed: for want of the function or variable, or as it did."""
+    if failure.message == f"NameError: name {name!r} is not defined":
+        return CaseResult(category="missing", message=failure.message)
+    return failure
+
+
+class FunctionTrial(LoadedTrial[FunctionTask]):
     """Calls the function; the expected values never leave this process.
 
     Arguments are copies by nature, so a function that changes them changes nothing here.
     """
 
-    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: FunctionTask) -> None:
-        super().__init__(bench, code, fresh_per_case)
-        self._task = task
+    def __init__(self, bench: SubmissionRunner, task: FunctionTask, code: str, fresh_per_case: bool) -> None:
+        super().__init__(bench, task, code, fresh_per_case)
         self._all = [*task.public, *task.hidden]
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
         """The calls."""
-        public = len(self._task.public)
-        found = []
-        for index, case in enumerate(self._all):
-            parts = [
-                *map(describe_value, case.args),
-                *(f"{key}={describe_value(value)}" for key, value in case.kwargs.items()),
-            ]
-            words = f"{self._task.entry}({', '.join(parts)})"
-            found.append(
-                CaseInfo(
-                    hidden=index >= public,
-                    weight=case.weight,
-                    shown_input=words,
-                    expected=describe_value(case.expected),
-                )
+        return [
+            CaseInfo(
+                hidden=index >= len(self._task.public),
+                weight=case.weight,
+                shown_input=_call_text(self._task.entry, case),
+                expected=describe_value(case.expected),
             )
-        return found
+            for index, case in enumerate(self._all)
+        ]
 
     async def load(self) -> CaseResult | None:
         """Run the submission."""
@@ -136,24 +128,22 @@ class FunctionTrial(LoadedTrial):
         call = await self._bench.call(entry, case.args, case.kwargs)
         failure = failure_of(call.execution)
         if failure is not None:
-            error = call.execution.error
-            if error is not None and (error.ename, error.evalue) == (
-                "NameError",
-                f"name {entry!r} is not defined",
-            ):
-                return CaseResult(category="missing", message=failure.message)
-            return failure
-        if self._task.compare.holds(call.value, case.expected, case.args, case.kwargs):
+            return _missing_or(failure, entry)
+        if self._task.compare.holds(call.value, case.expected, case.args):
             return PASSED
         return CaseResult(category="wrong_answer", got=describe_value(call.value))
 
 
-class StdioTrial(Trial):
+def _call_text(entry: str, case: FunctionCase) -> str:
+    named = (f"{key}={describe_value(value)}" for key, value in case.kwargs.items())
+    return f"{entry}({', '.join([*map(describe_value, case.args), *named])})"
+
+
+class StdioTrial(Trial[StdioTask]):
     """Runs the program in a fresh interpreter for each case."""
 
-    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: StdioTask) -> None:
-        super().__init__(bench, code, fresh_per_case)
-        self._task = task
+    def __init__(self, bench: SubmissionRunner, task: StdioTask, code: str, fresh_per_case: bool) -> None:
+        super().__init__(bench, task, code, fresh_per_case)
         self._all = [*task.public, *task.hidden]
 
     @property
@@ -180,20 +170,13 @@ class StdioTrial(Trial):
             return failure
         if execution.truncated.stdout:
             return CaseResult(category="output_limit", message="the program printed more than is kept")
-        if output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
+        if _output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
             return PASSED
         return CaseResult(category="wrong_answer", got=shorten(execution.stdout))
 
 
-def output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
-    """Say whether a program printed what it should.
-
-    Args:
-        got: what it printed.
-        expected: what it should.
-        match: "tokens" or "exact".
-        float_tol: for numbers with a decimal point or an exponent in the expected output; None: as all words.
-    """
+def _output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
+    """Say whether a program printed what it should; numbers with a point or an exponent within the tolerance."""
     if match == "exact":
         return _lines(got) == _lines(expected)
     words, others = got.split(), expected.split()
@@ -224,20 +207,18 @@ _import_submission({module!r}, {needed!r})
 """
 
 
-class SuiteTrial(LoadedTrial):
+class SuiteTrial(LoadedTrial[SuiteTask]):
     """Imports the submission and calls one test, in a fresh interpreter for each."""
 
     guarantee = "shared"
 
-    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool, task: SuiteTask) -> None:
+    def __init__(self, bench: SubmissionRunner, task: SuiteTask, code: str, fresh_per_case: bool) -> None:
         # Always: what a submission does to the process while one test runs is gone before the next.
-        super().__init__(bench, code, fresh_per_case=True)
-        self._task = task
+        super().__init__(bench, task, code, fresh_per_case=True)
         self._all = [
             *((task.public, name) for name in tests_in(task.public)),
             *((task.hidden, name) for name in tests_in(task.hidden)),
         ]
-        self._loaded: str | None = None
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
@@ -250,10 +231,9 @@ class SuiteTrial(LoadedTrial):
 
     async def load(self) -> CaseResult | None:
         """Import the submission while nothing but the harness is in the process."""
-        self._loaded = None
         await self._bench.fresh({f"{self._task.module}.py": self._code})
         harness = _HARNESS.read_text(encoding="utf-8")
-        needed = sorted(imported_by(self._task.public, self._task.hidden) - {self._task.module})
+        needed = sorted(_imported_by(self._task.public, self._task.hidden) - {self._task.module})
         code = _LOAD.format(harness=harness, module=self._task.module, needed=needed)
         failure = failure_of(await self._bench.execute(code))
         # Once more, because the submission may have rewritten what was there when it was imported.
@@ -275,7 +255,7 @@ class SuiteTrial(LoadedTrial):
         return failure
 
 
-def imported_by(*sources: str) -> set[str]:
+def _imported_by(*sources: str) -> set[str]:
     """Return the top-level names of what test code imports."""
     names: set[str] = set()
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):

@@ -15,28 +15,22 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from openenv_core.errors import ConfigurationError, describe_faults
+from openenv_core.tasks import SPLITS, IndexedTasks
 
 from .task import Task, parse_task, public_view
 
-LISTED: Final = 100
-"""Tasks that `list_tasks` returns at most."""
-
-RANGE: Final = 1000
-"""Tasks that `get_task_range` returns at most."""
-
 MAX_LINE: Final = 16 << 20
-_TYPES: Final = ("train", "validation", "test")
 
 
 class InvalidTaskError(ConfigurationError):
     """A line that holds no task; the message names the file and the line."""
 
 
-class JsonlTasks:
+class JsonlTasks(IndexedTasks):
     """The tasks of a folder or a file.
 
-    It has the methods of `openenv_core.tasks.TaskProvider`, which show the public half of tasks; `task` returns the
-    whole. One object may be shared by all sessions of a server, and by threads.
+    The methods of `openenv_core.tasks.TaskProvider` show the public half of tasks; `task` returns the whole. One
+    object may be shared by all sessions of a server, and by threads.
 
     Args:
         path: a folder with files `NAME.jsonl`, each a split, or one such file, which is the one split.
@@ -52,17 +46,13 @@ class JsonlTasks:
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits' names: train, validation and test first, where they are there."""
-        rank = {name: at for at, name in enumerate(_TYPES)}
+        rank = {name: at for at, name in enumerate(SPLITS)}
         return tuple(sorted(self._files, key=lambda name: (rank.get(name, len(rank)), name)))
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files, which hold what no submission may read: to be hidden from sandboxes that could."""
         return tuple(lines.path.resolve() for lines in self._files.values())
-
-    def list_splits(self) -> list[dict[str, str]]:
-        """Return the splits with their types: one of another name counts as validation."""
-        return [{"name": name, "type": name if name in _TYPES else "validation"} for name in self.splits]
 
     def num_tasks(self, split: str) -> int:
         """Return how many tasks a split has.
@@ -72,10 +62,6 @@ class JsonlTasks:
         """
         return len(self._lines(split))
 
-    def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """Return the public half of the first tasks of a split."""
-        return self.get_task_range(split, 0, LISTED)
-
     def get_task(self, split: str, index: int) -> dict[str, Any]:
         """Return the public half of a task.
 
@@ -83,21 +69,6 @@ class JsonlTasks:
             IndexError: The split has no such index.
         """
         return public_view(self.task(split, index))
-
-    def get_task_range(
-        self, split: str, start: int | None = None, stop: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the public half of tasks, with the meaning that a slice gives the bounds.
-
-        Raises:
-            ValueError: They are more than `RANGE`.
-        """
-        indices = range(self.num_tasks(split))[start:stop]
-        if len(indices) > RANGE:
-            raise ValueError(
-                f"expected at most {RANGE} tasks at once, got {len(indices)}; ask for them in parts"
-            )
-        return [self.get_task(split, index) for index in indices]
 
     def task(self, split: str, index: int) -> Task:
         """Return a whole task, with its hidden half, for a grader.

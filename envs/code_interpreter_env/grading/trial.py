@@ -5,12 +5,14 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from openenv_core.errors import OpenEnvError
 from openenv_core.sandbox import CodeError, Execution, FunctionCall, Interpreter, Limits, values
+from openenv_core.sandbox.results import EXIT_ERROR
 from openenv_core.sandbox.values import NotPlainError, dumps, loads
 
 from .task import BaseTask, Scoring
@@ -57,7 +59,7 @@ class Calls(Protocol):
         """Call a function that the code defined."""
 
 
-async def call_function(
+async def _call_function(
     interpreter: Interpreter,
     function: str,
     args: Sequence[Any],
@@ -69,13 +71,6 @@ async def call_function(
 
     An interpreter that only runs code is given the call as code, and prints the answer as tagged JSON behind a random
     marker. What it prints is as little trusted as any answer: forging it is the same as returning it.
-
-    Args:
-        interpreter: where.
-        function: its name.
-        args: by position.
-        kwargs: by name.
-        timeout_s: seconds.
     """
     if isinstance(interpreter, Calls):
         return await cast(Calls, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
@@ -83,42 +78,23 @@ async def call_function(
     if installed.status != "ok":
         return FunctionCall(execution=installed)
     marker = secrets.token_hex(16)
-    room = 48 << 10  # what is kept of standard output is 64 KiB, where nothing else is said
-    execution = await interpreter.execute(
-        _CALL.format(
-            marker=marker,
-            helper=_HELPER,
-            function=function,
-            room=room,
-            args=dumps(list(args)),
-            kwargs=dumps(dict(kwargs)),
-        ),
-        timeout_s=timeout_s,
+    code = _CALL.format(
+        marker=marker,
+        helper=_HELPER,
+        function=function,
+        room=48 << 10,  # what is kept of standard output is 64 KiB, where nothing else is said
+        args=dumps(list(args)),
+        kwargs=dumps(dict(kwargs)),
     )
-    return _read(execution, marker) if execution.status == "ok" else FunctionCall(execution=execution)
-
-
-def _read(execution: Execution, marker: str) -> FunctionCall:
+    execution = await interpreter.execute(code, timeout_s=timeout_s)
+    if execution.status != "ok":
+        return FunctionCall(execution=execution)
     parts = execution.stdout.rsplit(marker, 2)
-    try:
+    with suppress(NotPlainError):
         if len(parts) == 3:
             return FunctionCall(execution=execution, value=loads(parts[1].encode()))
-    except NotPlainError:
-        pass
-    said = CodeError(ename=NOT_PLAIN, evalue="no answer was found in what was printed")
-    return FunctionCall(execution=_failed(execution, said))
-
-
-def _failed(execution: Execution, error: CodeError) -> Execution:
-    return Execution(
-        status="error",
-        stdout=execution.stdout,
-        stderr=execution.stderr,
-        exit_code=1,
-        error=error,
-        session_id=execution.session_id,
-        isolation=execution.isolation,
-    )
+    error = CodeError(ename=NOT_PLAIN, evalue="no answer was found in what was printed")
+    return FunctionCall(execution=replace(execution, status="error", exit_code=EXIT_ERROR, error=error))
 
 
 class Opens(Protocol):
@@ -136,6 +112,14 @@ class OutOfTimeError(Exception):
     """The time for the whole grading is used up."""
 
 
+@contextmanager
+def _blaming_the_infrastructure() -> Iterator[None]:
+    try:
+        yield
+    except (OpenEnvError, OSError) as error:
+        raise GradingUnavailableError(str(error)) from error
+
+
 class SubmissionRunner:
     """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `GradingUnavailableError`.
 
@@ -143,6 +127,10 @@ class SubmissionRunner:
         source: where the interpreter comes from.
         task: whose limits and files hold.
         limits: those that the task says nothing about.
+
+    Attributes:
+        lost: whether the interpreter ended, so that the submission has to be run anew.
+        isolation: what the submission runs behind.
     """
 
     def __init__(self, source: Opens, task: BaseTask, limits: Limits) -> None:
@@ -151,24 +139,19 @@ class SubmissionRunner:
         self._limits = task.limits.applied_to(limits)
         self._interpreter: Interpreter | None = None
         self._deadline = time.monotonic() + task.limits.total_s
-        self._asked = self._limits.timeout_s
+        self._granted_s = self._limits.timeout_s
         self.lost = True
-        """Whether the interpreter ended, so that the submission has to be run anew."""
         self.isolation = ""
 
     @property
     def scope(self) -> Scope:
         """What a time-out of the last execution means: its case took too long, or there was no more time."""
-        return "case" if self._asked >= self._limits.timeout_s else "total"
+        return "case" if self._granted_s >= self._limits.timeout_s else "total"
 
     async def fresh(self, more_files: Mapping[str, str] | None = None) -> None:
-        """Begin with a fresh interpreter and the task's files.
-
-        Args:
-            more_files: further files of the workspace.
-        """
+        """Begin with a fresh interpreter and the task's files, and further ones."""
         self._time_left()
-        try:
+        with _blaming_the_infrastructure():
             if self._interpreter is None:
                 self._interpreter = await self._source.open(self._limits)
                 self.isolation = self._interpreter.isolation
@@ -176,52 +159,44 @@ class SubmissionRunner:
                 await self._interpreter.restart()
             for path, content in {**self._task.files, **(more_files or {})}.items():
                 await self._interpreter.put_file(path, content.encode())
-        except (OpenEnvError, OSError) as error:
-            raise GradingUnavailableError(str(error)) from error
         self.lost = False
 
     async def execute(self, code: str, stdin: str | None = None) -> Execution:
         """Run code, within the time of a case and of the whole."""
-        return self._checked(
-            await self._guarded(self._running().execute(code, timeout_s=self._time_left(), stdin=stdin))
-        )
+        with _blaming_the_infrastructure():
+            execution = await self._running().execute(code, timeout_s=self._time_left(), stdin=stdin)
+        return self._checked(execution)
 
     async def call(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> FunctionCall:
         """Call a function that the code defined."""
-        call: FunctionCall = await self._guarded(
-            call_function(self._running(), function, args, kwargs or {}, timeout_s=self._time_left())
-        )
+        with _blaming_the_infrastructure():
+            left_s = self._time_left()
+            call = await _call_function(self._running(), function, args, kwargs or {}, timeout_s=left_s)
         self._checked(call.execution)
         return call
 
     async def close(self) -> None:
         """End the interpreter."""
-        if self._interpreter is not None:
-            interpreter, self._interpreter = self._interpreter, None
-            try:
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            with suppress(
+                OpenEnvError, OSError
+            ):  # the verdict is known, and its source cleans up what it opened
                 await interpreter.close()
-            except (OpenEnvError, OSError):
-                return  # the verdict is known, and its source cleans up after what it opened
 
     def _running(self) -> Interpreter:
         if self._interpreter is None:
             raise RuntimeError("expected fresh() before anything runs")
         return self._interpreter
 
-    async def _guarded(self, work: Any) -> Any:
-        try:
-            return await work
-        except (OpenEnvError, OSError) as error:
-            raise GradingUnavailableError(str(error)) from error
-
     def _time_left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise OutOfTimeError
-        self._asked = min(left, self._limits.timeout_s)
-        return self._asked
+        self._granted_s = min(left, self._limits.timeout_s)
+        return self._granted_s
 
     def _checked(self, execution: Execution) -> Execution:
         if execution.status == "sandbox_error":
@@ -269,19 +244,24 @@ class CaseResult:
 PASSED: Final = CaseResult(category="passed")
 
 
-class Trial(ABC):
+TaskT = TypeVar("TaskT", bound=BaseTask)
+
+
+class Trial(ABC, Generic[TaskT]):
     """One submission before one task.
 
     Args:
         bench: where it runs.
+        task: the task.
         code: the submission.
         fresh_per_case: whether nothing of one case is there in the next.
     """
 
-    guarantee: Any = "outside"
+    guarantee: Literal["outside", "shared"] = "outside"
 
-    def __init__(self, bench: SubmissionRunner, code: str, fresh_per_case: bool) -> None:
+    def __init__(self, bench: SubmissionRunner, task: TaskT, code: str, fresh_per_case: bool) -> None:
         self._bench = bench
+        self._task = task
         self._code = code
         self._fresh_per_case = fresh_per_case
 
@@ -300,7 +280,7 @@ class Trial(ABC):
         """
 
 
-class LoadedTrial(Trial):
+class LoadedTrial(Trial[TaskT]):
     """A trial whose submission is run once and then asked case by case; again only where its interpreter ended."""
 
     async def run(self, index: int) -> CaseResult:

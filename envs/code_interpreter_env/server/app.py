@@ -5,7 +5,7 @@ from servers import create_app
 
 from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
 from .environment import CodeInterpreterEnvironment
-from .house import house
+from .shared import shared_backend
 
 # An interpreter is a few megabytes, and a trainer keeps hundreds of episodes in flight.
 MAX_CONCURRENT_ENVS = 1024
@@ -17,5 +17,5 @@ app = create_app(
     env_name="code_interpreter",
     max_concurrent_envs=MAX_CONCURRENT_ENVS,
     state_cls=CodeInterpreterState,
-    lifespan=house().lifespan,
+    lifespan=shared_backend().lifespan,
 )

@@ -2,43 +2,54 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from inspect import isawaitable
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 from uuid import uuid4
 
+from pydantic import Field
+
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter
+from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter, Limits
+from openenv_core.sandbox.results import EXIT_SANDBOX
+from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import (
     CallToolAction,
+    DeclaredTools,
     ListToolsAction,
     ToolAction,
     ToolContext,
+    ToolErrorType,
     ToolFailedError,
     ToolObservation,
+    ToolResult,
     ToolUnavailableError,
+    tool,
 )
 
 from ..grading import Grader, JsonlTasks, TaskSession
 from ..models import (
+    MAX_TIMEOUT_S,
+    Base64,
+    Code,
     CodeInterpreterAction,
     CodeInterpreterObservation,
     CodeInterpreterState,
     CodeObservation,
     Execute,
     GetFile,
-    InvalidResetOptionError,
+    Path,
     PutFile,
     Restart,
     Submit,
 )
-from .house import SharedBackend, house
-from .keeper import TROUBLE, InterpreterKeeper, lost, wait_or_interrupt
-from .observations import content_of, failed, full, refused, released, without_task
-from .options import Judging, ResetChoice, TaskMethods, chosen, chosen_task
-from .tools import InterpreterTools
+from .observations import content_of, failed, failed_by_code, file_result, full, released, run_result
+from .options import choose_task, read_options
+from .shared import INFRASTRUCTURE_ERRORS, InterpreterKeeper, SharedBackend, shared_backend
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +58,7 @@ MAX_FETCHED_BYTES: Final = 8 << 20
 
 
 class CodeInterpreterEnvironment(
-    TaskMethods,
-    InterpreterTools,
+    DeclaredTools,
     Environment[CodeInterpreterAction | ToolAction, CodeObservation | ToolObservation, CodeInterpreterState],
 ):
     """Runs Python that nobody has read, in an interpreter that keeps its state from step to step.
@@ -69,9 +79,9 @@ class CodeInterpreterEnvironment(
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, shared: SharedBackend | None = None, tasks: JsonlTasks | None = None) -> None:
-        self._house = shared or house()
-        self._tasks = self._house.tasks if tasks is None else tasks
-        self._keeper = InterpreterKeeper(self._house, chosen({}, self._house.settings))
+        self._shared = shared or shared_backend()
+        self._tasks = self._shared.tasks if tasks is None else tasks
+        self._keeper = InterpreterKeeper(self._shared, read_options({}, self._shared.settings))
         self._task: TaskSession | None = None
         self._state = CodeInterpreterState(episode_id=str(uuid4()))
 
@@ -92,9 +102,11 @@ class CodeInterpreterEnvironment(
             InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on, unless it
                 took the backend to find out.
         """
-        choice = chosen(options, self._house.settings)
-        task = await self._began(choice, seed)
-        if task is not None:
+        choice = read_options(options, self._shared.settings)
+        task: TaskSession | None = None
+        if choice.task is not None:
+            found = await choose_task(self._tasks, choice.task, seed)
+            task = TaskSession(found, Grader(_Judging(self._keeper, choice.packages)))
             choice = replace(choice, files={**task.files, **choice.files})
         await self._keeper.end()
         self._keeper.lost = False
@@ -106,14 +118,13 @@ class CodeInterpreterEnvironment(
         )
         try:
             await self._ready()
-            began = self._told(Execution(status="ok", files=self._keeper.brought))
+            began = self._in_session(Execution(status="ok", files=self._keeper.brought))
         except ConfigurationError as error:
             raise InvalidResetOptionError(str(error)) from error
         except FileRefusedError as error:
             raise InvalidResetOptionError(f"reset option files: {error}") from error
-        except TROUBLE as error:
-            await self._keeper.end()
-            began = self._failed(error)
+        except INFRASTRUCTURE_ERRORS as error:
+            began = await self._failed(error)
         if all(value is None for value in options.values()):
             return released(began, None)
         return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
@@ -131,12 +142,112 @@ class CodeInterpreterEnvironment(
             EpisodeOverError: A solution was submitted.
         """
         if isinstance(action, ListToolsAction | CallToolAction):
-            told = self.tool_step(action)
-            return await told if isawaitable(told) else told
-        self._count()
+            seen = self.tool_step(action)
+            return await seen if isawaitable(seen) else seen
+        self._count_step()
         if isinstance(action, Execute) and "type" not in action.model_fields_set:
             return released(await self._execute(action, timeout_s), action.code)
         return await self._act(action, timeout_s)
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Count a step."""
+        self._count_step()
+
+    def _count_step(self) -> None:
+        if self._state.done:
+            raise EpisodeOverError
+        self._state.step_count += 1
+
+    # The actions as tools, for callers who know tools alone: MCP hosts, and chat templates.
+
+    @tool(title="Run Python", annotations={"readOnlyHint": False, "openWorldHint": False})
+    async def run_python(
+        self, code: Code, context: ToolContext, timeout_s: Seconds | None = None
+    ) -> ToolResult:
+        """Run Python in an interpreter that keeps its variables and files from call to call.
+
+        The value of a last expression is shown, and so is what was printed; figures come as images.
+
+        Args:
+            code: Python source.
+            context: Told every second how long it has run.
+            timeout_s: Seconds, where less than the session's limit.
+        """
+        action = Execute(type="execute", code=code, timeout_s=timeout_s)
+        return run_result(await self._act(action, context=context))
+
+    @tool(title="Read a file", annotations={"readOnlyHint": True, "openWorldHint": False})
+    async def read_file(self, path: Path) -> ToolResult:
+        """Read a file of the workspace: text as it is, pictures as images, anything else as a document.
+
+        Args:
+            path: Relative to the workspace: data/input.csv
+        """
+        seen = await self._act(GetFile(path=path))
+        _require_done(seen)
+        assert seen.file is not None
+        return file_result(path, seen.file.data)
+
+    @tool(
+        title="Write a file",
+        annotations={"readOnlyHint": False, "idempotentHint": True, "openWorldHint": False},
+    )
+    async def write_file(
+        self, path: Path, content: str | None = None, content_base64: Base64 | None = None
+    ) -> ToolResult:
+        """Write a file of the workspace, and the folders above it; one that is there is replaced.
+
+        Args:
+            path: Relative to the workspace: data/input.csv
+            content: What the file gets, as text; this or content_base64.
+            content_base64: What the file gets, as base64.
+        """
+        if (content is None) == (content_base64 is None):
+            message = "expected either content or content_base64, got both or neither; give one of them"
+            return ToolResult.failed(ToolErrorType.INVALID_ARGS, message)
+        seen = await self._act(PutFile(path=path, content=content, content_base64=content_base64))
+        _require_done(seen)
+        return ToolResult.of(asdict(seen.files[0]))
+
+    @tool(title="List the files", annotations={"readOnlyHint": True, "openWorldHint": False})
+    async def list_files(self) -> list[FileInfo]:
+        """List the files of the workspace."""
+        try:
+            return await (await self._ready()).list_files()
+        except FileRefusedError as error:
+            raise ToolFailedError(str(error)) from error
+        except INFRASTRUCTURE_ERRORS as error:
+            await self._failed(error)
+            raise ToolUnavailableError(str(error)) from error
+
+    # The methods of `openenv_core.tasks.TaskProvider`; they show nothing that is hidden.
+
+    async def list_splits(self) -> Sequence[Any]:
+        """Return the splits of the tasks."""
+        return await asyncio.to_thread(self._require_tasks().list_splits)
+
+    async def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        return await asyncio.to_thread(self._require_tasks().num_tasks, split)
+
+    async def list_tasks(self, split: str) -> Sequence[Any]:
+        """Return the tasks of a split, without what is hidden."""
+        return await asyncio.to_thread(self._require_tasks().list_tasks, split)
+
+    async def get_task(self, split: str, index: int) -> Any:
+        """Return one task, without what is hidden."""
+        return await asyncio.to_thread(self._require_tasks().get_task, split, index)
+
+    async def get_task_range(
+        self, split: str, start: int | None = None, stop: int | None = None
+    ) -> Sequence[Any]:
+        """Return the tasks from `start` to before `stop`."""
+        return await asyncio.to_thread(self._require_tasks().get_task_range, split, start, stop)
+
+    def _require_tasks(self) -> JsonlTasks:
+        if self._tasks is None:
+            raise NotImplementedError  # what the task routes answer as such
+        return self._tasks
 
     async def _act(
         self,
@@ -152,7 +263,7 @@ class CodeInterpreterEnvironment(
         try:
             files: tuple[FileInfo, ...] = ()
             if isinstance(action, Restart):
-                self._known(await self._keeper.anew())
+                self._note(await self._keeper.anew())
                 self._state.execution_count = 0
                 files = self._keeper.brought
             else:
@@ -160,13 +271,16 @@ class CodeInterpreterEnvironment(
                 if isinstance(action, PutFile):
                     files = (await interpreter.put_file(action.path, action.data),)
                 elif isinstance(action, GetFile):
-                    fields["file"] = content_of(action.path, await self._fetched(interpreter, action.path))
-            execution = self._told(Execution(status="ok", files=files))
+                    data = await interpreter.get_file(action.path)
+                    if len(data) > MAX_FETCHED_BYTES:
+                        why = f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
+                        raise FileRefusedError(action.path, why)
+                    fields["file"] = content_of(action.path, data)
+            execution = self._in_session(Execution(status="ok", files=files))
         except FileRefusedError as error:
-            execution = self._told(refused(error))
-        except TROUBLE as error:
-            await self._keeper.end()
-            execution = self._failed(error)
+            execution = self._in_session(failed_by_code("FileRefusedError", str(error)))
+        except INFRASTRUCTURE_ERRORS as error:
+            execution = await self._failed(error)
         return full(execution, **fields)
 
     @property
@@ -185,83 +299,46 @@ class CodeInterpreterEnvironment(
             name="code_interpreter",
             description=(
                 "Runs Python in an interpreter that keeps its state from step to step. "
-                f"Isolation: {backend.isolation}. Backend: {self._house.settings.backend}."
+                f"Isolation: {backend.isolation}. Backend: {self._shared.settings.backend}."
             ),
         )
-
-    async def _began(self, choice: ResetChoice, seed: int | None) -> TaskSession | None:
-        if choice.task is None:
-            return None
-        task = await chosen_task(self._tasks, choice.task, seed)
-        return TaskSession(task, Grader(Judging(self._keeper.held, choice.packages)))
 
     async def _execute(
         self, action: Execute, timeout_s: float | None, context: ToolContext | None = None
     ) -> Execution:
         timeout_s = timeout_s if action.timeout_s is None else action.timeout_s
+        progress = None if context is None else context.progress
         try:
-            interpreter = await self._ready()
-            running = interpreter.execute(action.code, timeout_s=timeout_s, stdin=action.stdin)
-            execution = await (running if context is None else self._spared(running, interpreter, context))
-        except TROUBLE as error:
-            await self._keeper.end()
-            execution = self._failed(error)
-        self._keeper.lost = execution.state_lost
-        state = self._state
-        state.last_exit_code = execution.exit_code
-        state.execution_count = execution.execution_count
-        return execution
-
-    async def _spared(
-        self, running: Coroutine[Any, Any, Execution], interpreter: Interpreter, context: ToolContext
-    ) -> Execution:
-        task = asyncio.ensure_future(running)
-        try:
-            return await wait_or_interrupt(
-                task, interpreter, self._keeper.choice.limits.grace_s, context.progress
+            execution = await self._keeper.run(
+                await self._ready(), action.code, timeout_s=timeout_s, stdin=action.stdin, progress=progress
             )
-        except asyncio.CancelledError:
-            self._keeper.lost = lost(task)
-            raise
-
-    async def _listed(self) -> list[FileInfo]:
-        try:
-            return await (await self._ready()).list_files()
-        except FileRefusedError as error:
-            raise ToolFailedError(str(error)) from error
-        except TROUBLE as error:
-            await self._keeper.end()
-            self._failed(error)
-            raise ToolUnavailableError(str(error)) from error
+        except INFRASTRUCTURE_ERRORS as error:
+            execution = await self._failed(error)
+        self._state.last_exit_code = execution.exit_code
+        self._state.execution_count = execution.execution_count
+        return execution
 
     async def _submit(self, action: Submit) -> CodeInterpreterObservation:
         if self._task is None:
-            return full(self._told(without_task()))
+            message = "expected a task to submit a solution of, got an episode without one"
+            return full(self._in_session(failed_by_code("NoTask", message)))
         verdict = await self._task.submit(action.code)
         done = self._state.done = self._task.done
         if verdict.reason == "sandbox_error":
-            seen = self._told(failed(verdict.detail))
+            seen = self._in_session(failed(verdict.detail))
         else:
-            seen = replace(self._told(Execution(status="ok")), isolation=verdict.isolation)
+            seen = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
         return full(seen, done=done, reward=verdict.reward, verdict=verdict)
 
     async def _ready(self) -> Interpreter:
-        return self._known(await self._keeper.ready())
+        return self._note(await self._keeper.ready())
 
-    def _known(self, interpreter: Interpreter) -> Interpreter:
+    def _note(self, interpreter: Interpreter) -> Interpreter:
         self._state.session_id = interpreter.session_id
         self._state.isolation = interpreter.isolation
         return interpreter
 
-    async def _fetched(self, interpreter: Interpreter, path: str) -> bytes:
-        data = await interpreter.get_file(path)
-        if len(data) > MAX_FETCHED_BYTES:
-            raise FileRefusedError(
-                path, f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
-            )
-        return data
-
-    def _told(self, execution: Execution) -> Execution:
+    def _in_session(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""
         state = self._state
         return replace(
@@ -271,7 +348,29 @@ class CodeInterpreterEnvironment(
             isolation=state.isolation,
         )
 
-    def _failed(self, error: Exception) -> Execution:
+    async def _failed(self, error: Exception) -> Execution:
+        """End the interpreter after a failure of the infrastructure, and return what is seen of it."""
+        await self._keeper.end()
         logger.warning("the sandbox failed: %s", error)
-        self._state.last_exit_code = -1
-        return self._told(failed(str(error), state_lost=True))
+        self._state.last_exit_code = EXIT_SANDBOX
+        return self._in_session(failed(str(error), state_lost=True))
+
+
+class _Judging:
+    """Opens the interpreters in which submissions are judged, apart from the session's own."""
+
+    def __init__(self, keeper: InterpreterKeeper, packages: tuple[str, ...]) -> None:
+        self._keeper = keeper
+        self._packages = packages
+
+    async def open(self, limits: Limits) -> Interpreter:
+        """Start one; whoever asked for it closes it."""
+        return await (await self._keeper.held()).open(limits, packages=self._packages)
+
+
+def _require_done(seen: CodeInterpreterObservation) -> None:
+    """Raise what an action on a file has come to, where it has come to nothing."""
+    if seen.status == "sandbox_error":
+        raise ToolUnavailableError(seen.reason or "the sandbox failed")
+    if seen.error is not None:
+        raise ToolFailedError(seen.error.evalue)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
-from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Output
+from openenv_core.sandbox import CodeError, Execution, Output
 from openenv_core.sandbox.results import EXIT_ERROR, EXIT_SANDBOX
 from openenv_core.tools import Content, Embedded, Image, Text, ToolError, ToolErrorType, ToolResult
 
@@ -16,7 +16,6 @@ from ..models import EXECUTION, CodeInterpreterObservation, CodeObservation, Fil
 
 _FIELDS: Final = tuple(field.name for field in fields(Execution))
 _RELEASED: Final = ("stdout", "stderr", "exit_code")
-_BESIDE: Final = tuple(name for name in _FIELDS if name not in _RELEASED)
 
 LAST_CODE: Final = "last_code"
 """The key under which released coding environments repeat the code."""
@@ -43,7 +42,7 @@ def released(execution: Execution, code: str | None) -> CodeObservation:
         execution: What happened; what has no field there goes below `metadata["execution"]`.
         code: What was run; None after a reset.
     """
-    rest = {name: _plain(getattr(execution, name)) for name in _BESIDE}
+    rest = {name: value for name, value in asdict(execution).items() if name not in _RELEASED}
     if (stderr := _in_words(execution)) != execution.stderr:
         rest["stderr"] = execution.stderr
     metadata = {EXECUTION: rest} if code is None else {LAST_CODE: code, EXECUTION: rest}
@@ -59,20 +58,10 @@ def content_of(path: str, data: bytes) -> FileContent:
     )
 
 
-def refused(error: FileRefusedError, **known: Any) -> Execution:
-    """Return what a policy sees that asked for a file which cannot be had: an error of its own."""
-    told = CodeError(ename="FileRefusedError", evalue=str(error))
-    return Execution(
-        status="error", exit_code=EXIT_ERROR, error=told, stderr=f"FileRefusedError: {error}\n", **known
-    )
-
-
-def without_task() -> Execution:
-    """Return what a policy sees that submits where there is no task."""
-    told = CodeError(
-        ename="NoTask", evalue="expected a task to submit a solution of, got an episode without one"
-    )
-    return Execution(status="error", exit_code=EXIT_ERROR, error=told, stderr=f"NoTask: {told.evalue}\n")
+def failed_by_code(ename: str, evalue: str) -> Execution:
+    """Return what a policy sees that asked for what cannot be had: an error of its own."""
+    error = CodeError(ename=ename, evalue=evalue)
+    return Execution(status="error", exit_code=EXIT_ERROR, error=error, stderr=f"{ename}: {evalue}\n")
 
 
 def failed(reason: str, **known: Any) -> Execution:
@@ -81,21 +70,17 @@ def failed(reason: str, **known: Any) -> Execution:
 
 
 def _in_words(execution: Execution) -> str:
-    error, told = execution.error, []
-    if error is not None:
-        told += [line.removesuffix("\n") for line in error.traceback] or [f"{error.ename}: {error.evalue}"]
+    lines = [] if execution.error is None else _error_lines(execution.error)
     if execution.reason is not None:
-        told.append(execution.reason)
-    if not told:
+        lines.append(execution.reason)
+    if not lines:
         return execution.stderr
     printed = [execution.stderr.removesuffix("\n")] if execution.stderr else []
-    return "\n".join([*printed, *told, ""])
+    return "\n".join([*printed, *lines, ""])
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [asdict(entry) for entry in value]
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+def _error_lines(error: CodeError) -> list[str]:
+    return [line.removesuffix("\n") for line in error.traceback] or [f"{error.ename}: {error.evalue}"]
 
 
 IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -159,8 +144,7 @@ def _shown(seen: CodeInterpreterObservation) -> Iterator[Content]:
     if seen.result is not None:
         yield Text(seen.result)
     if seen.error is not None:
-        lines = [line.removesuffix("\n") for line in seen.error.traceback]
-        yield Text("\n".join(lines) or f"{seen.error.ename}: {seen.error.evalue}")
+        yield Text("\n".join(_error_lines(seen.error)))
     if seen.reason is not None:
         yield Text(f"{seen.status}: {seen.reason}")
     if seen.state_lost:

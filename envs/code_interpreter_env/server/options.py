@@ -4,22 +4,60 @@ import asyncio
 import base64
 import binascii
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any
 
-from openenv_core.sandbox import Backend, Interpreter, Limits, LimitsError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
+
+from openenv_core.errors import describe_faults
+from openenv_core.sandbox import Limits, LimitsError
+from openenv_core.tasks import InvalidResetOptionError, check_reset
 
 from ..grading import JsonlTasks, Task
-from ..models import MAX_PATH_CHARS, InvalidResetOptionError
+from ..models import MAX_PATH_CHARS
 from ..tasks import SHIPPED as SHIPPED_TASKS
 from .settings import NO_TASKS, PREFIX, SHIPPED, InterpreterSettings
 
-NAMES: Final = ("packages", "limits", "files", "snapshot", "task", "split", "index")
-"""The options beside seed and episode_id."""
 
-_CONTENT: Final = "content_base64"
+def _check_path(path: str) -> str:
+    """Refuse what no interpreter would take, before the episode before is ended."""
+    parts = path.split("/")
+    if len(path) > MAX_PATH_CHARS or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError("expected paths relative to the workspace, such as data/input.csv")
+    return path
+
+
+def _read_content(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if (
+        isinstance(value, Mapping)
+        and [*value] == ["content_base64"]
+        and isinstance(value["content_base64"], str)
+    ):
+        try:
+            return base64.b64decode(value["content_base64"], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"expected base64, got: {error}") from None
+    raise ValueError(f'expected text or {{"content_base64": ...}}, got {type(value).__name__}')
+
+
+class _Given(BaseModel):
+    """The options beside seed and episode_id, as a caller gives them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    packages: list[str] | None = None
+    limits: dict[str, Any] = {}
+    files: dict[
+        Annotated[str, AfterValidator(_check_path)], Annotated[bytes, BeforeValidator(_read_content)]
+    ] = {}
+    snapshot: StrictBool = False
+    task: Any = None
+    split: Any = None
+    index: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,82 +79,50 @@ class ResetChoice:
     task: Any = None
 
 
-def chosen(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetChoice:
+def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetChoice:
     """Read the options of a reset; None leaves one to the server.
 
     Raises:
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
-    if unknown := sorted(set(options) - set(NAMES)):
-        raise InvalidResetOptionError(
-            f"expected no reset options but seed, episode_id, {', '.join(NAMES)}, got {', '.join(unknown)}; "
-            "leave it out"
-        )
-    given = {name: value for name, value in options.items() if value is not None}
-    limits = _limits(given.get("limits", {}), settings)
-    return ResetChoice(
-        packages=_packages(given["packages"], settings) if "packages" in given else settings.preload,
-        limits=limits,
-        files=_files(given.get("files", {}), limits),
-        snapshot=_snapshot(given, settings),
-        task=_task(given),
+    names = list(_Given.model_fields)
+    check_reset(
+        ("seed", "episode_id", *names), {name: None for name in options if name not in names}, None, None
     )
-
-
-def _snapshot(given: Mapping[str, Any], settings: InterpreterSettings) -> bool:
-    wanted = _flag("snapshot", given.get("snapshot", False))
-    if wanted and not settings.max_snapshot:
-        raise InvalidResetOptionError(
-            "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
-            f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
-        )
-    return wanted
-
-
-def _task(given: Mapping[str, Any]) -> Any:
-    """Return the task that is asked for, by itself or as the task routes count them."""
-    place = {name: given[name] for name in ("split", "index") if name in given}
-    if place and "task" in given:
-        raise InvalidResetOptionError(
-            "expected the reset option task, or split and index, got both; leave one of them out"
-        )
-    return place or given.get("task")
-
-
-def _limits(value: Any, settings: InterpreterSettings) -> Limits:
-    if not isinstance(value, Mapping):
-        raise InvalidResetOptionError(
-            f"expected limits by name for the reset option limits, got {value!r:.80}; "
-            'give for example {"timeout_s": 5}'
-        )
     try:
-        return settings.limits.changed(value).within(settings.ceilings)
+        given = _Given.model_validate({name: value for name, value in options.items() if value is not None})
+        limits = settings.limits.changed(given.limits).within(settings.ceilings)
+    except ValidationError as error:
+        raise InvalidResetOptionError(f"reset options: {describe_faults(error, 'options')}"[:1000]) from None
     except LimitsError as error:
         raise InvalidResetOptionError(f"reset option limits: {error}") from None
-
-
-def _packages(value: Any, settings: InterpreterSettings) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise InvalidResetOptionError(
-            f"expected a list of names for the reset option packages, got {value!r:.80}"
-        )
-    if unknown := sorted(set(value) - set(settings.packages)):
+    _check_files(given.files, limits)
+    packages = settings.preload if given.packages is None else tuple(sorted(set(given.packages)))
+    if unknown := sorted(set(packages) - set(settings.packages)):
         raise InvalidResetOptionError(
             f"expected packages that this server preloads ({', '.join(settings.packages) or 'none'}), got "
             f"{', '.join(unknown)[:200]}; leave it out, what is installed can be imported without"
         )
-    return tuple(sorted(set(value)))
-
-
-def _files(value: Any, limits: Limits) -> dict[str, bytes]:
-    if not isinstance(value, Mapping):
+    if given.snapshot and not settings.max_snapshot:
         raise InvalidResetOptionError(
-            f"expected content by path for the reset option files, got {value!r:.80}"
+            "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
+            f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
         )
-    found = {_path(path): _content(path, content) for path, content in value.items()}
-    sizes = [len(content) for content in found.values()]
+    # A task is asked for by itself, or as the task routes count them.
+    place = {name: value for name in ("split", "index") if (value := getattr(given, name)) is not None}
+    if place and given.task is not None:
+        raise InvalidResetOptionError(
+            "expected the reset option task, or split and index, got both; leave one of them out"
+        )
+    return ResetChoice(
+        packages=packages, limits=limits, files=given.files, snapshot=given.snapshot, task=place or given.task
+    )
+
+
+def _check_files(files: Mapping[str, bytes], limits: Limits) -> None:
+    sizes = [len(content) for content in files.values()]
     for name, got in (
-        ("files", len(found)),
+        ("files", len(sizes)),
         ("file_bytes", max(sizes, default=0)),
         ("disk_bytes", sum(sizes)),
     ):
@@ -124,46 +130,6 @@ def _files(value: Any, limits: Limits) -> dict[str, bytes]:
             raise InvalidResetOptionError(
                 f"expected files within the limit {name} of {most}, got {got}; leave some out, or raise the limit"
             )
-    return found
-
-
-def _path(path: Any) -> str:
-    """Refuse what no interpreter would take, before the episode before is ended."""
-    if (
-        not isinstance(path, str)
-        or not 0 < len(path) <= MAX_PATH_CHARS
-        or path.startswith("/")
-        or "\0" in path
-        or any(part in ("", ".", "..") for part in path.split("/"))
-    ):
-        raise InvalidResetOptionError(
-            "expected paths relative to the workspace, such as data/input.csv, in the reset option files, got "
-            f"{path!r:.80}"
-        )
-    return path
-
-
-def _content(path: str, value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, Mapping) and set(value) == {_CONTENT} and isinstance(value[_CONTENT], str):
-        try:
-            return base64.b64decode(value[_CONTENT], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidResetOptionError(
-                f"expected base64 for the file {path!r:.80}, got: {error}"
-            ) from None
-    raise InvalidResetOptionError(
-        f'expected text or {{"{_CONTENT}": ...}} for the file {path!r:.80}, got {type(value).__name__}'
-    )
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidResetOptionError(
-            f"expected true or false for the reset option {name}, got {value!r:.80}"
-        )
-    return value
 
 
 def open_tasks(source: str) -> JsonlTasks | None:
@@ -177,7 +143,7 @@ def open_tasks(source: str) -> JsonlTasks | None:
     return JsonlTasks(SHIPPED_TASKS if source == SHIPPED else Path(source))
 
 
-async def chosen_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:
+async def choose_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:
     """Return the task that a reset means.
 
     Args:
@@ -222,57 +188,3 @@ def _find(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
     if "index" in option:
         return tasks.task(split, option["index"])
     return tasks.task(split, random.Random(seed).randrange(tasks.num_tasks(split)))
-
-
-class TaskMethods:
-    """The methods of `openenv_core.tasks.TaskProvider`; they show nothing that is hidden."""
-
-    _tasks: JsonlTasks | None
-
-    async def list_splits(self) -> Sequence[Any]:
-        """Return the splits of the tasks."""
-        found: Sequence[Any] = await self._about_tasks("list_splits")
-        return found
-
-    async def list_tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, without what is hidden."""
-        found: Sequence[Any] = await self._about_tasks("list_tasks", split)
-        return found
-
-    async def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
-        found: int = await self._about_tasks("num_tasks", split)
-        return found
-
-    async def get_task(self, split: str, index: int) -> Any:
-        """Return one task, without what is hidden."""
-        return await self._about_tasks("get_task", split, index)
-
-    async def get_task_range(
-        self, split: str, start: int | None = None, stop: int | None = None
-    ) -> Sequence[Any]:
-        """Return the tasks from `start` to before `stop`."""
-        found: Sequence[Any] = await self._about_tasks("get_task_range", split, start, stop)
-        return found
-
-    async def _about_tasks(self, method: str, *args: Any) -> Any:
-        if self._tasks is None:
-            raise NotImplementedError  # what the task routes answer as such
-        return await asyncio.to_thread(getattr(self._tasks, method), *args)  # it reads files
-
-
-class Judging:
-    """Opens the interpreters in which submissions are judged, apart from the session's own.
-
-    Args:
-        hold: Returns the backend, started.
-        packages: What they have imported.
-    """
-
-    def __init__(self, hold: Callable[[], Awaitable[Backend]], packages: tuple[str, ...]) -> None:
-        self._hold = hold
-        self._packages = packages
-
-    async def open(self, limits: Limits) -> Interpreter:
-        """Start one; whoever asked for it closes it."""
-        return await (await self._hold()).open(limits, packages=self._packages)

@@ -1,10 +1,12 @@
 """What a server of code interpreters can be told: environment variables that begin with CODE_INTERPRETER_."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import Isolation, Limits, LimitsError
@@ -102,9 +104,9 @@ class InterpreterSettings:
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
         backend = given.get(f"{PREFIX}BACKEND", LOCAL).strip().lower()
         found: dict[str, Any] = {"backend": backend}
-        for variable, (name, read) in _VARIABLES.items():
+        for variable, (name, kind) in _VARIABLES.items():
             if variable in given:
-                found[name] = read(variable, given[variable].strip())
+                found[name] = _read(variable, given[variable].strip(), kind)
         known = tuple(name for name in PACKAGES if backend == LOCAL and _installed(name))
         found.setdefault("preload", tuple(name for name in PRELOAD if name in found.get("packages", known)))
         found.setdefault("packages", tuple(dict.fromkeys((*known, *found["preload"]))))
@@ -157,55 +159,37 @@ def _limits(given: Mapping[str, str], prefix: str, defaults: Limits) -> Limits:
     values: dict[str, Any] = {}
     for limit in fields(Limits):
         variable = f"{PREFIX}{prefix}{limit.name.upper()}"
-        if (text := given.get(variable, "").strip()) and limit.name:
-            values[limit.name] = _value(variable, text, limit.type)
+        if text := given.get(variable, "").strip():
+            values[limit.name] = _read(variable, text, limit.type)
     try:
         return defaults.changed(values)
     except LimitsError as error:
         raise ConfigurationError(f"{error} (from {PREFIX}{prefix}...)") from None
 
 
-def _value(variable: str, text: str, kind: object) -> Any:
-    if kind is bool or kind == "bool":
-        if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
-            raise ConfigurationError(f"expected {variable} to be true or false, got {text!r}")
-        return text.lower() in ("1", "true", "yes")
+def _read(variable: str, text: str, kind: Any) -> Any:
+    """Return a variable's value as a type has it."""
     try:
-        return float(text) if kind is float or kind == "float" else int(text)
-    except ValueError:
-        raise ConfigurationError(f"expected {variable} to be a number, got {text!r}") from None
+        return TypeAdapter(kind).validate_strings(text)
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise ConfigurationError(f"expected {variable} to be usable, got {text!r:.80}: {why}") from None
 
 
-def _text(_: str, value: str) -> str:
-    return value
+def _packages(text: str) -> tuple[str, ...]:
+    names = tuple(text.replace(",", " ").split())
+    return () if names == ("none",) else names
 
 
-def _packages(_: str, value: str) -> tuple[str, ...]:
-    words = tuple(value.replace(",", " ").split())
-    return () if words == ("none",) else words
+_Packages: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_packages)]
+_Level: TypeAlias = Annotated[Isolation, BeforeValidator(str.lower)]
 
-
-def _level(variable: str, value: str) -> Isolation:
-    try:
-        return Isolation(value.lower())
-    except ValueError:
-        raise ConfigurationError(
-            f"expected {variable} to be one of {', '.join(Isolation)}, got {value!r}"
-        ) from None
-
-
-def _count(variable: str, value: str) -> int:
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
-    return int(value)
-
-
-_VARIABLES: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
-    f"{PREFIX}PRELOAD": ("preload", _packages),
-    f"{PREFIX}PACKAGES": ("packages", _packages),
-    MINIMUM: ("minimum_isolation", _level),
-    STRONGEST: ("strongest_isolation", _level),
-    f"{PREFIX}MAX_SANDBOXES": ("max_sandboxes", _count),
-    f"{PREFIX}TASKS": ("tasks", _text),
-    f"{PREFIX}MAX_SNAPSHOT": ("max_snapshot", lambda variable, text: _value(variable, text, bool)),
+_VARIABLES: Final[Mapping[str, tuple[str, Any]]] = {
+    f"{PREFIX}PRELOAD": ("preload", _Packages),
+    f"{PREFIX}PACKAGES": ("packages", _Packages),
+    MINIMUM: ("minimum_isolation", _Level),
+    STRONGEST: ("strongest_isolation", _Level),
+    f"{PREFIX}MAX_SANDBOXES": ("max_sandboxes", Annotated[int, Field(ge=1)]),
+    f"{PREFIX}TASKS": ("tasks", str),
+    f"{PREFIX}MAX_SNAPSHOT": ("max_snapshot", bool),
 }

@@ -5,7 +5,7 @@ from servers import create_app
 
 from ..models import McpToolsState
 from .environment import McpToolsEnvironment
-from .house import lifespan
+from .shared import lifespan
 
 # A session is a process for each tool server, and some need a hundred megabytes.
 MAX_CONCURRENT_ENVS = 64

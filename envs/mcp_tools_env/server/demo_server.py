@@ -20,18 +20,10 @@ INVALID_PARAMS, METHOD_NOT_FOUND = -32602, -32601
 _notes: dict[str, str] = {}
 
 
-class DemoError(Exception):
-    """A tool that cannot do what it was asked."""
-
-
-class InvalidParamsError(Exception):
-    """Parameters that no method takes."""
-
-
 def write_note(name: str, text: str) -> str:
     """Write a note, or write it anew."""
     if name not in _notes and len(_notes) >= MAX_NOTES:
-        raise DemoError(f"there are {MAX_NOTES} notes, which is the most; write one of them anew")
+        raise ValueError(f"there are {MAX_NOTES} notes, which is the most; write one of them anew")
     _notes[name] = text
     return f"{name} has {len(text)} characters now"
 
@@ -39,7 +31,7 @@ def write_note(name: str, text: str) -> str:
 def read_note(name: str) -> str:
     """Read a note."""
     if name not in _notes:
-        raise DemoError(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
+        raise ValueError(f"there is no note {name!r}; there are: {', '.join(sorted(_notes)) or 'none'}")
     return _notes[name]
 
 
@@ -101,13 +93,13 @@ def call_tool(params: dict[str, Any]) -> dict[str, Any]:
     """Call a tool. Its caller has been told the schemas, and is held to names and numbers of arguments alone."""
     name, arguments = params.get("name"), params.get("arguments") or {}
     if name not in TOOLS:
-        raise InvalidParamsError(f"Unknown tool: {name}")
+        raise LookupError(f"Unknown tool: {name}")
     tool, properties = TOOLS[name]
     if not isinstance(arguments, dict) or set(arguments) != set(properties):
-        raise InvalidParamsError(f"expected the arguments {', '.join(properties) or 'none'}")
+        raise LookupError(f"expected the arguments {', '.join(properties) or 'none'}")
     try:
         value = tool(**arguments)
-    except (DemoError, ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
     text = value if isinstance(value, str) else json.dumps(value)
     structured = value if isinstance(value, dict) else {"result": value}
@@ -132,7 +124,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | None:
         return {**reply, "error": {"code": METHOD_NOT_FOUND, "message": "Method not found"}}
     try:
         return {**reply, "result": method(message.get("params") or {})}
-    except InvalidParamsError as error:
+    except LookupError as error:
         return {**reply, "error": {"code": INVALID_PARAMS, "message": str(error)}}
 
 

@@ -11,16 +11,8 @@ from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.tools import (
     SILENT,
-    ArgumentCompletion,
     ListToolsAction,
     ListToolsObservation,
-    NoSuchPromptError,
-    NoSuchResourceError,
-    PromptResult,
-    PromptSpec,
-    ResourceContents,
-    ResourceSpec,
-    ResourceTemplateSpec,
     ToolAction,
     ToolContext,
     ToolObservation,
@@ -29,9 +21,9 @@ from openenv_core.tools import (
 )
 
 from ..models import McpToolsState
-from .episode.options import chosen
-from .episode.play import Episode
-from .house import SharedState, house
+from .episode import Episode
+from .options import read_options
+from .shared import SharedState, shared_state
 from .upstream.errors import ServerFailedError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +49,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, shared: SharedState | None = None) -> None:
-        self._house = shared or house()
+        self._shared = shared or shared_state()
         self._episode: Episode | None = None
         self._beginning = asyncio.Lock()
         self._state = McpToolsState(episode_id=str(uuid4()))
@@ -80,10 +72,10 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         Raises:
             InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
         """
-        choice = chosen(options, self._house.settings)
+        choice = read_options(options, self._shared.settings)
         await self._end()
         self._state = McpToolsState(episode_id=str(uuid4()) if episode_id is None else episode_id)
-        episode = Episode(self._house, choice)
+        episode = Episode(self._shared, choice)
         try:
             await episode.start()
         except ServerFailedError as error:
@@ -129,40 +121,6 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         episode = await self._playing()
         self._state.step_count += 1
         return await episode.call_tool(name, arguments, context)
-
-    def list_resources(self) -> Sequence[ResourceSpec]:
-        """Return nothing: resources of tool servers are not passed on."""
-        return []
-
-    def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
-        """Return nothing, likewise."""
-        return []
-
-    def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
-        """Refuse: there is none.
-
-        Raises:
-            NoSuchResourceError: Always.
-        """
-        raise NoSuchResourceError(f"expected no resource, got {uri[:200]!r}; tools alone are passed on")
-
-    def list_prompts(self) -> Sequence[PromptSpec]:
-        """Return nothing: prompts of tool servers are not passed on."""
-        return []
-
-    def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
-        """Refuse: there is none.
-
-        Raises:
-            NoSuchPromptError: Always.
-        """
-        raise NoSuchPromptError(f"expected no prompt, got {name[:200]!r}; tools alone are passed on")
-
-    def complete(
-        self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
-    ) -> ArgumentCompletion:
-        """Return nothing: there is nothing to complete."""
-        return ArgumentCompletion(values=[])
 
     @property
     def state(self) -> McpToolsState:

@@ -1,149 +1,403 @@
-"""A conversation at the desk: the customer's requests, the records, and what is different at the end."""
+"""A conversation at the desk: the customer's requests, the records, and what is different at the end.
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-from uuid import uuid4
+The tools do what can be done, whether it is right or not: a refund that a policy forbids goes through. What they refuse
+is what could not happen: things that are not there, accounts that were not verified, more money back than was paid.
+"""
 
-from openenv_core import EnvironmentMetadata
-from openenv_core.errors import EpisodeOverError
-from openenv_core.tasks import GeneratedTasks, read_task_options
-from openenv_core.tools import ToolResult, prompt, resource
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import Field
+
+from openenv_core.tools import ToolFailedError, tool
+from openenv_core.worlds import Level, ToolWorld
 
 from ..models import ShopObservation, ShopState
-from ..tasks import CALLS, TaskDifficulty, make_task
-from ..world.desk import Desk
-from ..world.rules import Fact, RightOutcome, facts, judge, verdicts
-from .tools import DeskTools
+from ..tasks import CALLS, ShopTaskSpec, make_task
+from ..world.records import (
+    OPEN,
+    STORE_CREDIT,
+    Asked,
+    Customer,
+    Decision,
+    Ground,
+    Line,
+    NoteKind,
+    Order,
+    PostalAddress,
+    ProductVariant,
+    Records,
+    Topic,
+    Why,
+)
+from ..world.rules import DeskReply, Fact, RightOutcome, facts, judge, verdicts
+from ..world.speech import answer, euros, show_coupon, show_customer, show_order, show_product
+
+TRIES: Final = 5
+"""How often the facts about somebody may be wrong before nobody is verified any more."""
+
+MAX_CREDIT: Final = 10_000
+"""In cents, for one order."""
+
+MAX_FOUND: Final = 10
+
+Id: TypeAlias = Annotated[str, Field(max_length=40)]
+Short: TypeAlias = Annotated[str, Field(max_length=200)]
+Long: TypeAlias = Annotated[str, Field(max_length=2_000)]
+Euros: TypeAlias = Annotated[float, Field(gt=0, le=100_000, description="in euros")]
+Lines: TypeAlias = Annotated[
+    list[int], Field(min_length=1, max_length=20, description="numbers of the order's lines")
+]
+
+T = TypeVar("T")
+
+_READS: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
-class ShopEnvironment(GeneratedTasks, DeskTools):
+class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     """The customer desk of a shop with policies that are written down. A customer asks for one to three things.
 
-    The task decides the shop, the figures in its policies, and what the customer wants and answers, so the same task
-    and calls give the same episode. At the end the records are compared with what they would be if everything had
-    been right, which is worked out from the records and the policies before the first call, and is in nothing that
-    a caller can see.
+    The task decides the shop, the figures in its policies, and what the customer wants and answers. At the end the
+    records are compared with what they would be if everything had been right, which is worked out from the records and
+    the policies before the first call, and is in nothing that a caller can see.
     """
 
-    DETERMINISTIC = True
-    SUPPORTS_CONCURRENT_SESSIONS = True
+    NAME = "shop"
+    ABOUT = "The customer desk of a shop: requests to be handled by written policies."
+    CALLS = CALLS
+    STATE = ShopState
 
-    def __init__(self) -> None:
-        self._before: dict[Fact, Any] = {}
-        self._verdicts: tuple[RightOutcome, ...] = ()
-        self._calls = CALLS
-        self._state = ShopState()
+    def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> ShopTaskSpec:
+        """Make the task of a number."""
+        return make_task(number, held_out=held_out, level=level)
 
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        split: str | None = None,
-        index: int | None = None,
-        difficulty: str | None = None,
-        max_calls: int | None = None,
-        **unknown: Any,
-    ) -> ShopObservation:
-        """Open the desk, and let a customer come.
-
-        Args:
-            seed: Chooses the task of a split where `index` does not; None draws a seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            split: train (also where it is None), validation or test.
-            index: The task of the split.
-            difficulty: easy, medium or hard: one request, two, or three; None leaves it to the task. With another
-                difficulty an index is another task.
-            max_calls: After how many calls the episode ends; None for 40.
-            **unknown: Refused.
-
-        Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
-        """
-        options = read_task_options(
-            type(self),
-            TaskDifficulty,
-            CALLS,
-            seed=seed,
-            episode_id=episode_id,
-            split=split,
-            index=index,
-            difficulty=difficulty,
-            max_calls=max_calls,
-            unknown=unknown,
-        )
-        number = self.task_number(options.split, options.index)
-        task = make_task(number, held_out=options.split != "train", level=options.level)
+    def begin_task(self, task: ShopTaskSpec, calls: int) -> ShopObservation:
+        """Open the desk, and let a customer come."""
         scenario = task.scenario
-        self._task, self._calls, self._finished = task, options.max_calls, False
-        self._before, self._verdicts = facts(scenario.records), verdicts(scenario)
-        self._desk = Desk(scenario.records, len(scenario.requests))
-        self._state = ShopState(
-            episode_id=str(uuid4()) if episode_id is None else episode_id,
-            seed=options.seed,
-            split=options.split,
-            index=options.index,
-            difficulty=task.level.value,
-            calls_left=options.max_calls,
-        )
+        self._before: dict[Fact, Any] = facts(scenario.records)
+        self._verdicts: tuple[RightOutcome, ...] = verdicts(scenario)
+        self._replies: dict[int, DeskReply] = {}
+        self._verified: set[str] = set()
+        self._wrong_tries = 0
         return ShopObservation(
-            task=task.text(options.max_calls),
+            task=task.text(calls),
             requests=len(scenario.requests),
             difficulty=task.level.value,
-            calls_left=options.max_calls,
+            calls_left=calls,
         )
+
+    def earned(self) -> float:
+        """Return what the conversation was worth."""
+        return judge(self._verdicts, self._replies, self._before, facts(self._records)).reward
+
+    # The tools: callers are told of them by their types and docstrings.
+
+    @tool(annotations=_READS)
+    def get_policy(self, topic: Topic) -> dict[str, str]:
+        """Read the policy on a topic."""
+        return {"topic": topic, "text": self._current().scenario.policy.text(topic)}
+
+    @tool(annotations=_READS)
+    def ask_customer(self, topic: Asked, request: int = 1) -> str:
+        """Ask the customer about something.
+
+        Args:
+            topic: What to ask about; "fallback" is what they want where the first wish cannot be granted.
+            request: The number of the request that it is about.
+        """
+        self._require_request(request)
+        return answer(self._current().scenario, topic, request)
+
+    @tool(annotations=_READS)
+    def find_customer(self, name: Short) -> list[dict[str, str]]:
+        """Find accounts by the name of the customer, or a part of it."""
+        wanted = _folded(name)
+        found = [one for one in self._records.customers.values() if wanted and wanted in _folded(one.name)]
+        return [{"customer_id": one.id, "name": one.name} for one in found[:MAX_FOUND]]
+
+    @tool
+    def verify_identity(
+        self,
+        customer_id: Id,
+        email: Short | None = None,
+        postcode: Short | None = None,
+        phone: Short | None = None,
+    ) -> dict[str, bool]:
+        """Compare what the customer told with an account. Give two of the three or more; all given must be right."""
+        customer = self._customer(customer_id)
+        if self._wrong_tries >= TRIES:
+            raise ToolFailedError(
+                f"expected at most {TRIES} wrong tries in one conversation, got another; nobody is verified now"
+            )
+        pairs = ((email, customer.email), (postcode, customer.postcode), (phone, customer.phone))
+        right = [_bare(said) == _bare(known) for said, known in pairs if said is not None]
+        if verified := len(right) >= 2 and all(right):
+            self._verified.add(customer.id)
+        else:
+            self._wrong_tries += 1
+        return {"verified": verified}
+
+    @tool(annotations=_READS)
+    def get_customer(self, customer_id: Id) -> dict[str, Any]:
+        """Look up an account that was verified, with a list of its orders."""
+        customer = self._customer(customer_id)
+        if customer.id not in self._verified:
+            raise ToolFailedError(f"expected verify_identity of {customer.id} first, got none that was right")
+        orders = [order for order in self._records.orders.values() if order.customer_id == customer.id]
+        orders.sort(key=lambda order: (order.placed, order.id))
+        return show_customer(customer, orders, self._records)
+
+    @tool(annotations=_READS)
+    def get_order(self, order_id: Id) -> dict[str, Any]:
+        """Look up an order of a customer who was verified."""
+        return show_order(self._order(order_id), self._records)
+
+    @tool(annotations=_READS)
+    def search_products(self, text: Short) -> list[dict[str, Any]]:
+        """Find products by a part of their name or by their category."""
+        wanted, records = text.strip().casefold(), self._records
+        found = [
+            one
+            for one in records.products.values()
+            if wanted in one.name.casefold() or wanted == one.category
+        ]
+        return [show_product(one, records) for one in found[:MAX_FOUND]]
+
+    @tool(annotations=_READS)
+    def get_product(self, product_id: Id) -> dict[str, Any]:
+        """Look up a product: category, whether it is final sale, variants with their prices."""
+        return show_product(_known(self._records.products, product_id, "id of a product"), self._records)
+
+    @tool(annotations=_READS)
+    def check_stock(self, sku: Id) -> dict[str, Any]:
+        """Tell how many of a variant are in stock."""
+        variant = self._variant(sku)
+        return {"sku": variant.sku, "in_stock": variant.stock}
+
+    @tool(annotations=_READS)
+    def get_coupon(self, code: Id) -> dict[str, Any]:
+        """Look up a coupon."""
+        return show_coupon(_known(self._records.coupons, code, "code of a coupon"))
+
+    @tool
+    def return_items(self, order_id: Id, lines: Lines, reason: Why) -> dict[str, Any]:
+        """Take lines of an order back. This gives no money back: issue_refund does."""
+        order = self._order(order_id)
+        if len(set(lines)) != len(lines):
+            raise ToolFailedError(f"expected the numbers of lines, each once, got {lines}")
+        returned = [_line(order, number) for number in lines]
+        _require_delivered(order)
+        for line in returned:
+            line.returned = True
+            if reason != "damaged":
+                self._records.variants[line.sku].stock += line.quantity
+        return {"returned": lines}
+
+    @tool
+    def exchange_item(self, order_id: Id, line: int, new_sku: Id) -> dict[str, Any]:
+        """Exchange a line of an order for another variant. A difference in price is yours to refund or to charge."""
+        order = self._order(order_id)
+        found, new = _line(order, line), self._variant(new_sku)
+        _require_delivered(order)
+        old = self._records.variants[found.sku]
+        if new.product_id != old.product_id or new.sku == old.sku:
+            raise ToolFailedError(f"expected another variant of {old.product_id}, got {new.sku}")
+        if new.stock < found.quantity:
+            raise ToolFailedError(f"expected {found.quantity} of {new.sku} in stock, got {new.stock}")
+        old.stock += found.quantity
+        new.stock -= found.quantity
+        found.sku = new.sku
+        return {"line": found.number, "sku": found.sku, "quantity": found.quantity}
+
+    @tool
+    def cancel_order(self, order_id: Id) -> dict[str, Any]:
+        """Cancel an order. This gives no money back: issue_refund does."""
+        order = self._open_order(order_id)
+        order.status = "cancelled"
+        for line in order.lines:
+            self._records.variants[line.sku].stock += line.quantity
+        return {"order_id": order.id, "status": order.status}
+
+    @tool
+    def change_address(self, order_id: Id, street: Short, postcode: Short, city: Short) -> dict[str, Any]:
+        """Send an order to another address."""
+        order = self._open_order(order_id)
+        if not all(part.strip() for part in (street, postcode, city)):
+            raise ToolFailedError("expected a street, a postcode and a city, got one that is empty")
+        order.address = PostalAddress(street, postcode, city)
+        return {"order_id": order.id, "address": show_order(order, self._records)["address"]}
+
+    @tool
+    def apply_coupon(self, order_id: Id, code: Id) -> dict[str, Any]:
+        """Put a coupon on an order; the discount is taken off by itself."""
+        order = self._open_order(order_id)
+        coupon = _known(self._records.coupons, code, "id of a coupon")
+        if order.coupon is not None:
+            raise ToolFailedError(
+                f"expected an order without a coupon, got {order.id}, which has {order.coupon}"
+            )
+        order.coupon = coupon.code
+        order.discount = order.items_total * coupon.percent // 100
+        return {"order_id": order.id, "discount": euros(order.discount)}
+
+    @tool
+    def issue_refund(self, order_id: Id, amount: Euros, method: Short) -> dict[str, Any]:
+        """Give money back for an order, by a payment method or as store_credit."""
+        order, cents = self._order(order_id), _cents(amount)
+        self._require_method(order, method)
+        left = order.paid + sum(order.charges.values()) - sum(order.refunds.values())
+        if cents > left:
+            raise ToolFailedError(
+                f"expected at most {left / 100:.2f} euros, which is left of {order.id}, got {cents / 100:.2f}"
+            )
+        return {"order_id": order.id, "refunds": _add(order.refunds, method, cents)}
+
+    @tool
+    def charge_customer(self, order_id: Id, amount: Euros, method: Short) -> dict[str, Any]:
+        """Take more money for an order, by a payment method."""
+        order, cents = self._order(order_id), _cents(amount)
+        self._require_method(order, method)
+        return {"order_id": order.id, "charges": _add(order.charges, method, cents)}
+
+    @tool
+    def give_credit(self, order_id: Id, amount: Euros) -> dict[str, Any]:
+        """Give store credit for the late delivery of an order."""
+        order, cents = self._order(order_id), _cents(amount)
+        if order.credit + cents > MAX_CREDIT:
+            raise ToolFailedError(
+                f"expected at most {MAX_CREDIT // 100} euros of credit for an order, got more"
+            )
+        order.credit += cents
+        return {"order_id": order.id, "late_credit": euros(order.credit)}
+
+    @tool
+    def escalate(self, order_id: Id, reason: Literal["over_limit", "other"]) -> str:
+        """Hand an order to a supervisor."""
+        self._order(order_id).escalations.add(reason)
+        return "handed on"
+
+    @tool
+    def add_note(self, customer_id: Id, kind: NoteKind, text: Long) -> str:
+        """Put a note on an account."""
+        customer = self._customer(customer_id)
+        if kind != "other":
+            customer.notes.add(kind)
+        return "noted"
+
+    @tool
+    def reply(
+        self,
+        request: int,
+        decision: Decision,
+        ground: Ground = "none",
+        amount: Annotated[float, Field(ge=-100_000, le=100_000)] = 0.0,
+        message: Long = "",
+    ) -> str:
+        """Answer a request. The last answer to a request is the one that counts.
+
+        Args:
+            request: Its number.
+            decision: What became of it.
+            ground: Why it was not done, or not wholly.
+            amount: What the customer gets back by it, or asked for, in euros; negative where they pay.
+            message: What to tell the customer beside that, in words.
+        """
+        self._require_request(request)
+        # Every other ground tells something of an account, and "done" says that it was changed.
+        if not self._verified and (decision, ground) != ("refused", "not_verified"):
+            raise ToolFailedError(
+                "expected verify_identity to be right before anything else than ('refused', 'not_verified') is told, "
+                f"got ({decision!r}, {ground!r})"
+            )
+        self._replies[request] = DeskReply(decision, ground, round(amount * 100))
+        return "told"
+
+    @tool
+    def finish(self) -> str:
+        """End the conversation. Do this last, when each request is answered."""
+        self._finished = True
+        return "The conversation is over."
 
     @property
-    def state(self) -> ShopState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the task."""
-        return self._state.model_copy()
+    def _records(self) -> Records:
+        return self._current().scenario.records
 
-    def close(self) -> None:
-        """Let go of everything."""
-        self._task = self._desk = None
-        self._before, self._verdicts = {}, ()
+    def _customer(self, customer_id: str) -> Customer:
+        return _known(self._records.customers, customer_id, "id of a customer")
 
-    def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself."""
-        return EnvironmentMetadata(
-            name="shop",
-            description="The customer desk of a shop: requests to be handled by written policies.",
+    def _variant(self, sku: str) -> ProductVariant:
+        return _known(self._records.variants, sku, "id of a variant (sku)")
+
+    def _order(self, order_id: str) -> Order:
+        """Return an order of somebody who is verified."""
+        order = _known(self._records.orders, order_id, "id of an order")
+        if order.customer_id not in self._verified:
+            raise ToolFailedError(
+                f"expected an order of a customer who is verified, got {order.id}, which is not"
+            )
+        return order
+
+    def _open_order(self, order_id: str) -> Order:
+        """Return an order that has not left."""
+        order = self._order(order_id)
+        if order.status not in OPEN:
+            raise ToolFailedError(
+                f"expected an order that has not left ({', '.join(OPEN)}), got {order.id}, {order.status}"
+            )
+        return order
+
+    def _require_request(self, request: int) -> None:
+        count = len(self._current().scenario.requests)
+        if not 1 <= request <= count:
+            raise ToolFailedError(f"expected the number of a request, 1 to {count}, got {request}")
+
+    def _require_method(self, order: Order, method: str) -> None:
+        known = {order.payment, STORE_CREDIT, *self._records.customers[order.customer_id].methods}
+        if method not in known:
+            raise ToolFailedError(
+                f"expected one of the methods {', '.join(sorted(known))}, got {method!r:.40}"
+            )
+
+
+def _require_delivered(order: Order) -> None:
+    if order.status != "delivered":
+        raise ToolFailedError(
+            f"expected an order that was delivered, got {order.id}, which is {order.status}"
         )
 
-    def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
-        """Return what the customer writes, without what would be right."""
-        task = make_task(self.task_number(split, index), held_out=split != "train")
-        return {"id": f"shop-{split}-{index}", "task": task.text(CALLS), "difficulty": task.level.value}
 
-    # An agent that calls the tools over MCP sees no reset; it reads the task here.
+def _line(order: Order, number: int) -> Line:
+    """Return a line of an order that was not sent back."""
+    found = next((line for line in order.lines if line.number == number), None)
+    if found is None:
+        raise ToolFailedError(f"expected a line of {order.id}, 1 to {len(order.lines)}, got {number}")
+    if found.returned:
+        raise ToolFailedError(f"expected a line that was not sent back, got {number} of {order.id}")
+    return found
 
-    @resource("task://current", mime_type="text/plain")
-    def task(self) -> str:
-        """What is to be done with the tools."""
-        return self._asked().text(self._calls)
 
-    @prompt(name="task")
-    def begin(self) -> str:
-        """What is to be done with the tools, to begin a conversation with."""
-        return self.task()
+def _known(there: dict[str, T], key: str, what: str) -> T:
+    found = there.get(key.strip().upper())
+    if found is None:
+        raise ToolFailedError(f"expected the {what} that there is, got {key!r:.40}")
+    return found
 
-    # Around every call, one that fails too.
 
-    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse calls outside of an episode."""
-        self._at_desk()
-        if self._state.done:
-            raise EpisodeOverError
+def _add(amounts: dict[str, int], method: str, cents: int) -> dict[str, float]:
+    """Add to what went by a method, and return all amounts in euros."""
+    amounts[method] = amounts.get(method, 0) + cents
+    return {name: euros(amount) for name, amount in amounts.items()}
 
-    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Count the call, and at the end say what the conversation earned."""
-        state = self._state
-        state.step_count += 1
-        state.calls_left = self._calls - state.step_count
-        state.done = self._finished or state.calls_left == 0
-        return replace(result, reward=self._earned() if self._finished else 0.0, done=state.done)
 
-    def _earned(self) -> float:
-        desk = self._at_desk()
-        return judge(self._verdicts, desk.replies, self._before, facts(desk.records)).reward
+def _cents(amount: float) -> int:
+    cents = round(amount * 100)
+    if cents == 0 or abs(cents - amount * 100) > 1e-6 * max(1.0, cents):
+        raise ToolFailedError(f"expected an amount in euros with at most two decimals, got {amount!r:.40}")
+    return cents
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).casefold()

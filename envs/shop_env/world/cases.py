@@ -255,15 +255,11 @@ CASES: Final[dict[Kind, tuple[Callable[[CaseMaker, str], CustomerRequest | None]
     "late": (_late, {"fine": 5, "in_time": 1, "already": 1}),
     "total": (_total, {"pending": 3, "shipped": 3, "foreign": 1}),
 }
-"""How requests of a kind are made, and the cases that there are, with how often each is drawn beside the others.
+"""What makes a request of a kind and the order that it is about, or None where this shop has not what it takes; and the
+cases that there are, with how often each is drawn beside the others.
 
 What takes nothing but words is rare: who always refuses on the ground that is the commonest must not earn much.
 """
-
-
-def make_request(bench: CaseMaker, kind: Kind, case: str) -> CustomerRequest | None:
-    """Make a request, and the order that it is about; None where this shop has not what it takes."""
-    return CASES[kind][0](bench, case)
 
 
 def _open_order(bench: CaseMaker, case: str) -> Order | None:
@@ -278,12 +274,8 @@ def _open_order(bench: CaseMaker, case: str) -> Order | None:
     products = [product]
     if source.random() < 0.4 and (other := bench.take()):
         products.append(other)
-    status: Status = "pending"
-    if case == "processing":
-        status = "processing"
-    elif case == "shipped":
-        status = "shipped"
-    return bench.maker.order(owner, products, status)
+    statuses: dict[str, Status] = {"processing": "processing", "shipped": "shipped"}
+    return bench.maker.order(owner, products, statuses.get(case, "pending"))
 
 
 def _about(bench: CaseMaker, order: Order | None, kind: Kind, case: str) -> CustomerRequest | None:

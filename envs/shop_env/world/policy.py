@@ -1,7 +1,7 @@
 """The policies: their figures differ from task to task, so that they have to be read."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .records import Topic
 
@@ -38,20 +38,14 @@ class ShopPolicy:
 
     def text(self, topic: Topic) -> str:
         """Put the policy on a topic into words."""
-        return _TEXTS[topic].format(
-            days=self.days,
-            electronics_days=self.electronics_days,
-            gold_days=self.gold_days,
-            faulty_days=self.faulty_days,
-            restocking_percent=self.restocking_percent,
-            exchange_days=self.exchange_days,
-            refund_limit=self.refund_limit // 100,
-            cancel=_open(self.cancel_processing),
-            move=_open(self.move_processing),
-            late_days=self.late_days,
-            late_credit=self.late_credit // 100,
-            late_credit_gold=self.late_credit // 50,
-        )
+        figures = asdict(self) | {
+            "refund_limit": self.refund_limit // 100,
+            "cancel": _open(self.cancel_processing),
+            "move": _open(self.move_processing),
+            "late_credit": self.late_credit // 100,
+            "late_credit_gold": self.late_credit // 50,
+        }
+        return _TEXTS[topic].format(**figures)
 
 
 def draw_policy(source: random.Random) -> ShopPolicy:

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 Status: TypeAlias = Literal["pending", "processing", "shipped", "delivered", "cancelled"]
 """Of an order, in the order in which they come."""
@@ -85,8 +85,7 @@ class Product:
     skus: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class PostalAddress:
+class PostalAddress(NamedTuple):
     """Where an order goes."""
 
     street: str

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from .cases import CustomerRequest, Scenario
-from .desk import DeskReply
 from .policy import ShopPolicy
 from .records import GIFT_CARD, STORE_CREDIT, Customer, Decision, Ground, Line, Records
 
@@ -13,12 +12,15 @@ Fact: TypeAlias = tuple[str | int, ...]
 """What a fact is about: `("stock", sku)`, `("line", order, number, "returned")`, ..."""
 
 
-def facts(records: Records) -> dict[Fact, Any]:
+Changes: TypeAlias = dict[Fact, Any]
+
+
+def facts(records: Records) -> Changes:
     """Return all that can be changed, without what is as good as absent."""
     return dict(_facts(records))
 
 
-def differences(before: dict[Fact, Any], after: dict[Fact, Any]) -> dict[Fact, Any]:
+def differences(before: Changes, after: Changes) -> Changes:
     """Return the facts that are different, with what they are now; None where there is nothing any more."""
     keys = [*before, *(fact for fact in after if fact not in before)]
     return {fact: after.get(fact) for fact in keys if before.get(fact) != after.get(fact)}
@@ -32,12 +34,9 @@ def _facts(records: Records) -> Iterator[tuple[Fact, Any]]:
             yield ("note", customer.id, kind), True
     for order in records.orders.values():
         yield ("order", order.id, "status"), order.status
-        address = order.address
         yield (
             ("order", order.id, "address"),
-            tuple(
-                " ".join(part.split()).casefold() for part in (address.street, address.postcode, address.city)
-            ),
+            tuple(" ".join(part.split()).casefold() for part in order.address),
         )
         if order.coupon:
             yield ("order", order.id, "coupon"), order.coupon
@@ -57,9 +56,13 @@ def _facts(records: Records) -> Iterator[tuple[Fact, Any]]:
             yield ("escalated", order.id, reason), True
 
 
-Changes: TypeAlias = dict[Fact, Any]
+@dataclass(frozen=True, slots=True)
+class DeskReply:
+    """What a request was answered with. The amount is in cents."""
 
-CENTS: Final = 100
+    decision: Decision
+    ground: Ground
+    amount: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class _Judge:
         price = line.quantity * line.unit_price
         if faulty or self._records.product_of(line.sku).category != "furniture":
             return price
-        return price - price * self._policy.restocking_percent // CENTS
+        return price - price * self._policy.restocking_percent // 100
 
     def _exchange(self) -> RightOutcome:
         (line,) = self._lines
@@ -202,7 +205,7 @@ class _Judge:
             return RightOutcome("refused", "too_late")
         if new is None or new.street.startswith("PO Box"):
             return RightOutcome("refused", "bad_address")
-        said = (new.street.casefold(), new.postcode.casefold(), new.city.casefold())
+        said = tuple(part.casefold() for part in new)
         return RightOutcome("done", changes={("order", self._order.id, "address"): said})
 
     def _coupon(self) -> RightOutcome:
@@ -215,7 +218,7 @@ class _Judge:
             return RightOutcome("refused", "expired")
         if self._order.items_total < coupon.minimum:
             return RightOutcome("refused", "below_minimum")
-        amount = self._order.items_total * coupon.percent // CENTS
+        amount = self._order.items_total * coupon.percent // 100
         changes: Changes = {
             ("order", self._order.id, "coupon"): coupon.code,
             ("order", self._order.id, "discount"): amount,
@@ -280,10 +283,7 @@ class Score:
 
 
 def judge(
-    verdicts: tuple[RightOutcome, ...],
-    replies: dict[int, DeskReply],
-    before: dict[Fact, Any],
-    after: dict[Fact, Any],
+    verdicts: tuple[RightOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
 ) -> Score:
     """Compare.
 

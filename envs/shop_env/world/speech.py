@@ -139,7 +139,7 @@ def euros(cents: int) -> float:
     return cents / 100
 
 
-def shown_customer(customer: Customer, orders: list[Order], records: Records) -> dict[str, Any]:
+def show_customer(customer: Customer, orders: list[Order], records: Records) -> dict[str, Any]:
     """Show an account and the orders of it."""
     return {
         "customer_id": customer.id,
@@ -158,7 +158,7 @@ def shown_customer(customer: Customer, orders: list[Order], records: Records) ->
     }
 
 
-def shown_order(order: Order, records: Records) -> dict[str, Any]:
+def show_order(order: Order, records: Records) -> dict[str, Any]:
     """Show an order."""
     return {
         "order_id": order.id,
@@ -192,7 +192,7 @@ def shown_order(order: Order, records: Records) -> dict[str, Any]:
     }
 
 
-def shown_product(product: Product, records: Records) -> dict[str, Any]:
+def show_product(product: Product, records: Records) -> dict[str, Any]:
     """Show a product with its variants, without what is in stock."""
     return {
         "product_id": product.id,
@@ -206,7 +206,7 @@ def shown_product(product: Product, records: Records) -> dict[str, Any]:
     }
 
 
-def shown_coupon(coupon: Coupon) -> dict[str, Any]:
+def show_coupon(coupon: Coupon) -> dict[str, Any]:
     """Show a coupon."""
     return {
         "code": coupon.code,

@@ -1,9 +1,8 @@
 """The questions: their families by name, and how one is drawn and put into words."""
 
-from . import easy, hard, medium
+from . import families
 from .answers import ExpectedAnswer, Kind
-from .asking import Question, ask, ask_of
-from .family import FAMILIES, QuestionFamily, QuestionLevel, spoken
+from .asking import FAMILIES, Question, QuestionFamily, ask, ask_of, phrase, rules
 
 __all__ = [
     "FAMILIES",
@@ -11,11 +10,9 @@ __all__ = [
     "Kind",
     "Question",
     "QuestionFamily",
-    "QuestionLevel",
     "ask",
     "ask_of",
-    "easy",
-    "hard",
-    "medium",
-    "spoken",
+    "families",
+    "phrase",
+    "rules",
 ]

@@ -1,14 +1,92 @@
-"""Drawing one question about a world."""
+"""Families of questions, and how one question about a world is drawn and put into words."""
 
 import random
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from ..world.records import DatabaseContents
+from openenv_core.worlds import Level
+
+from ..world.domains import Domain
+from ..world.records import DatabaseContents, Transaction
 from .answers import ExpectedAnswer
-from .family import FAMILIES, QuestionFamily, QuestionLevel, filled, rules, spoken
 
 _TRIES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One question of a family, before it is put into words."""
+
+    answer: ExpectedAnswer
+    slots: dict[str, str] = field(default_factory=dict)
+
+
+Drawing = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
+"""Draws a question; None where this draw was none that is clear. The events are those that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFamily:
+    """Questions that are answered in the same way.
+
+    Attributes:
+        phrasings: ways to put it; the last is kept for validation and test.
+        counts_events: the question says which status counts, after the phrasing.
+    """
+
+    name: str
+    level: Level
+    phrasings: tuple[str, ...]
+    draw: Drawing
+    counts_events: bool
+
+
+FAMILIES: Final[dict[str, QuestionFamily]] = {}
+
+VALID_RULES: Final = (
+    "Leave out {events} with the status '{void}'.",
+    "{Events} with the status '{void}' do not count.",
+)
+ANY_RULES: Final = ("Count {events} of every status.", "The status of the {events} does not matter.")
+
+
+def family(
+    name: str, level: Level, *phrasings: str, counts_events: bool = True
+) -> Callable[[Drawing], Drawing]:
+    """Register a family."""
+
+    def register(draw: Drawing) -> Drawing:
+        FAMILIES[name] = QuestionFamily(name, level, phrasings, draw, counts_events)
+        return draw
+
+    return register
+
+
+_WORD: Final = re.compile(r"\{([A-Za-z_]+)\}")
+
+
+def phrase(phrasing: str, domain: Domain) -> str:
+    """Put a domain's words into a phrasing. Slots, in capitals, stay."""
+    words = dict(domain.all_words)
+    words |= {name.capitalize(): word.capitalize() for name, word in domain.all_words.items()}
+    said = _WORD.sub(lambda found: words.get(found[1], found[0]), phrasing)
+    return re.sub(r"\b([Aa])n? (?=(\w))", _article, said)
+
+
+def fill(said: str, slots: Mapping[str, str]) -> str:
+    """Put values into the slots."""
+    return _WORD.sub(lambda found: slots[found[1]], said)
+
+
+def rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
+    """The sentences that say which events count."""
+    return tuple(phrase(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
+
+
+def _article(found: re.Match[str]) -> str:
+    return f"{found[1]}{'n' if found[2].lower() in 'aeio' else ''} "
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +94,13 @@ class Question:
     """One question and its answer, which is not for players."""
 
     family: str
-    level: QuestionLevel
+    level: Level
     text: str
     answer: ExpectedAnswer
 
 
 def ask(
-    world: DatabaseContents, source: random.Random, *, held_out: bool, level: QuestionLevel | None = None
+    world: DatabaseContents, source: random.Random, *, held_out: bool, level: Level | None = None
 ) -> Question:
     """Draw a question.
 
@@ -32,7 +110,7 @@ def ask(
         held_out: Put it in a way that training never does.
         level: How hard it is; None draws that too.
     """
-    level = level or source.choice(list(QuestionLevel))
+    level = level or source.choice(list(Level))
     chosen = [one for one in FAMILIES.values() if one.level is level]
     source.shuffle(chosen)
     for family in chosen:
@@ -54,7 +132,7 @@ def ask_of(
     if draw is None:
         return None
     *usual, kept = family.phrasings
-    said = filled(spoken(kept if held_out else source.choice(usual), domain), draw.slots)
+    said = fill(phrase(kept if held_out else source.choice(usual), domain), draw.slots)
     if family.counts_events:
         said += " " + source.choice(rules(domain, valid_only=valid_only))
     return Question(family.name, family.level, said, draw.answer)

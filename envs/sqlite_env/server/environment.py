@@ -1,19 +1,15 @@
 """A database that is made for one question, the tools to read it, and the answer."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final, TypeAlias
-from uuid import uuid4
 
 from pydantic import Field
 
-from openenv_core import EnvironmentMetadata
 from openenv_core.errors import EpisodeOverError
-from openenv_core.tasks import GeneratedTasks, read_task_options
-from openenv_core.tools import ToolEnvironment, ToolFailedError, ToolResult, prompt, resource, tool
+from openenv_core.tools import ToolFailedError, tool
+from openenv_core.worlds import Level, ToolWorld
 
 from ..models import SqliteObservation, SqliteState
-from ..questions import QuestionLevel
 from ..tasks import CALLS, SqliteTaskSpec, make_task
 from ..world.reading import MAX_SQL, ReadOnlyDatabase
 from ..world.records import Table, write_database
@@ -27,110 +23,50 @@ Given: TypeAlias = str | float | list[str | float | list[str | float]] | dict[st
 _READS: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
-class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
+class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
     """A question about an SQLite database, to be answered by looking at the schema and asking SQL.
 
-    The task decides the database, what its tables and columns are called, and the question, so the same task and
-    calls give the same episode. The answer is worked out from the records that the database was made of, and is in
-    nothing that a caller can see.
+    The task decides the database, what its tables and columns are called, and the question. The answer is worked out
+    from the records that the database was made of, and is in nothing that a caller can see.
     """
 
-    DETERMINISTIC = True
-    SUPPORTS_CONCURRENT_SESSIONS = True
+    NAME = "sqlite"
+    ABOUT = "A question about an SQLite database, answered with tools that read it."
+    CALLS = CALLS
+    STATE = SqliteState
 
-    def __init__(self) -> None:
-        self._task: SqliteTaskSpec | None = None
-        self._reader: ReadOnlyDatabase | None = None
-        self._right: bool | None = None
-        self._calls = CALLS
-        self._state = SqliteState()
+    _reader: ReadOnlyDatabase | None = None
+    _right = False
 
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        split: str | None = None,
-        index: int | None = None,
-        difficulty: str | None = None,
-        max_calls: int | None = None,
-        **unknown: Any,
-    ) -> SqliteObservation:
-        """Make a database and ask.
+    def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> SqliteTaskSpec:
+        """Make the task of a number."""
+        return make_task(number, held_out=held_out, level=level)
 
-        Args:
-            seed: Chooses the task of a split where `index` does not; None draws a seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            split: train (also where it is None), validation or test.
-            index: The task of the split.
-            difficulty: easy, medium or hard; None leaves it to the task. With another difficulty an index is another
-                question about the same database.
-            max_calls: After how many calls the episode ends; None for 20.
-            **unknown: Refused.
-
-        Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
-        """
-        options = read_task_options(
-            type(self),
-            QuestionLevel,
-            CALLS,
-            seed=seed,
-            episode_id=episode_id,
-            split=split,
-            index=index,
-            difficulty=difficulty,
-            max_calls=max_calls,
-            unknown=unknown,
-        )
-        number = self.task_number(options.split, options.index)
-        task = make_task(number, held_out=options.split != "train", level=options.level)
-        self.close()
-        self._reader = ReadOnlyDatabase(write_database(task.world), task.world.today)
-        self._task, self._right, self._calls = task, None, options.max_calls
-        self._state = SqliteState(
-            episode_id=str(uuid4()) if episode_id is None else episode_id,
-            seed=options.seed,
-            split=options.split,
-            index=options.index,
-            difficulty=task.question.level.value,
-            calls_left=options.max_calls,
-        )
+    def begin_task(self, task: SqliteTaskSpec, calls: int) -> SqliteObservation:
+        """Make a database and ask."""
+        self._reader, self._right = ReadOnlyDatabase(write_database(task.world), task.world.today), False
         return SqliteObservation(
-            task=task.text(options.max_calls),
+            task=task.text(calls),
             question=task.question.text,
             answer_format=task.question.answer.asked_for,
-            difficulty=task.question.level.value,
-            calls_left=options.max_calls,
+            difficulty=task.level.value,
+            calls_left=calls,
         )
 
-    @property
-    def state(self) -> SqliteState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the task."""
-        return self._state.model_copy()
+    def earned(self) -> float:
+        """Return 1 for the right answer."""
+        return float(self._right)
 
     def close(self) -> None:
         """Free the database."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        super().close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
-    def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself."""
-        return EnvironmentMetadata(
-            name="sqlite",
-            description="A question about an SQLite database, answered with tools that read it.",
-        )
-
-    def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
-        """Return the question of a task, without its answer."""
-        task = make_task(self.task_number(split, index), held_out=split != "train")
-        return {
-            "id": f"sqlite-{split}-{index}",
-            "task": task.text(CALLS),
-            "question": task.question.text,
-            "difficulty": task.question.level.value,
-        }
+    def describe_more(self, task: SqliteTaskSpec) -> Mapping[str, Any]:
+        """Tell the question alone."""
+        return {"question": task.question.text}
 
     # The tools: callers are told of them by their types and docstrings.
 
@@ -159,13 +95,12 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
             }
             for column in found.columns
         ]
-        reader = self._open_reader()
         return {
             "name": found.name,
             "description": found.says,
             "columns": columns,
-            "row_count": reader.query(f"SELECT count(*) FROM {found.name}")["rows"][0][0],
-            "first_rows": reader.query(f"SELECT * FROM {found.name} LIMIT {SAMPLES}")["rows"],
+            "row_count": self.query(f"SELECT count(*) FROM {found.name}")["rows"][0][0],
+            "first_rows": self.query(f"SELECT * FROM {found.name} LIMIT {SAMPLES}")["rows"],
         }
 
     @tool(annotations=_READS)
@@ -176,7 +111,9 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         ],
     ) -> dict[str, Any]:
         """Run one query that reads, and return its columns and at most 100 rows."""
-        return self._open_reader().query(sql)
+        if self._reader is None:
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
+        return self._reader.query(sql)
 
     @tool
     def submit_answer(
@@ -189,49 +126,8 @@ class SqliteEnvironment(GeneratedTasks, ToolEnvironment[SqliteState]):
         ],
     ) -> str:
         """Hand in the answer. This can be done once, and ends the task."""
-        self._right = self._asked().question.answer.matches(answer)
+        self._right, self._finished = self._current().question.answer.matches(answer), True
         return "right" if self._right else "wrong"
 
-    # An agent that calls the tools over MCP sees no reset; it reads the task here.
-
-    @resource("task://current", mime_type="text/plain")
-    def task(self) -> str:
-        """What is to be done with the tools."""
-        return self._asked().text(self._calls)
-
-    @prompt(name="task")
-    def begin(self) -> str:
-        """What is to be done with the tools, to begin a conversation with."""
-        return self.task()
-
-    # Around every call, one that fails too.
-
-    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse calls outside of an episode."""
-        if self._reader is None:
-            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
-        if self._state.done:
-            raise EpisodeOverError
-
-    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Count the call, and say what it earned."""
-        state = self._state
-        state.step_count += 1
-        state.calls_left = self._calls - state.step_count
-        state.done = self._right is not None or state.calls_left == 0
-        return replace(result, reward=float(self._right is True), done=state.done)
-
-    def _asked(self) -> SqliteTaskSpec:
-        if self._task is None:
-            raise EpisodeOverError(
-                "expected reset() before the task is asked for, got none; call reset() first"
-            )
-        return self._task
-
-    def _open_reader(self) -> ReadOnlyDatabase:
-        if self._reader is None:
-            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
-        return self._reader
-
     def _tables(self) -> dict[str, Table]:
-        return {table.name: table for table in self._asked().world.naming.values()}
+        return {table.name: table for table in self._current().world.naming.values()}

@@ -3,7 +3,7 @@
 # ruff: noqa: SIM905 - words in a row are read more easily than a list of them
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -54,32 +54,30 @@ class Domain:
     lines: bool = False
     clocked: bool = False
     status_table: bool = False
-    all_words: Mapping[str, str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "all_words", {**self.words, "void": self.statuses[-1]})
+    @property
+    def all_words(self) -> dict[str, str]:
+        """The words, and the status of events that came to nothing."""
+        return {**self.words, "void": self.statuses[-1]}
+
+
+_ROLES: Final = (
+    "person people item items group groups event events line joined price units amount score used".split()
+)
+
+
+def _words(text: str) -> dict[str, str]:
+    """Return the words of a domain by their roles."""
+    return dict(zip(_ROLES, text.split(", "), strict=True))
 
 
 SHOP: Final = Domain(
     name="shop",
     about="a mail-order shop",
-    words={
-        "person": "customer",
-        "people": "customers",
-        "item": "product",
-        "items": "products",
-        "group": "category",
-        "groups": "categories",
-        "event": "order",
-        "events": "orders",
-        "line": "order line",
-        "joined": "signed up",
-        "price": "list price",
-        "units": "units",
-        "amount": "revenue",
-        "score": "rating",
-        "used": "ordered",
-    },
+    words=_words(
+        "customer, customers, product, products, category, categories, order, orders, order line, "
+        "signed up, list price, units, revenue, rating, ordered"
+    ),
     tables={
         "people": ("customers", "clients", "accounts"),
         "groups": ("categories", "product_groups"),
@@ -97,8 +95,8 @@ SHOP: Final = Domain(
         "event.score": ("rating", "stars"),
     },
     groups=("Lamps", "Kitchen", "Garden", "Office", "Toys", "Textiles", "Tools", "Sports"),
-    first=("Oak", "Steel", "Linen", "Amber", "Cobalt", "Folding", "Compact", "Rustic", "Velvet", "Granite"),
-    second=("Lamp", "Kettle", "Shelf", "Stool", "Basket", "Clock", "Tray", "Blanket", "Mirror", "Vase"),
+    first=tuple("Oak Steel Linen Amber Cobalt Folding Compact Rustic Velvet Granite".split()),
+    second=tuple("Lamp Kettle Shelf Stool Basket Clock Tray Blanket Mirror Vase".split()),
     statuses=("delivered", "shipped", "open", "cancelled"),
     units=(1, 9),
     amounts=Amounts.PRODUCT,
@@ -108,23 +106,10 @@ SHOP: Final = Domain(
 LIBRARY: Final = Domain(
     name="library",
     about="a public library",
-    words={
-        "person": "member",
-        "people": "members",
-        "item": "book",
-        "items": "books",
-        "group": "genre",
-        "groups": "genres",
-        "event": "loan",
-        "events": "loans",
-        "line": "loan",
-        "joined": "joined",
-        "price": "replacement cost",
-        "units": "renewals",
-        "amount": "fees",
-        "score": "review score",
-        "used": "borrowed",
-    },
+    words=_words(
+        "member, members, book, books, genre, genres, loan, loans, loan, joined, replacement cost, "
+        "renewals, fees, review score, borrowed"
+    ),
     tables={
         "people": ("members", "readers", "borrowers"),
         "groups": ("genres", "subjects"),
@@ -141,18 +126,8 @@ LIBRARY: Final = Domain(
         "event.score": ("review_score", "review"),
     },
     groups=("Mystery", "History", "Poetry", "Science", "Travel", "Fantasy", "Biography", "Cooking"),
-    first=("Silent", "Crimson", "Hidden", "Winter", "Broken", "Golden", "Distant", "Paper", "Hollow", "Salt"),
-    second=(
-        "Harbour",
-        "Orchard",
-        "Letters",
-        "Compass",
-        "Bridge",
-        "Garden",
-        "Voyage",
-        "Clockmaker",
-        "Islands",
-    ),
+    first=tuple("Silent Crimson Hidden Winter Broken Golden Distant Paper Hollow Salt".split()),
+    second=tuple("Harbour Orchard Letters Compass Bridge Garden Voyage Clockmaker Islands".split()),
     statuses=("returned", "on loan", "overdue", "voided"),
     units=(0, 6),
 )
@@ -160,23 +135,10 @@ LIBRARY: Final = Domain(
 CLINIC: Final = Domain(
     name="clinic",
     about="a small clinic",
-    words={
-        "person": "patient",
-        "people": "patients",
-        "item": "treatment",
-        "items": "treatments",
-        "group": "department",
-        "groups": "departments",
-        "event": "visit",
-        "events": "visits",
-        "line": "visit",
-        "joined": "registered",
-        "price": "standard fee",
-        "units": "minutes",
-        "amount": "billed fees",
-        "score": "satisfaction score",
-        "used": "received",
-    },
+    words=_words(
+        "patient, patients, treatment, treatments, department, departments, visit, visits, visit, "
+        "registered, standard fee, minutes, billed fees, satisfaction score, received"
+    ),
     tables={
         "people": ("patients", "persons", "patient_register"),
         "groups": ("departments", "wards"),
@@ -193,18 +155,8 @@ CLINIC: Final = Domain(
         "event.score": ("satisfaction", "feedback_score"),
     },
     groups=("Dental", "Cardiology", "Dermatology", "Orthopaedics", "Neurology", "Nutrition", "Radiology"),
-    first=(
-        "Routine",
-        "Extended",
-        "Initial",
-        "Advanced",
-        "Paediatric",
-        "Combined",
-        "Remote",
-        "Urgent",
-        "Annual",
-    ),
-    second=("Check", "Scan", "Therapy", "Massage", "Consultation", "Screening", "Vaccination", "Cleaning"),
+    first=tuple("Routine Extended Initial Advanced Paediatric Combined Remote Urgent Annual".split()),
+    second=tuple("Check Scan Therapy Massage Consultation Screening Vaccination Cleaning".split()),
     statuses=("completed", "booked", "rescheduled", "no-show"),
     units=(10, 60),
     amounts=Amounts.CENTS,
@@ -214,23 +166,10 @@ CLINIC: Final = Domain(
 RENTAL: Final = Domain(
     name="rental",
     about="a vehicle rental firm",
-    words={
-        "person": "driver",
-        "people": "drivers",
-        "item": "vehicle",
-        "items": "vehicles",
-        "group": "vehicle class",
-        "groups": "vehicle classes",
-        "event": "rental",
-        "events": "rentals",
-        "line": "rental",
-        "joined": "opened their account",
-        "price": "daily rate",
-        "units": "rental days",
-        "amount": "takings",
-        "score": "condition score",
-        "used": "rented",
-    },
+    words=_words(
+        "driver, drivers, vehicle, vehicles, vehicle class, vehicle classes, rental, rentals, "
+        "rental, opened their account, daily rate, rental days, takings, condition score, rented"
+    ),
     tables={
         "people": ("drivers", "renters", "clients"),
         "groups": ("vehicle_classes", "classes"),
@@ -248,8 +187,8 @@ RENTAL: Final = Domain(
         "event.score": ("condition_score", "return_condition"),
     },
     groups=("Compact", "Estate", "Van", "Convertible", "Electric", "Luxury", "Minibus"),
-    first=("Falcon", "Otter", "Lynx", "Heron", "Badger", "Puma", "Raven", "Marten", "Condor", "Bison"),
-    second=("Alpha", "Sport", "Cargo", "City", "Touring", "Plus", "Prime", "Cross", "Eco"),
+    first=tuple("Falcon Otter Lynx Heron Badger Puma Raven Marten Condor Bison".split()),
+    second=tuple("Alpha Sport Cargo City Touring Plus Prime Cross Eco".split()),
     statuses=("closed", "running", "reserved", "annulled"),
     units=(1, 14),
     amounts=Amounts.PRODUCT,
@@ -259,23 +198,10 @@ RENTAL: Final = Domain(
 SCHOOL: Final = Domain(
     name="school",
     about="an evening school",
-    words={
-        "person": "student",
-        "people": "students",
-        "item": "course",
-        "items": "courses",
-        "group": "faculty",
-        "groups": "faculties",
-        "event": "enrolment",
-        "events": "enrolments",
-        "line": "enrolment",
-        "joined": "matriculated",
-        "price": "course fee",
-        "units": "hours attended",
-        "amount": "fees paid",
-        "score": "grade",
-        "used": "taken",
-    },
+    words=_words(
+        "student, students, course, courses, faculty, faculties, enrolment, enrolments, enrolment, "
+        "matriculated, course fee, hours attended, fees paid, grade, taken"
+    ),
     tables={
         "people": ("students", "learners", "participants"),
         "groups": ("faculties", "schools"),
@@ -292,28 +218,8 @@ SCHOOL: Final = Domain(
         "event.score": ("grade", "mark"),
     },
     groups=("Languages", "Crafts", "Computing", "Music", "Economics", "Health", "Philosophy", "Design"),
-    first=(
-        "Basic",
-        "Practical",
-        "Modern",
-        "Applied",
-        "Intensive",
-        "Creative",
-        "Everyday",
-        "Classical",
-        "Technical",
-    ),
-    second=(
-        "Spanish",
-        "Pottery",
-        "Statistics",
-        "Guitar",
-        "Accounting",
-        "Yoga",
-        "Logic",
-        "Drawing",
-        "Welding",
-    ),
+    first=tuple("Basic Practical Modern Applied Intensive Creative Everyday Classical Technical".split()),
+    second=tuple("Spanish Pottery Statistics Guitar Accounting Yoga Logic Drawing Welding".split()),
     statuses=("finished", "active", "waiting", "withdrawn"),
     units=(2, 40),
 )

@@ -125,27 +125,15 @@ def _events(
         chosen = dict.fromkeys(source.choices(used, popular, k=wanted))
         for item in chosen:
             line = line + 1 if domain.lines else header
-            found.append(_event(domain, line, header, person, item, day, clock, status, source))
+            units = source.randint(*domain.units)
+            # What was charged is near the price of today, and rarely the same.
+            charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
+            amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
+            score = source.randint(1, 5) if source.random() > 0.35 else None
+            found.append(
+                Transaction(line, header, person, item, day, clock, units, charged, amount, status, score)
+            )
     return tuple(found)
-
-
-def _event(
-    domain: Domain,
-    line: int,
-    header: int,
-    person: Person,
-    item: Item,
-    day: date,
-    clock: str,
-    status: str,
-    source: random.Random,
-) -> Transaction:
-    units = source.randint(*domain.units)
-    # What was charged is near the price of today, and rarely the same.
-    charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
-    amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
-    score = source.randint(1, 5) if source.random() > 0.35 else None
-    return Transaction(line, header, person, item, day, clock, units, charged, amount, status, score)
 
 
 def _archive(

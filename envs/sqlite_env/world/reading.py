@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final
 
-from ..models import QueryRefusedError
+from openenv_core.tools import ToolFailedError
+
+
+class QueryRefusedError(ToolFailedError):
+    """A query was not run, or not to its end. The message is for whoever wrote it."""
+
 
 MAX_TOKENS: Final = 40_000
 """Words and marks of a query that is written out."""
@@ -28,12 +33,10 @@ _TOKEN: Final = re.compile(
 _BEFORE_A_TABLE: Final = frozenset(("from", "join", "in", ",", "("))
 
 
-def check_expansion(sql: str) -> None:
-    """Refuse a query that is too long once it is written out.
+def _check_expansion(sql: str) -> None:
+    """Refuse a query that is too long once it is written out, or has too many parts.
 
-    Raises:
-        QueryRefusedError: It is too long, or has too many parts. What is no table is sometimes taken for one, so the
-            bounds are far beyond what anybody needs.
+    What is no table is sometimes taken for one, so the bounds are far beyond what anybody needs.
     """
     tokens = list(_tokens(sql))
     bodies: dict[str, list[str]] = {}
@@ -199,7 +202,7 @@ class ReadOnlyDatabase:
             raise QueryRefusedError(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
         if (word := _first_word(sql)) not in _READS:
             raise QueryRefusedError(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
-        check_expansion(sql)
+        _check_expansion(sql)
         self._ticks, self._stopped, self._refused = 0, None, None
         self._spilled = _written()
         self._until = time.monotonic() + MAX_SECONDS

@@ -10,25 +10,33 @@ however often that takes to ask: the engine may be starting again. Where there s
 At its own start it removes what is left of owners that ended together with their companions.
 """
 
-import http.client
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from openenv_core.providers.docker import _owner, _wire
+if TYPE_CHECKING or __package__:
+    from openenv_core.providers.docker import _wire
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import _owner
     import _wire
+
+LABEL = "ropewalk.owner"
+"""The label of every container that is ours: `<boot>-<process namespace>-<pid>-<start time>` of its owner."""
+
+RUN = "ropewalk.run"
+"""Tells a program's containers from those of the program that was the same process before it."""
+
+UNKNOWN = "0"
 
 PARENT_CHECK_INTERVAL_S = 0.5
 """A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
@@ -51,21 +59,89 @@ AT_ONCE = 8
 STALE_CONTAINER_AGE_S = 600.0
 """How old a stopped container must be to be removed when its owner's fate cannot be told."""
 
-UNWELL = (OSError, http.client.HTTPException, ValueError)
+
+class OwnerProcess(NamedTuple):
+    """A process. Its number alone says little: another boot or namespace has the same numbers."""
+
+    boot: str
+    namespace: str
+    pid: int
+    start: str
+
+    def __str__(self) -> str:
+        return f"{self.boot}-{self.namespace}-{self.pid}-{self.start}"
+
+
+def owner(pid: int | None = None) -> OwnerProcess:
+    """Return a process of this machine as an owner, by default this one."""
+    pid = os.getpid() if pid is None else pid
+    return OwnerProcess(_boot(), _namespace(), pid, _start(pid) or UNKNOWN)
+
+
+def parse(text: str) -> OwnerProcess | None:
+    """Return the owner that a label names, None for a label that is not ours."""
+    parts = text.rsplit("-", 3)
+    if len(parts) != 4 or not parts[2].isdigit():
+        return None
+    return OwnerProcess(parts[0], parts[1], int(parts[2]), parts[3])
+
+
+def is_gone(other: OwnerProcess) -> bool | None:
+    """Whether the process has ended; None where that cannot be told from here."""
+    if other.boot != _boot() or other.namespace != _namespace():
+        return None
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OverflowError:
+        return None
+    except PermissionError:
+        pass  # another user's: it is there
+    start = _start(other.pid)
+    return start == "" if start is None or start == "" else UNKNOWN != other.start != start
+
+
+def _start(pid: int) -> str | None:
+    """Return when a process started; "" for one that has ended but was not waited for, None if unknown."""
+    with suppress(OSError, IndexError):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+        return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    if os.path.exists("/proc/self/stat"):
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        ps = ["ps", "-o", "lstart=", "-p", str(pid)]
+        text = subprocess.run(ps, capture_output=True, text=True, timeout=5, check=True).stdout
+        return "".join(each for each in text if each.isalnum()) or None
+    return None
+
+
+def _boot() -> str:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return f"{uuid.getnode():012x}"
+
+
+def _namespace() -> str:
+    with suppress(OSError):
+        return "".join(each for each in os.readlink("/proc/self/ns/pid") if each.isdigit())
+    return UNKNOWN
 
 
 def main(arguments: list[str]) -> int:
     """Wait for the owner's end, remove its containers, and return 0 when none is left."""
     url, certificates, verify, label, run = arguments
     address = _wire.EngineAddress(url, certificates or None, verify == "1")
-    owner = _owner.parse(label)
+    owner = parse(label)
     assert owner is not None
     # Its work begins when others are told to stop.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
     said = last_word(owner.pid)
-    ours = f"{_owner.LABEL}={label}", f"{_owner.RUN}={run}"
+    ours = f"{LABEL}={label}", f"{RUN}={run}"
     return clean(
         address, ours, 0.0 if said else QUIET_PERIOD_S, 0.0 if said == NOTHING_LEFT else GIVE_UP_AFTER_S
     )
@@ -89,7 +165,7 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
     while True:
         try:
             found = labelled(address, *labels)
-        except UNWELL:
+        except _wire.UNWELL:
             last = time.monotonic()
         else:
             if found:
@@ -103,21 +179,21 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
         pause = min(1.5 * pause, MAX_BACKOFF_S)
 
 
-def sweep(address: _wire.EngineAddress, own: _owner.OwnerProcess) -> None:
+def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
     """Remove the containers of owners that are gone. An engine that is away has nothing to be swept."""
-    with suppress(*UNWELL):
+    with suppress(*_wire.UNWELL):
         remove(
             address,
-            [str(each["Id"]) for each in labelled(address, _owner.LABEL) if orphaned(each, own, address)],
+            [str(each["Id"]) for each in labelled(address, LABEL) if orphaned(each, own, address)],
         )
 
 
-def orphaned(container: dict[str, Any], own: _owner.OwnerProcess, address: _wire.EngineAddress) -> bool:
+def orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
     """Whether nobody will remove this container but us."""
-    owner = _owner.parse(str(container["Labels"][_owner.LABEL]))
+    owner = parse(str(container["Labels"][LABEL]))
     if owner is None or owner == own:
         return False
-    gone = _owner.is_gone(owner)
+    gone = is_gone(owner)
     if gone is not None:
         return gone
     # It began before this machine did, or in another namespace or on another machine. After a new start of the
@@ -145,7 +221,7 @@ def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
     """Remove containers, several at a time. Whoever asked looks again."""
 
     def one(container: str) -> None:
-        with suppress(*UNWELL):
+        with suppress(*_wire.UNWELL):
             query = {"force": True, "v": True}
             _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_TIMEOUT_S)
 

@@ -1,185 +1,348 @@
 """Carries connections into a container that has no network, over one `exec` of its engine.
 
     python _relay.py FD PARENT URL CERTIFICATES VERIFY CONTAINER PORT
+    python3 -I -S -c SOURCE PORT        the side inside of the container; SOURCE is this very text
 
-It accepts connections on FD, a socket that listens on the loopback interface. Each becomes a stream of frames on the
-standard streams of a process inside the container, which connects it to the server's port (`_mux.py`). Should that
-process die while its container lives, another takes its place. It ends when its standard input does, or its parent
-PARENT. The standard library only.
+The first accepts connections on FD, a socket that listens on the loopback interface. Each becomes a stream of frames on
+the standard streams of the second, which connects it to the server's port. A stream has a window in each direction:
+who is slow to read stops who sends to it, and nobody else. The inner side is not trusted: a frame that breaks the rules
+ends it. Should it end while its container lives, another takes its place. The relay ends when its standard input does,
+or its parent PARENT. The standard library only, and inside of the container nothing newer than Python 3.8.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import os
-import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from openenv_core.providers.docker import _mux, _wire
-else:
+if TYPE_CHECKING or __package__:
+    from openenv_core.providers.docker import _wire
+elif "__file__" in globals():  # as nobody has inside of a container
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import _mux
     import _wire
+
+HELLO = b"ropewalk-relay-2\n"
+HEADER = struct.Struct(">BIH")
+OPEN, DATA, END, RESET, CREDIT = range(5)
+
+CHUNK = 32_768
+WINDOW = 262_144
+"""How much of a stream may be under way in one direction, in bytes."""
+
+AHEAD = 1_048_576
+"""No stream is read while this much waits to go to the other side."""
+
+STREAMS = 4096
 
 POLL_INTERVAL_S = 0.5
 HELLO_TIMEOUT_S = 20.0
-
-AWAY = (FileNotFoundError, ConnectionRefusedError)
-"""What a connection to an engine fails of that does not run."""
+ACCEPT_RETRY_INTERVAL_S = 0.05
+"""The pause where the system has no descriptor for a further connection."""
 
 TRIES = 6
 STEADY_UPTIME_S = 10.0
 """An inner side that lasted this long is replaced at once; one that keeps ending is given up after some tries."""
 
 
-def main(arguments: list[str]) -> int:
-    """Be the host's side until the program is done, or gone."""
-    fd, parent, url, certificates, verify, container, port = arguments
-    address = _wire.EngineAddress(url, certificates or None, verify == "1")
-    # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    room_for_connections()
-    failures = 0
-    with socket.socket(fileno=int(fd)) as listener:
-        listener.setblocking(False)
-        while True:
-            begin = time.monotonic()
+class MuxBrokenError(Exception):
+    """The other side ended, or broke the rules."""
+
+
+class Stream(asyncio.Protocol):
+    """One connection, as one side has it."""
+
+    def __init__(self, mux: Mux, number: int) -> None:
+        self.mux = mux
+        self.number = number
+        self.transport: asyncio.Transport | None = None  # None until the server has taken the connection
+        self.credit = WINDOW  # what may still be sent to the other side
+        self.unsent = bytearray()  # what was read and may not be sent yet
+        self.early = bytearray()  # what came before there was a connection
+        self.owed = 0  # what came, and is not credited to the other side yet
+        self.read_end = self.end_sent = self.write_end = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(WINDOW // 2, WINDOW // 4)
+        if self.mux.streams.get(self.number) is not self:
+            transport.abort()  # the other side has let go of it
+            return
+        if self.mux.port is None:
+            self.mux.send(OPEN, self.number)
+        if self.mux.full:
+            transport.pause_reading()
+        if self.early:
+            transport.write(bytes(self.early))
+            self.early.clear()
+        self.written()
+
+    def data_received(self, data: bytes) -> None:
+        self.unsent += data
+        self.flush()
+
+    def eof_received(self) -> bool:
+        """Note that the connection has no more to say; it may still be told something."""
+        self.read_end = True
+        self.flush()
+        return True
+
+    def resume_writing(self) -> None:
+        self.written()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.mux.forget(self) and not (self.end_sent and self.write_end):
+            self.mux.send(RESET, self.number)
+
+    def flush(self) -> None:
+        assert self.transport is not None
+        while self.unsent and self.credit:
+            data = bytes(self.unsent[: min(self.credit, CHUNK)])
+            del self.unsent[: len(data)]
+            self.credit -= len(data)
+            self.mux.send(DATA, self.number, data)
+        if self.unsent or self.mux.full:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+        if self.read_end and not self.unsent and not self.end_sent:
+            self.end_sent = True
+            self.mux.send(END, self.number)
+            self.finish()
+
+    def take(self, data: bytes) -> None:
+        """Say to the connection what came for it."""
+        self.owed += len(data)
+        if self.owed > WINDOW or self.write_end:
+            raise MuxBrokenError("more came than was asked for")
+        if self.transport is None:
+            self.early += data
+        else:
+            self.transport.write(data)
+            self.written()
+
+    def take_end(self) -> None:
+        self.write_end = True
+        self.written()
+
+    def take_credit(self, size: int) -> None:
+        self.credit += size
+        if self.credit > WINDOW:
+            raise MuxBrokenError("more was credited than was sent")
+        if self.transport is not None:
+            self.flush()
+
+    def written(self) -> None:
+        """Credit what the connection has taken, and end it in this direction after the last of it."""
+        if self.transport is None:
+            return
+        taken = self.owed - self.transport.get_write_buffer_size()
+        if taken >= WINDOW // 4:
+            self.owed -= taken
+            self.mux.send(CREDIT, self.number, struct.pack(">I", taken))
+        if self.write_end and not self.transport.is_closing():
             try:
-                connection, already = attach(address, container, port)
-                with connection:
-                    carry(Attached(connection, already), listener, int(parent))
-                return 0
-            except (_mux.MuxBrokenError, OSError, ValueError, http.client.HTTPException) as error:
-                why = str(error) or type(error).__name__
-                away = isinstance(error, AWAY)
-            failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
-            if away:
-                # Containers may outlive a restart of their engine.
-                failures = min(failures, TRIES - 1)
-            if "executable file not found" in why:
-                why = "the image has no python3 in its PATH, which a container without a network needs"
-                failures = TRIES
-            if failures >= TRIES or os.getppid() != int(parent):
-                print(why, file=sys.stderr)  # noqa: T201
-                return 1
-            if select.select([0], [], [], 0.05 * 2**failures)[0]:
-                return 0
+                self.transport.write_eof()
+            except OSError:  # the connection was reset, and asyncio does not know yet
+                self.transport.abort()
+            else:
+                self.finish()
+
+    def finish(self) -> None:
+        """Let go of a connection that has ended in both directions."""
+        if self.end_sent and self.write_end and self.transport is not None:
+            self.transport.close()
 
 
-def room_for_connections() -> None:
-    """Have as many descriptors as there may be connections, where the system gives so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _mux.STREAMS + 64
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+class Mux(asyncio.Protocol):
+    """Streams over one carrier: the standard streams of the inner side, or what leads to them."""
 
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port  # the server's, on the inner side alone
+        self.carrier: asyncio.WriteTransport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.streams: dict[int, Stream] = {}
+        self.room = asyncio.Semaphore(STREAMS)
+        self.number = 0
+        self.arrived = bytearray()
+        self.full = False
+        self.connecting: set[asyncio.Task[None]] = set()
 
-def carry(carrier: Attached, listener: socket.socket, parent: int) -> None:
-    """Carry connections until the program is done. Raises MuxBrokenError when the inner side ends."""
-    greet(carrier)
-    mux = _mux.Mux(carrier, listener=listener)
-    mux.arrived += carrier.first
-    try:
-        while os.getppid() == parent:
-            if mux.turn(POLL_INTERVAL_S, 0):
-                return
-    finally:
-        mux.close()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(AHEAD, AHEAD // 4)
+            self.carrier = transport
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.stop(MuxBrokenError(str(error) if error else "the inner side ended"))
 
-def greet(carrier: Attached) -> None:
-    """Wait until the inner side is there."""
-    deadline = time.monotonic() + HELLO_TIMEOUT_S
-    said = bytearray()
-    while len(said) < len(_mux.HELLO):
-        if not select.select([carrier.reads], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise _mux.MuxBrokenError("the inner side did not answer")
+    def pause_writing(self) -> None:
+        self.full = True
+        for stream in self.streams.values():
+            if stream.transport is not None:
+                stream.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.full = False
+        for stream in list(self.streams.values()):
+            if stream.transport is not None:
+                stream.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self.arrived += data
+        at = 0
         try:
-            said += carrier.recv()
-        except _mux.MuxBrokenError:
-            break
-    if not said.startswith(_mux.HELLO):
-        raise _mux.MuxBrokenError(
-            (said + carrier.said)[:1000].decode(errors="replace").strip() or "the inner side ended"
-        )
-    carrier.first = bytes(said[len(_mux.HELLO) :])
+            while len(self.arrived) - at >= HEADER.size:
+                kind, number, length = HEADER.unpack_from(self.arrived, at)
+                if length > CHUNK:
+                    raise MuxBrokenError("a frame is longer than any may be")
+                if len(self.arrived) - at < HEADER.size + length:
+                    break
+                begin = at + HEADER.size
+                at = begin + length
+                self.take(kind, number, bytes(self.arrived[begin:at]))
+        except MuxBrokenError as error:
+            self.stop(error)
+        del self.arrived[:at]
+
+    def take(self, kind: int, number: int, data: bytes) -> None:
+        stream = self.streams.get(number)
+        if kind == OPEN and self.port is not None and stream is None:
+            task = asyncio.get_running_loop().create_task(self.connect(self.add(number), self.port))
+            self.connecting.add(task)
+            task.add_done_callback(self.connecting.discard)
+        elif stream is None:
+            return  # it has been closed here, and the other side did not know yet
+        elif kind == DATA:
+            stream.take(data)
+        elif kind == END:
+            stream.take_end()
+        elif kind == RESET:
+            self.forget(stream)
+            if stream.transport is not None:
+                stream.transport.abort()
+        elif kind == CREDIT and len(data) == 4:
+            stream.take_credit(int(struct.unpack(">I", data)[0]))
+        else:
+            raise MuxBrokenError("a frame of no known kind")
+
+    def send(self, kind: int, number: int, data: bytes = b"") -> None:
+        if self.carrier is not None and not self.ended.done():
+            self.carrier.write(HEADER.pack(kind, number, len(data)) + data)
+
+    def add(self, number: int) -> Stream:
+        self.streams[number] = Stream(self, number)
+        return self.streams[number]
+
+    def forget(self, stream: Stream) -> bool:
+        """Take a stream out, and return whether it was there."""
+        there = self.streams.get(stream.number) is stream
+        if there:
+            del self.streams[stream.number]
+            self.room.release()
+        return there
+
+    def stop(self, why: MuxBrokenError) -> None:
+        """Close every stream, and the carrier."""
+        if not self.ended.done():
+            self.ended.set_exception(why)
+        for stream in list(self.streams.values()):
+            self.forget(stream)
+            if stream.transport is not None:
+                stream.transport.abort()
+        if self.carrier is not None and not self.carrier.is_closing():
+            self.carrier.abort()
+
+    async def connect(self, stream: Stream, port: int) -> None:
+        """Connect a stream to the server, which may have no room in its queue for a while."""
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: stream, "127.0.0.1", port)
+        except OSError:
+            if self.forget(stream):
+                self.send(RESET, stream.number)
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Take connections, as many as there is room for, and have the other side make one for each."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.room.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                self.room.release()
+                await asyncio.sleep(ACCEPT_RETRY_INTERVAL_S)
+                continue
+            self.number = self.number % 0xFFFFFFFF + 1
+            await loop.connect_accepted_socket(partial(self.add, self.number), connection)
 
 
-def attach(address: _wire.EngineAddress, container: str, port: str) -> tuple[socket.socket, bytes]:
-    """Start the inner side; return the connection to its standard streams and what came on it already."""
-    with open(_mux.__file__) as file:
-        command = ["python3", "-I", "-S", "-c", file.read(), port]
-    body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    answer = _wire.call(address, "POST", f"/containers/{container}/exec", body=body)
-    if answer.status != 201:
-        raise _mux.MuxBrokenError(answer.text())
-    start = b'{"Detach": false, "Tty": false}'
-    connection: socket.socket = _wire.dial(address, HELLO_TIMEOUT_S)
-    try:
-        connection.sendall(
-            b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
-            b"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: %d\r\n\r\n%s"
-            % (answer.json()["Id"].encode(), len(start), start)
-        )
-        head = b""
-        while b"\r\n\r\n" not in head and len(head) < 65_536:
-            data = connection.recv(65_536)
-            if not data:
-                break
-            head += data
-        head, _, rest = head.partition(b"\r\n\r\n")
-        if head.split(b" ", 2)[1:2] not in ([b"101"], [b"200"]):
-            raise _mux.MuxBrokenError((head + b" " + rest)[-1000:].decode(errors="replace"))
-    except BaseException:
-        connection.close()
-        raise
-    return connection, rest
+async def inside(port: int) -> None:
+    """Be the inner side until the other is gone."""
+    loop = asyncio.get_running_loop()
+    mux = Mux(port)
+    await loop.connect_read_pipe(lambda: mux, os.fdopen(0, "rb", 0))
+    await loop.connect_write_pipe(lambda: mux, os.fdopen(1, "wb", 0))
+    assert mux.carrier is not None
+    mux.carrier.write(HELLO)
+    with suppress(MuxBrokenError):
+        await mux.ended
+    os._exit(0)
 
 
-class Attached(_mux.MuxTransport):
-    """The engine's connection to the standard streams of an exec, as the host's side has it.
+class Attached(Mux):
+    """The host's side: it has the engine's connection to the standard streams of an exec.
 
-    What comes has a header before each piece of it: which stream, three zeros, the length.
+    What comes is an HTTP response's head, then pieces of those streams. Before each is a header: which stream, three
+    zeros, the length. The first of them says hello.
     """
 
-    def __init__(self, connection: socket.socket, already: bytes) -> None:
-        self.connection = connection
-        self.reads = self.writes = connection.fileno()
-        self.raw = bytearray(already)
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = bytearray()
+        self.in_head = True
         self.left, self.kind = 0, 0
+        self.greeted = asyncio.Event()
+        self.greeting = bytearray()
         self.said = bytearray()  # on standard error
-        self.first = b""
-        connection.setblocking(False)
 
-    def recv(self) -> bytes:
-        """Return what is there."""
-        self.more = ended = False
-        while True:
-            try:
-                data = self.connection.recv(65_536)
-            except OSError as error:
-                # TLS says so in its own way.
-                ended = not isinstance(error, BlockingIOError) and "Want" not in type(error).__name__
-                break
-            if not data:
-                ended = True
-                break
-            self.raw += data
-            if len(self.raw) > _mux.AHEAD:
-                self.more = True
-                break
+    def data_received(self, data: bytes) -> None:
+        self.raw += data
+        if self.in_head:
+            head, end, rest = bytes(self.raw).partition(b"\r\n\r\n")
+            if not end and len(head) < 65_536:
+                return
+            if head.split(b" ", 2)[1:2] not in ([b"101"], [b"200"]):
+                self.stop(MuxBrokenError((head + b" " + rest)[-1000:].decode(errors="replace")))
+                return
+            self.in_head, self.raw = False, bytearray(rest)
         out = self.unpacked()
-        if ended and not out:
-            raise _mux.MuxBrokenError("the inner side ended")
-        return out
+        if not self.greeted.is_set():
+            self.greeting += out
+            out = bytes(self.greeting[len(HELLO) :])
+            if not HELLO.startswith(self.greeting[: len(HELLO)]):
+                self.stop(MuxBrokenError(self.greeting[:1000].decode(errors="replace")))
+                return
+            if len(self.greeting) < len(HELLO):
+                return
+            self.greeted.set()
+        super().data_received(out)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End, with what the inner side said on standard error."""
+        said = (self.greeting + self.said)[:1000].decode(errors="replace").strip()
+        if said and not self.greeted.is_set():
+            self.stop(MuxBrokenError(said))
+        super().connection_lost(error)
 
     def unpacked(self) -> bytes:
         """Return what of the pieces is the inner side's standard output."""
@@ -201,15 +364,107 @@ class Attached(_mux.MuxTransport):
                 del self.said[:-4096]
         return bytes(out)
 
-    def send(self, data: bytes) -> int:
-        """Return how much of it was taken."""
-        try:
-            return self.connection.send(data)
-        except OSError as error:
-            if isinstance(error, BlockingIOError) or "Want" in type(error).__name__:
+
+def prepare(address: _wire.EngineAddress, container: str, port: str) -> bytes:
+    """Have the engine prepare the inner side; return the request that starts it."""
+    command = ["python3", "-I", "-S", "-c", Path(__file__).read_text(), port]
+    body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    answer = _wire.call(address, "POST", f"/containers/{container}/exec", body=body)
+    if answer.status != 201:
+        raise MuxBrokenError(answer.text())
+    start = b'{"Detach": false, "Tty": false}'
+    return (
+        b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
+        b"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: %d\r\n\r\n%s"
+        % (answer.json()["Id"].encode(), len(start), start)
+    )
+
+
+async def carry(address: _wire.EngineAddress, request: bytes, listener: socket.socket, parent: int) -> None:
+    """Start the inner side, and carry connections until the program is done. Raises MuxBrokenError at its end."""
+    loop = asyncio.get_running_loop()
+    mux = Attached()
+    connection, tls = _wire.connect(address, HELLO_TIMEOUT_S), _wire.tls(address)
+    connection.setblocking(False)
+    name = None if tls is None else _wire.host(address)
+    await loop.create_connection(lambda: mux, sock=connection, ssl=tls, server_hostname=name)
+    assert mux.carrier is not None
+    mux.carrier.write(request)
+    done = asyncio.Event()
+    loop.add_reader(0, done.set)
+    tasks: list[asyncio.Future[Any]] = [
+        mux.ended,
+        loop.create_task(done.wait()),
+        loop.create_task(mux.greeted.wait()),
+    ]
+    try:
+        await asyncio.wait(tasks, timeout=HELLO_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if mux.greeted.is_set():
+            tasks[-1] = loop.create_task(mux.accept(listener))
+        elif not done.is_set():
+            mux.stop(MuxBrokenError("the inner side did not answer"))
+        while os.getppid() == parent and not done.is_set():
+            await asyncio.wait(tasks, timeout=POLL_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks[1:]:
+            task.cancel()
+        loop.remove_reader(0)
+        mux.stop(MuxBrokenError("the relay ends"))
+        mux.ended.exception()  # it may be told to nobody
+
+
+def main(arguments: list[str]) -> int:
+    """Be the host's side until the program is done, or gone."""
+    fd, parent, url, certificates, verify, container, port = arguments
+    address = _wire.EngineAddress(url, certificates or None, verify == "1")
+    # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    room_for_connections()
+    failures = 0
+    with socket.socket(fileno=int(fd)) as listener:
+        listener.setblocking(False)
+        while True:
+            begin = time.monotonic()
+            try:
+                request = prepare(address, container, port)
+                asyncio.run(carry(address, request, listener, int(parent)))
                 return 0
-            raise _mux.MuxBrokenError(str(error)) from error
+            except (MuxBrokenError, *_wire.UNWELL) as error:
+                why = str(error) or type(error).__name__
+                away = isinstance(
+                    error, (FileNotFoundError, ConnectionRefusedError)
+                )  # the engine does not run
+            failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
+            if away:
+                # Containers may outlive a restart of their engine.
+                failures = min(failures, TRIES - 1)
+            if "executable file not found" in why:
+                why = "the image has no python3 in its PATH, which a container without a network needs"
+                failures = TRIES
+            if failures >= TRIES or os.getppid() != int(parent):
+                print(why, file=sys.stderr)  # noqa: T201
+                return 1
+            if select.select([0], [], [], 0.05 * 2**failures)[0]:
+                return 0
+
+
+def room_for_connections() -> None:
+    """Have as many descriptors as there may be connections, where the system gives so many."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = STREAMS + 64
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if len(sys.argv) == 2:
+        asyncio.run(inside(int(sys.argv[1])))
+    else:
+        sys.exit(main(sys.argv[1:]))

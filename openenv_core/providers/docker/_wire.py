@@ -12,6 +12,9 @@ import ssl
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+UNWELL = (OSError, http.client.HTTPException, ValueError)
+"""What a call to an engine fails of that is not well."""
+
 ANSWER_BYTES = 64 * 2**20
 """The longest answer that is read."""
 
@@ -52,32 +55,44 @@ class EngineResponse(NamedTuple):
             return self.body[:1000].decode(errors="replace").strip()
 
 
-def dial(address: EngineAddress, timeout_s: float) -> socket.socket:
-    """Return a connection to the engine.
+def connect(address: EngineAddress, timeout_s: float) -> socket.socket:
+    """Return a connection to the engine's machine, on which TLS is to be spoken where `tls` says so.
 
     Raises:
         OSError: There is none to be had.
     """
     parts = urlsplit(address.url)
-    if parts.scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(timeout_s)
-            connection.connect(parts.path)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-    host, port = parts.hostname or "127.0.0.1", parts.port or 2375
-    connection = socket.create_connection((host, port), timeout_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if address.certificates is None:
-        return connection
+    if parts.scheme != "unix":
+        return socket.create_connection((host(address), parts.port or 2375), timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        return _tls(address.certificates, address.verify).wrap_socket(connection, server_hostname=host)
+        connection.settimeout(timeout_s)
+        connection.connect(parts.path)
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+def host(address: EngineAddress) -> str:
+    """Return the name of the engine's machine."""
+    return urlsplit(address.url).hostname or "127.0.0.1"
+
+
+def tls(address: EngineAddress) -> ssl.SSLContext | None:
+    """Return what is spoken on a connection to the engine; None where that is plain."""
+    folder = address.certificates
+    if folder is None or urlsplit(address.url).scheme == "unix":
+        return None
+    context = ssl.create_default_context()
+    if not address.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if os.path.exists(ca := os.path.join(folder, "ca.pem")):
+        context.load_verify_locations(ca)
+    if os.path.exists(certificate := os.path.join(folder, "cert.pem")):
+        context.load_cert_chain(certificate, os.path.join(folder, "key.pem"))
+    return context
 
 
 def call(
@@ -120,16 +135,6 @@ class _Connection(http.client.HTTPConnection):
         self._address, self._timeout_s = address, timeout_s
 
     def connect(self) -> None:
-        self.sock = dial(self._address, self._timeout_s)
-
-
-def _tls(folder: str, verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if os.path.exists(ca := os.path.join(folder, "ca.pem")):
-        context.load_verify_locations(ca)
-    if os.path.exists(certificate := os.path.join(folder, "cert.pem")):
-        context.load_cert_chain(certificate, os.path.join(folder, "key.pem"))
-    return context
+        self.sock = connect(self._address, self._timeout_s)
+        if (context := tls(self._address)) is not None:
+            self.sock = context.wrap_socket(self.sock, server_hostname=host(self._address))

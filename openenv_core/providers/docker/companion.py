@@ -1,10 +1,8 @@
 """Processes beside a program: the one that removes its containers, and the relay of their ports."""
 
 import atexit
-import fcntl
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -12,20 +10,40 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from openenv_core.errors import ProviderError
-from openenv_core.providers.base import LOOPBACK
-from openenv_core.providers.docker._owner import LABEL, RUN, owner
+from openenv_core.providers.base import listen
+from openenv_core.providers.docker._companion import LABEL, RUN, owner
 from openenv_core.providers.docker._wire import EngineAddress
 
 SCRIPT: Final = Path(__file__).with_name("_companion.py")
+RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
 
 EXIT_TIMEOUT_S: Final = 10.0
 """How long the exit of this process waits for its containers to be removed. The companion goes on."""
 
 RESTART_DELAY_S: Final = 1.0
 """Pause before a companion that died is replaced."""
+
+
+def _spawn(
+    script: Path, before: list[str], address: EngineAddress, after: list[str], **options: Any
+) -> "subprocess.Popen[bytes]":
+    """Start one of our programs, which talks to the engine; its standard input is a pipe from here."""
+    engine = [address.url, address.certificates or "", "1" if address.verify else "0"]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), *before, *engine, *after],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            start_new_session=True,
+            **options,
+        )
+    except OSError as error:
+        raise ProviderError(f"expected to start {script.name} beside this program, got: {error}") from error
 
 
 class Companion:
@@ -40,11 +58,7 @@ class Companion:
     def __init__(self, address: EngineAddress) -> None:
         # A program that becomes another one by exec stays the same process, and has its old companion a while yet.
         self.labels: Final = {LABEL: str(owner()), RUN: secrets.token_hex(8)}
-        self._command = [
-            *(sys.executable, "-I", "-S", str(SCRIPT)),
-            *(address.url, address.certificates or "", "1" if address.verify else "0"),
-            *(self.labels[LABEL], self.labels[RUN]),
-        ]
+        self._address = address
         self._closing = threading.Event()
         self._guard = threading.Lock()  # of the process, and of its replacement
         self._changed = threading.Condition()
@@ -106,20 +120,8 @@ class Companion:
                 process.wait(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        try:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ProviderError(
-                f"expected to start the companion that removes containers, got: {error}"
-            ) from error
+        label, run = self.labels.values()
+        return _spawn(SCRIPT, [], self._address, [label, run], stderr=subprocess.DEVNULL)
 
     def _replace(self) -> None:
         with suppress(ProviderError):
@@ -172,13 +174,7 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_in_fork)
 
 
-RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
-
-_FIRST_FREE_FD: Final = 3
-"""Below are the standard streams."""
-
 SHUTDOWN_TIMEOUT_S: Final = 5.0
-BACKLOG: Final = 1024
 
 
 class Relay:
@@ -192,31 +188,20 @@ class Relay:
         self, address: EngineAddress, container: str, port: int, host_port: int | None = None
     ) -> None:
         try:
-            bound = socket.create_server((LOOPBACK, host_port or 0), backlog=BACKLOG)
+            listener = listen(host_port or 0)
         except OSError as error:
             raise ProviderError(f"expected host_port {host_port} to be free, got: {error}") from error
-        with bound:
-            # A program whose standard streams are closed would otherwise have the socket take their place.
-            listener = socket.socket(fileno=fcntl.fcntl(bound, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD))
         with listener:
             self.port = int(listener.getsockname()[1])
-            command = [
-                *(sys.executable, "-I", "-S", str(RELAY_SCRIPT), str(listener.fileno()), str(os.getpid())),
-                *(address.url, address.certificates or "", "1" if address.verify else "0"),
-                *(container, str(port)),
-            ]
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    cwd="/",
-                    pass_fds=(listener.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ProviderError(f"expected to start a relay into the container, got: {error}") from error
+            fd = listener.fileno()
+            self._process = _spawn(
+                RELAY_SCRIPT,
+                [str(fd), str(os.getpid())],
+                address,
+                [container, str(port)],
+                stderr=subprocess.PIPE,
+                pass_fds=(fd,),
+            )
 
     def failure(self) -> str | None:
         """Return why there is no way in; None while there is one, or may be."""

@@ -1,19 +1,21 @@
-"""One container: how it starts, how it is watched, how it ends."""
+"""One container: how it starts, how it is watched, how it ends; and the provider of a server in one."""
 
 import logging
 import math
 import os
+import re
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from openenv_core.errors import (
+    ConfigurationError,
     EngineRefusedError,
     EngineUnavailableError,
     ImageNotFoundError,
@@ -21,11 +23,18 @@ from openenv_core.errors import (
     ProviderError,
     ServerStartError,
 )
-from openenv_core.providers.base import LOOPBACK, health_of, wait_healthy
+from openenv_core.providers.base import (
+    LOOPBACK,
+    AnyProvider,
+    OwnedServerProvider,
+    Released,
+    health_of,
+    wait_healthy,
+)
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.companion import Companion, Relay
 from openenv_core.providers.docker.engine import DockerEngine, is_local
-from openenv_core.providers.docker.options import ContainerOptions, dropped, spec
+from openenv_core.providers.docker.options import ContainerOptions, dropped, options_with, spec
 
 logger = logging.getLogger("openenv_core")
 
@@ -66,23 +75,11 @@ class ContainerState:
         return f"ended with exit code {self.exit_code}{why}" + (f" ({self.error})" if self.error else "")
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerStats:
-    """What a container uses.
-
-    Attributes:
-        memory_bytes: Its memory, without the cache of files.
-        cpu_s: The CPU time that it has used.
-        pids: Its processes and threads.
-    """
-
-    memory_bytes: int
-    cpu_s: float
-    pids: int
-
-
 class Container:
     """A container whose server was healthy. Made by `start_container`; ends with this process at the latest.
+
+    Every method raises EngineUnavailableError where the engine does not answer; those that ask about the container
+    raise EngineRefusedError where it is gone, or does not run.
 
     Attributes:
         id: The engine's id.
@@ -121,11 +118,7 @@ class Container:
         return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
 
     def alive(self) -> bool:
-        """Whether the container runs.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-        """
+        """Whether the container runs."""
         try:
             return bool(self._engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
@@ -134,12 +127,7 @@ class Container:
             raise
 
     def state(self) -> ContainerState:
-        """Return what became of the container.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: There is no such container any more.
-        """
+        """Return what became of the container."""
         state = self._engine.inspect(self.id)["State"]
         if state["Running"]:
             return ContainerState(True)
@@ -150,12 +138,7 @@ class Container:
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
 
     def end_state(self) -> ContainerState:
-        """Return what became of the container; of one that was killed, once the engine has had time to tell for what.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: There is no such container any more.
-        """
+        """Return what became of the container; of one that was killed, once the engine can tell for what."""
         state = self.state()
         told_by = time.monotonic() + OOM_EVENT_WAIT_S
         while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
@@ -164,59 +147,32 @@ class Container:
         return state
 
     def logs(self, tail: int = OUTPUT_LINES) -> str:
-        """Return the last lines that the container printed, at most 16 KiB of them.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: There is no such container any more.
-        """
+        """Return the last lines that the container printed, at most 16 KiB of them."""
         return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
     def pids(self) -> list[int]:
-        """Return the processes inside, by their numbers on the engine's machine.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: The container does not run.
-        """
+        """Return the processes inside, by their numbers on the engine's machine."""
         found = self._engine.call("GET", f"/containers/{self.id}/top")
         column = found["Titles"].index("PID")
         return [int(process[column]) for process in found["Processes"] or ()]
 
-    def stats(self) -> ContainerStats:
-        """Return what the container uses.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: There is no such container any more.
-        """
-        query = {"stream": False, "one-shot": True}
-        found = self._engine.call("GET", f"/containers/{self.id}/stats", query=query)
-        memory = found.get("memory_stats") or {}
-        cache = memory.get("stats") or {}
-        unused = int(cache.get("total_inactive_file", cache.get("inactive_file", 0)))
-        cpu = found.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0)
-        return ContainerStats(
-            memory_bytes=max(0, int(memory.get("usage", 0)) - unused),
-            cpu_s=int(cpu) / 1e9,
-            pids=int((found.get("pids_stats") or {}).get("current", 0)),
-        )
-
     def remove(self, grace_s: float = 0.0) -> None:
-        """End the container and remove it, with its anonymous volumes. Idempotent.
+        """End the container and remove it, with its anonymous volumes. Idempotent; call it again after it has failed.
 
         Args:
             grace_s: Seconds that the server gets to end in order.
-
-        Raises:
-            EngineUnavailableError: The engine does not answer; call again.
         """
         if not self._removal.alive or os.getpid() != self._process:
             return
         if self._relay is not None:
             self._relay.close()
         if grace_s > 0:
-            _stop(self._engine, self.id, grace_s)
+            try:
+                query = {"t": math.ceil(grace_s)}
+                self._engine.call("POST", f"/containers/{self.id}/stop", query=query, timeout_s=grace_s + 60)
+            except EngineRefusedError as error:
+                if error.status != 404:
+                    raise
         _remove(self._engine, self.id)
         self._removal.detach()
         self._noted_gone()
@@ -235,16 +191,6 @@ class Container:
 def _close(relay: Relay, process: int) -> None:
     if os.getpid() == process:
         relay.close()
-
-
-def _stop(engine: DockerEngine, container: str, grace_s: float) -> None:
-    try:
-        engine.call(
-            "POST", f"/containers/{container}/stop", query={"t": math.ceil(grace_s)}, timeout_s=grace_s + 60
-        )
-    except EngineRefusedError as error:
-        if error.status != 404:
-            raise
 
 
 def _remove_forgotten(
@@ -317,15 +263,20 @@ def start_container(
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
     ours = companion.ensure(engine.address)
-    name = f"ropewalk-{_stem(image)}-{secrets.token_hex(4)}"
-    asked = spec(image, options, ours.labels, publish=_publishes(engine, options))
+    short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
+    name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
+    publish = options.reach == "port"
+    if options.reach == "auto":  # on the loopback interface of the engine's own machine
+        publish = options.network != "none" and is_local(engine.address)
+    asked = spec(image, options, ours.labels, publish=publish)
     with ours.making(name):
         container = Container(engine, _create(engine, name, asked, ours), name, image, options, ours)
     try:
         _run(engine, container, options)
         found = engine.inspect(container.id)
         _require_honoured(image, asked, found)
-        port = _published(found, options.port)
+        bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
+        port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
         if port is None and options.reach == "port":
             raise OptionUnavailableError(
                 f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
@@ -395,20 +346,22 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _publishes(engine: DockerEngine, options: ContainerOptions) -> bool:
-    """Whether the engine is asked to publish the port, on the loopback interface of its own machine."""
-    if options.reach != "auto":
-        return options.reach == "port"
-    return options.network != "none" and is_local(engine.address)
-
-
 def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: companion.Companion) -> str:
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
     except EngineRefusedError as error:
         ours.gone(name)
-        if (known := _why_not_made(str(asked["Image"]), error)) is not None:
-            raise known from error
+        image = str(asked["Image"])
+        if error.status == 404:
+            raise ImageNotFoundError(
+                f"expected an image {image!r} on the Docker engine, got none; build it with "
+                f"`ropewalk build PATH`, or fetch it with `docker pull {image}`"
+            ) from error
+        if error.status == 400:
+            raise OptionUnavailableError(
+                f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
+                "change the option that it names"
+            ) from error
         raise
     except EngineUnavailableError as error:
         if isinstance(error.__cause__, NOT_REACHED):
@@ -420,20 +373,6 @@ def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: compan
         _forget(engine, name)
         raise
     return str(created["Id"])
-
-
-def _why_not_made(image: str, error: EngineRefusedError) -> ProviderError | None:
-    if error.status == 404:
-        return ImageNotFoundError(
-            f"expected an image {image!r} on the Docker engine, got none; build it with "
-            f"`ropewalk build PATH`, or fetch it with `docker pull {image}`"
-        )
-    if error.status == 400:
-        return OptionUnavailableError(
-            f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
-            "change the option that it names"
-        )
-    return None
 
 
 def _run(engine: DockerEngine, container: Container, options: ContainerOptions) -> None:
@@ -470,27 +409,109 @@ def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) 
         )
 
 
-def _published(found: dict[str, Any], port: int) -> int | None:
-    bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp") or ()
-    return next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
-
-
 def _forget(engine: DockerEngine, name: str) -> None:
     """Remove what an interrupted request may still create. The companion finds what this does not."""
     deadline = time.monotonic() + ORPHAN_SEARCH_S
-    while time.monotonic() < deadline:
+    query = {"force": True, "v": True}
+    with suppress(EngineUnavailableError):
+        while time.monotonic() < deadline:
+            try:
+                engine.call("DELETE", f"/containers/{name}", query=query, timeout_s=ORPHAN_SEARCH_S)
+            except EngineRefusedError:
+                time.sleep(0.05)
+            else:
+                return
+
+
+class LocalDockerProvider(OwnedServerProvider):
+    """Runs an image, on a free port of the loopback interface.
+
+    The container has no capabilities, a read-only root and a bounded number of processes, unless told
+    otherwise by name. It ends with this process, whatever that dies of: a companion process removes it.
+
+    Args:
+        image: Name or id of the image. It is not pulled.
+        options: What the container gets.
+        fields: Fields of `ContainerOptions`, in place of those of `options`.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value that no engine could honour. `start` raises
+            EngineUnavailableError where no engine answers, ImageNotFoundError where it has no such image,
+            OptionUnavailableError where it cannot honour an option; `stop` EngineUnavailableError: call it again.
+    """
+
+    death_s = 3.0
+    """How long, in seconds, an engine that is busy may take to tell that a container has ended."""
+
+    def __init__(self, image: str, *, options: ContainerOptions | None = None, **fields: Any) -> None:
+        super().__init__()
+        self.image = image
+        self.options = options_with(options, fields)
+        self._stopping = threading.Event()
+        self._container: Container | None = None
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None while there is none."""
+        return self._container
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container runs; False before the start, and once it has ended by itself."""
+        container = self._container
+        if container is None:
+            return False
         try:
-            engine.call(
-                "DELETE", f"/containers/{name}", query={"force": True, "v": True}, timeout_s=ORPHAN_SEARCH_S
-            )
-        except EngineRefusedError:
-            time.sleep(0.05)
+            return container.alive()
         except EngineUnavailableError:
-            return
-        else:
-            return
+            return True  # nobody knows; the container may outlive its engine
+
+    def output(self) -> str:
+        """Return the last of what the container printed, and how it ended; empty before the start."""
+        container = self._container
+        if container is None:
+            return ""
+        try:
+            state, text = container.end_state(), container.logs()
+        except ProviderError as error:
+            return f"[{error}]"
+        return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
+
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._container = start_container(self.image, self.options, stopping=self._stopping)
+        return self._container.url
+
+    def _interrupt(self) -> None:
+        self._stopping.set()
+
+    def _stop(self) -> None:
+        if self._container is not None:
+            self._container.remove(self.options.stop_timeout_s)
+            self._container = None
+        self._url = None
 
 
-def _stem(image: str) -> str:
-    last = image.rpartition("/")[2].partition("@")[0].partition(":")[0]
-    return "".join(each if each.isalnum() and each.isascii() else "-" for each in last)[:40] or "image"
+def provider_for(
+    image: str, given: AnyProvider | None, options: Mapping[str, Any], client_options: Iterable[str]
+) -> tuple[AnyProvider, dict[str, Any]]:
+    """Return what starts the image, and the options that are the client's.
+
+    Raises:
+        ConfigurationError: There is no such option, or the given provider starts no images.
+    """
+    known = set(client_options)
+    of_client = {name: value for name, value in options.items() if name in known}
+    of_container = {name: value for name, value in options.items() if name not in known}
+    if given is None:
+        return LocalDockerProvider(image, **of_container), of_client
+    for name in ("start_container", "wait_for_ready", "stop_container"):
+        if not callable(getattr(given, name, None)):
+            raise ConfigurationError(
+                f"expected a provider with start_container(image), wait_for_ready(base_url) and stop_container(), "
+                f"got {type(given).__name__} without {name}; a provider that knows its image goes to the client: "
+                "EnvClient(provider=...)"
+            )
+    provider: Any = given
+    start = partial(provider.start_container, image, **of_container)
+    return Released(start, provider.wait_for_ready, provider.stop_container), of_client

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -160,19 +159,23 @@ class DockerEngine:
         """
         self._ask("GET", "/_ping", None, None, timeout_s)
 
-    def has_image(self, name: str) -> bool:
-        """Whether the engine has an image of this name.
+    def find_image(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine knows of an image; None where it has none of that name.
 
         Raises:
             EngineUnavailableError: The engine does not answer.
         """
         try:
-            self._ask("GET", f"/images/{name}/json", None, None, CALL_TIMEOUT_S)
+            found: dict[str, Any] = self.call("GET", f"/images/{name}/json")
         except EngineRefusedError as error:
             if error.status in (400, 404):
-                return False
+                return None
             raise
-        return True
+        return found
+
+    def has_image(self, name: str) -> bool:
+        """Whether the engine has an image of this name."""
+        return self.find_image(name) is not None
 
     def inspect(self, container: str) -> dict[str, Any]:
         """Return what the engine knows of a container."""
@@ -211,11 +214,6 @@ class DockerEngine:
             return bool(self._ask("GET", "/events", query, None, 5.0).body.strip())
         except EngineUnavailableError:
             return False
-
-    def execute(self, container: str, command: Sequence[str]) -> str:
-        """Prepare a command inside a container and return the id that starts it."""
-        body = {"Cmd": list(command), "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-        return str(self.call("POST", f"/containers/{container}/exec", body=body)["Id"])
 
     def _ask(
         self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float

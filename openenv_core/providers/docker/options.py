@@ -187,18 +187,6 @@ class ContainerOptions(BaseModel):
         # A file of tokens is the container's own, and cannot be read from here.
         return first_token({TOKENS: self.env_vars.get(TOKENS, "")})
 
-    @property
-    def swap_bytes(self) -> int:
-        """How much swap there is beyond the memory, in bytes."""
-        return 0 if self.swap is None else size_of("swap", self.swap)
-
-    @property
-    def mounts(self) -> dict[str, str]:
-        """The writable places, each with its mount options."""
-        if isinstance(self.tmpfs, Mapping):
-            return {path: options or TMPFS for path, options in self.tmpfs.items()}
-        return dict.fromkeys(self.tmpfs, TMPFS)
-
 
 def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) -> ContainerOptions:
     """Return the options with some fields changed.
@@ -260,11 +248,12 @@ def dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 
 def _host(options: ContainerOptions) -> dict[str, Any]:
+    places = options.tmpfs if isinstance(options.tmpfs, Mapping) else dict.fromkeys(options.tmpfs, "")
     host: dict[str, Any] = {
         "NetworkMode": options.network,
         "ReadonlyRootfs": options.read_only,
         "Init": options.init,
-        "Tmpfs": options.mounts,
+        "Tmpfs": {path: how or TMPFS for path, how in places.items()},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_BYTES, "max-file": "2"}},
     }
     if options.cap_drop:
@@ -274,9 +263,8 @@ def _host(options: ContainerOptions) -> dict[str, Any]:
     if options.no_new_privileges:
         host["SecurityOpt"] = ["no-new-privileges"]
     if options.memory is not None:
-        memory = options.memory_bytes or 0
-        host["Memory"] = memory
-        host["MemorySwap"] = -1 if options.swap is None else memory + options.swap_bytes
+        memory = host["Memory"] = options.memory_bytes or 0
+        host["MemorySwap"] = -1 if options.swap is None else memory + size_of("swap", options.swap)
     if options.cpus is not None:
         host["NanoCpus"] = round(options.cpus * 1e9)
     if options.pids is not None:

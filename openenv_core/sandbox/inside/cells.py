@@ -10,17 +10,12 @@ import io
 import linecache
 import os
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from openenv_core.sandbox.kernel import namespaces
-from openenv_core.sandbox.kernel import namespaces as mounts
-
-METHODS: Final = (
+_METHODS: Final = (
     ("text/html", "_repr_html_"),
     ("text/markdown", "_repr_markdown_"),
     ("text/latex", "_repr_latex_"),
@@ -30,29 +25,22 @@ METHODS: Final = (
 )
 """The names under which classes say how they are shown, as notebooks know them."""
 
-MAX_BUNDLES: Final = 256
+_MAX_BUNDLES: Final = 256
 """Of one execution."""
 
 
 class ShownBundles:
     """The bundles of one execution.
 
-    Args:
-        limit: Bytes of all of them, and of the result, together.
-
     Attributes:
+        bundles: What was shown, in order: the kind, and text by mime type.
         truncated: Whether something was left out.
     """
 
     def __init__(self, limit: int) -> None:
         self._left = limit
-        self._bundles: list[tuple[str, dict[str, str]]] = []
+        self.bundles: list[tuple[str, dict[str, str]]] = []
         self.truncated = False
-
-    @property
-    def bundles(self) -> list[tuple[str, dict[str, str]]]:
-        """What was shown, in order."""
-        return self._bundles
 
     def text(self, text: str) -> str:
         """Return a text, cut to what is left of the bound."""
@@ -67,24 +55,20 @@ class ShownBundles:
     def add(self, kind: str, data: dict[str, str]) -> None:
         """Keep a bundle, or say that it was too large."""
         size = sum(len(value.encode("utf-8", "replace")) for value in data.values())
-        if size > self._left or len(self._bundles) == MAX_BUNDLES:
+        if size > self._left or len(self.bundles) == _MAX_BUNDLES:
             self.truncated = True
             return
         self._left -= size
-        self._bundles.append((kind, data))
+        self.bundles.append((kind, data))
 
     def display(self, *values: Any) -> None:
         """Show values; code knows this as `display`."""
         for value in values:
-            self.add("display_data", bundle(value, repr(value)))
+            self.add("display_data", _bundle(value, repr(value)))
 
 
-def bundle(value: Any, text: str) -> dict[str, str]:
-    """Return a value in every mime type that its class offers, and as text.
-
-    Raises:
-        Exception: Whatever the class's own methods raise.
-    """
+def _bundle(value: Any, text: str) -> dict[str, str]:
+    """Return a value in every mime type that its class offers, and as text."""
     data: dict[str, str] = {"text/plain": text}
     kind = type(value)
     if callable(several := getattr(kind, "_repr_mimebundle_", None)):
@@ -92,7 +76,7 @@ def bundle(value: Any, text: str) -> dict[str, str]:
         made = made[0] if isinstance(made, tuple) else made
         data.update({str(mime): _plain(part) for mime, part in dict(made or {}).items() if part is not None})
         return data
-    for mime, name in METHODS:
+    for mime, name in _METHODS:
         method: Callable[[Any], Any] | None = getattr(kind, name, None)
         if callable(method) and (part := method(value)) is not None:
             data[mime] = _plain(part)
@@ -105,20 +89,16 @@ def _plain(part: Any) -> str:
     return part if type(part) is str else str(part)
 
 
-BACKEND: Final = "ropewalk_figures"
+_BACKEND: Final = "ropewalk_figures"
 """The module that matplotlib is told to draw by."""
 
 
-class _Backend(ModuleType):
-    """Made of matplotlib's own canvas, once matplotlib asks for it."""
+class FigureBackend(ModuleType):
+    """What matplotlib draws by, with its own canvas: shows open figures at `show()`, and after an execution."""
 
-    def __init__(self, figures: "Figures") -> None:
-        super().__init__(BACKEND)
-        self._figures = figures
-
-    def show(self, *_: Any, **__: Any) -> None:
-        """What `pyplot.show` calls."""
-        self._figures.flush()
+    def __init__(self) -> None:
+        super().__init__(_BACKEND)
+        self.shown: ShownBundles | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("FigureCanvas", "FigureManager"):
@@ -130,27 +110,8 @@ class _Backend(ModuleType):
         self.FigureManager = FigureManagerBase
         return self.__dict__[name]
 
-
-class Figures:
-    """Shows open figures at `show()`, and at the end of an execution.
-
-    Attributes:
-        shown: Where they go; another one each execution.
-    """
-
-    def __init__(self) -> None:
-        self.shown: ShownBundles | None = None
-
-    def install(self) -> None:
-        """Let matplotlib find the backend."""
-        sys.modules[BACKEND] = _Backend(self)
-
-    def flush(self) -> None:
-        """Show and close what is open.
-
-        Raises:
-            Exception: Whatever drawing raises.
-        """
+    def show(self, *_: Any, **__: Any) -> None:
+        """Show and close what is open; what `pyplot.show` calls."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or self.shown is None:
             return
@@ -165,10 +126,10 @@ class Figures:
             pyplot.close("all")
 
 
-FLAGS: Final = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-TRACEBACK_CHARS: Final = 20_000
-EVALUE_CHARS: Final = 10_000
-NAME_CHARS: Final = 200
+_FLAGS: Final = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_TRACEBACK_CHARS: Final = 20_000
+_EVALUE_CHARS: Final = 10_000
+_NAME_CHARS: Final = 200
 
 # Frames of files in here are ours and not shown.
 _OURS: Final = os.path.dirname(__file__) + os.sep
@@ -179,59 +140,47 @@ class Cells:
 
     Attributes:
         count: Executions so far.
+        namespace: The variables of the code.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._main = ModuleType("__main__")
-        self._main.__dict__["__builtins__"] = builtins
-        self._figures = Figures()
+        self.namespace: dict[str, Any] = self._main.__dict__
+        self.namespace["__builtins__"] = builtins
+        self._figures = FigureBackend()
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """The variables of the code."""
-        return self._main.__dict__
 
     def install(self) -> None:
         """Become the process's main module."""
         sys.modules["__main__"] = self._main
-        self._figures.install()
+        sys.modules[_BACKEND] = self._figures
 
     def run(self, code: str, shown: ShownBundles) -> str | None:
-        """Run a cell; return the text of its last expression's value, None where there is none.
-
-        Raises:
-            BaseException: Whatever the code raised.
-        """
+        """Run a cell; return the text of its last expression's value, None where there is none."""
         self.count += 1
         name = f"<cell {self.count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         self.namespace["display"] = shown.display
         self._figures.shown = shown
-        body = compile(code, name, "exec", ast.PyCF_ONLY_AST | FLAGS, dont_inherit=True)
+        body = compile(code, name, "exec", ast.PyCF_ONLY_AST | _FLAGS, dont_inherit=True)
         last: CodeType | None = None
         if body.body and isinstance(ending := body.body[-1], ast.Expr):
             body.body.pop()
-            last = compile(ast.Expression(ending.value), name, "eval", FLAGS, dont_inherit=True)
+            last = compile(ast.Expression(ending.value), name, "eval", _FLAGS, dont_inherit=True)
         text = None
         if body.body:
-            self._evaluate(compile(body, name, "exec", FLAGS, dont_inherit=True))
+            self._evaluate(compile(body, name, "exec", _FLAGS, dont_inherit=True))
         if last is not None and (value := self._evaluate(last)) is not None:
             self.namespace["_"] = value
             whole = repr(value)
             text = shown.text(whole)
-            shown.add("execute_result", bundle(value, text))
-        self._figures.flush()
+            shown.add("execute_result", _bundle(value, text))
+        self._figures.show()
         return text
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function that the code defined; await what it returns, where that has to be awaited.
-
-        Raises:
-            NameError: There is none of that name.
-            BaseException: Whatever it raised.
-        """
+        """Call a function that the code defined; await what it returns, where that has to be awaited."""
         self.count += 1
         if name not in self.namespace:
             raise NameError(f"name {name!r} is not defined")
@@ -261,7 +210,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     name = _name(type(error))
     interrupted = False
     try:
-        message = str(error)[:EVALUE_CHARS]
+        message = str(error)[:_EVALUE_CHARS]
     except BaseException as failure:
         message = f"<no message: str() raised {_name(type(failure))}>"
         interrupted = not isinstance(failure, Exception)
@@ -274,24 +223,17 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _name(kind: type) -> str:
     # As the interpreter knows it: a metaclass may answer for it with anything.
-    return str(type.__dict__["__name__"].__get__(kind))[:NAME_CHARS]
+    return str(type.__dict__["__name__"].__get__(kind))[:_NAME_CHARS]
 
 
 def _lines(error: BaseException) -> list[str]:
-    told = traceback.TracebackException(type(error), error, _users(error), compact=True)
+    told = traceback.TracebackException.from_exception(error, compact=True)
     for each in _chain(told):
         each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
     text = "".join(told.format())
-    if len(text) > TRACEBACK_CHARS:
-        text = f"{text[: TRACEBACK_CHARS // 2]}\n[...]\n{text[-TRACEBACK_CHARS // 2 :]}"
+    if len(text) > _TRACEBACK_CHARS:
+        text = f"{text[: _TRACEBACK_CHARS // 2]}\n[...]\n{text[-_TRACEBACK_CHARS // 2 :]}"
     return text.splitlines(keepends=True)
-
-
-def _users(error: BaseException) -> Any:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
-        trace = trace.tb_next
-    return trace
 
 
 def _chain(told: traceback.TracebackException) -> list[traceback.TracebackException]:
@@ -301,35 +243,3 @@ def _chain(told: traceback.TracebackException) -> list[traceback.TracebackExcept
         found.append(left.pop())
         left += [other for other in (found[-1].__cause__, found[-1].__context__) if other is not None]
     return found
-
-
-_VARIABLES: Final = ("HOME", "TMPDIR", "MPLCONFIGDIR")
-_BYTES: Final = 256 << 20
-
-
-@contextmanager
-def somewhere_to_write(scratch: str | None) -> Iterator[None]:
-    """Have imports write into a folder that no session sees.
-
-    Args:
-        scratch: Where it is made; None: a file system of its own, at the place where sessions get theirs.
-    """
-    before = {name: os.environ.get(name) for name in _VARIABLES}
-    if scratch is None:
-        place = namespaces.WORKSPACE
-        mounts.tmpfs(place, mounts.NO_SETUID | mounts.NO_DEVICES, size=_BYTES, mode="0700")
-    else:
-        place = tempfile.mkdtemp(prefix="zygote-", dir=scratch)
-    os.environ.update(dict.fromkeys(_VARIABLES, place))
-    tempfile.tempdir = None
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        tempfile.tempdir = None
-        if scratch is None:
-            mounts.detach(place)

@@ -1,10 +1,11 @@
-"""Messages between a session's interpreter and its supervisor; both ends use this.
+"""What passes between a session's interpreter and its supervisor; both ends use this.
 
 A request is a length of four bytes and JSON. An answer is two lengths, a short header of JSON, and the texts that it
 refers to by number, one after the other: so whoever forges an answer cannot make the supervisor parse megabytes.
 """
 
 import json
+import signal
 import socket
 import struct
 from collections.abc import Sequence
@@ -52,7 +53,14 @@ READY: Final = b"I"
 HERE: Final = bytes(ANSWER.size)
 """An answer of nothing: whoever runs a request in a process of its own shows itself by it."""
 
-MAX_DESCRIPTORS: Final = 3
+AGAIN: Final = signal.SIGURG
+"""Repeats an interrupt. Ends nobody by default, and means nothing where the first one was in time."""
+
+FOR_THE_LOADER: Final = ("LD_LIBRARY_PATH",)
+"""Variables without which this very Python may not start. Once it has, the zygote forgets them: code has no business
+with where the machine keeps its libraries."""
+
+_MAX_DESCRIPTORS: Final = 3
 
 
 def receive_request(connection: socket.socket, descriptors: "list[int] | None" = None) -> Any:
@@ -69,7 +77,7 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
     if descriptors is None:
         begin = b""
     else:
-        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, MAX_DESCRIPTORS)
+        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, _MAX_DESCRIPTORS)
         descriptors += came
         if not begin:
             raise EOFError

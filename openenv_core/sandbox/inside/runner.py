@@ -16,9 +16,6 @@ from openenv_core.sandbox.inside import frames
 from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
 from openenv_core.sandbox.values import decode, dumps
 
-AGAIN: Final = signal.SIGURG
-"""Repeats an interrupt. Ends nobody by default, and means nothing where the first one was in time."""
-
 # Kept here because code may replace them in their own module.
 _install = signal.signal
 _installed = signal.getsignal
@@ -42,7 +39,7 @@ class Interrupts:
     def heed(self) -> None:
         """Install the handlers."""
         _install(signal.SIGINT, self._ours)
-        _install(AGAIN, self._repeated)
+        _install(frames.AGAIN, self._repeated)
         self._heeded = True
 
     def forget(self) -> None:
@@ -85,22 +82,13 @@ class RequestRunner:
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         self.control = control
         self._outputs_bytes = outputs_bytes
-        self._cells = Cells()
-        self._interrupts = Interrupts()
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """The variables of the code."""
-        return self._cells.namespace
-
-    def heed(self) -> None:
-        """Take interrupts from now on."""
-        self._interrupts.heed()
+        self.cells = Cells()
+        self.interrupts = Interrupts()
 
     def serve(self) -> None:
         """Answer until the supervisor is gone."""
-        self._open_streams()
-        self._cells.install()
+        sys.stdout, sys.stderr = _writer(1), _writer(2)
+        self.cells.install()
         while True:
             self.turn()
 
@@ -114,27 +102,26 @@ class RequestRunner:
 
     def answer(self, request: dict[str, Any]) -> bytes:
         """Do what one message asks for, and return the answer's bytes."""
-        answer: dict[str, Any] = {"id": request["id"], "status": "ok", "exit_code": 0}
+        answer = _empty_answer(request)
         texts: list[str] = []
         shown = ShownBundles(self._outputs_bytes)
         try:
             try:
                 self._streams_again(request.get("stdin"))
-                self._interrupts.begin()
+                self.interrupts.begin()
                 self._run(request, answer, texts, shown)
             finally:
-                self._interrupts.end()
+                self.interrupts.end()
         except BaseException as error:  # interrupted after the code, and before that was told
-            self._interrupts.end()
+            self.interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
-        answer["outputs"] = []
         for kind, data in shown.bundles:
             answer["outputs"].append([kind, list(data)])
             texts += data.values()
         answer.update(
             truncated=shown.truncated,
-            count=self._cells.count,
+            count=self.cells.count,
             max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         return frames.pack_answer(answer, texts)
@@ -144,28 +131,19 @@ class RequestRunner:
     ) -> None:
         try:
             if request["op"] == "call":
-                value = self._cells.call(request["name"], decode(request["args"]), decode(request["kwargs"]))
+                value = self.cells.call(request["name"], decode(request["args"]), decode(request["kwargs"]))
                 texts.append(dumps(value, max_bytes=frames.MAX_VALUE).decode())
-            elif (result := self._cells.run(request["code"], shown)) is not None:
+            elif (result := self.cells.run(request["code"], shown)) is not None:
                 texts.append(result)
         except SystemExit as error:
-            self._exited(answer, error)
+            if (code := error.code) is not None and code != 0:
+                number = code if type(code) is int else 1
+                answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
         except MemoryError as error:
             answer.update(status="memory", exit_code=1, error=describe(error))
         except BaseException as error:
             answer.update(status="error", exit_code=1, error=describe(error))
         self.flush()
-
-    def _exited(self, answer: dict[str, Any], error: SystemExit) -> None:
-        code = error.code
-        if code is None or code == 0:
-            return
-        number = code if type(code) is int else 1
-        answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
-
-    def _open_streams(self) -> None:
-        sys.stdout = _writer(1)
-        sys.stderr = _writer(2)
 
     def _streams_again(self, stdin: str | None) -> None:
         # Code may have closed them, or put something of its own in their place that is closed by now.
@@ -173,7 +151,8 @@ class RequestRunner:
             sys.stdout = _writer(1)
         if getattr(sys.stderr, "closed", True):
             sys.stderr = _writer(2)
-        sys.stdin = _reader(stdin or "")
+        given = io.BytesIO((stdin or "").encode("utf-8", "replace"))
+        sys.stdin = io.TextIOWrapper(given, encoding="utf-8")
 
     def flush(self) -> None:
         """Write out what is buffered."""
@@ -184,12 +163,21 @@ class RequestRunner:
                 continue
 
 
+def _empty_answer(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": request["id"],
+        "status": "ok",
+        "exit_code": 0,
+        "text": False,
+        "outputs": [],
+        "truncated": False,
+        "count": 0,
+        "max_rss": 0,
+    }
+
+
 def _writer(descriptor: int) -> io.TextIOWrapper:
     return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _reader(text: str) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "replace")), encoding="utf-8")
 
 
 CONTROL: Final = 3
@@ -217,13 +205,8 @@ def furnish(workdir: str) -> None:
         os.mkdir(temporary, 0o700)
     tempfile.tempdir = None
     # One by one: update() goes through much more of Python, and every page that it touches is copied for the session.
-    for name, value in (
-        ("HOME", workdir),
-        ("TMPDIR", temporary),
-        ("MPLCONFIGDIR", temporary),
-        ("PWD", workdir),
-    ):
-        os.environ[name] = value
+    os.environ["HOME"] = os.environ["PWD"] = workdir
+    os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = temporary
 
 
 _DONE = b"d"
@@ -253,7 +236,7 @@ class BranchingRunner(RequestRunner):
         if process == 0:
             os.close(done)
             random.setstate(randomness)
-            self._interrupts.forget()
+            self.interrupts.forget()
             self.control.sendall(frames.HERE)
             answer = self.answer(request)
             os.write(tell, _DONE)
@@ -267,21 +250,9 @@ class BranchingRunner(RequestRunner):
             os._exit(0)
         _, status = os.waitpid(process, 0)
         ended = os.waitstatus_to_exitcode(status)
-        self.control.sendall(
-            frames.pack_answer(
-                {
-                    "id": request["id"],
-                    "status": "rolled_back",
-                    "exit_code": 128 - ended if ended < 0 else ended,
-                    "text": False,
-                    "outputs": [],
-                    "truncated": False,
-                    "count": 0,
-                    "max_rss": 0,
-                },
-                [],
-            )
-        )
+        exit_code = 128 - ended if ended < 0 else ended
+        rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
+        self.control.sendall(frames.pack_answer(rolled_back, []))
 
     def _branch(self, request: dict[str, Any], came: list[int]) -> None:
         randomness = random.getstate()

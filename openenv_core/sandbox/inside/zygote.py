@@ -12,53 +12,51 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
 from openenv_core.sandbox.inside import frames
-from openenv_core.sandbox.inside.cells import somewhere_to_write
-from openenv_core.sandbox.inside.child import BY_SIGNAL, become, become_first
 from openenv_core.sandbox.inside.runner import RequestRunner
-from openenv_core.sandbox.inside.standing import FOR_THE_LOADER, Spec, Standing, Told, stand
+from openenv_core.sandbox.inside.walls import (
+    BY_SIGNAL,
+    ForkSpec,
+    Prepared,
+    ZygoteSpec,
+    become_first,
+    become_interpreter,
+    prepare,
+)
 from openenv_core.sandbox.kernel import libc, namespaces, seccomp
 
-LATE: Final = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft"), "matplotlib": ("matplotlib.pyplot",)}
+_LATE: Final = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft"), "matplotlib": ("matplotlib.pyplot",)}
 """What packages import only when it is asked for, and nearly all code asks for."""
 
-CELLS: Final = (
+_CELLS: Final = (
     "import math\nnumbers = [math.sqrt(n) for n in range(10)]\nsum(numbers)",
     "def double(x: int) -> int:\n    return 2 * x\nprint(double(4), file=out)",
     "class Point:\n    def __init__(self, x):\n        self.x = x\nprint(f'{Point(1).x}', file=out)",
     "with open('/nowhere/at/all') as file:\n    pass",
     "1 / 0",
 )
-TURNS: Final = 24
+_TURNS: Final = 24
 """Enough for every instruction on the way to have specialized itself."""
+
+_SCRATCH_BYTES: Final = 256 << 20
 
 _kept: list[ModuleType] = []
 
 
-def import_late() -> None:
-    """Import what goes with what has been imported."""
-    for name, others in LATE.items():
-        if name in sys.modules:
-            for other in others:
-                importlib.import_module(other)
-
-
 def rehearse(*, filtered: bool) -> None:
-    """Run a few cells, and assemble what filters are made of.
-
-    Args:
-        filtered: Interpreters will have a filter.
-    """
+    """Run a few cells, and assemble what filters are made of where interpreters will have one."""
     streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull, "w", encoding="utf-8") as out:
         runner = RequestRunner(theirs, 1 << 20)
-        runner.namespace["out"] = sys.stdout = sys.stderr = out
-        for number in range(TURNS):
-            for code in CELLS:
+        runner.cells.namespace["out"] = sys.stdout = sys.stderr = out
+        for number in range(_TURNS):
+            for code in _CELLS:
                 message = {"id": number, "op": "execute", "code": code, "stdin": None}
                 ours.sendall(frames.pack_request(json.loads(json.dumps(message))))
                 theirs.sendall(runner.answer(frames.receive_request(theirs)))
@@ -70,17 +68,10 @@ def rehearse(*, filtered: bool) -> None:
             seccomp.assemble(seccomp.SeccompPolicy(pid=os.getpid(), shared_uid=shared))
 
 
-def forget() -> None:
-    """Leave nothing of ours among what code can import."""
-    ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
-    # Kept, since there is no telling what of them is needed yet.
-    _kept.extend(sys.modules.pop(name) for name in ours)
+_MESSAGE_BYTES: Final = 1 << 16
+_DESCRIPTORS: Final = 8
 
-
-MESSAGE_BYTES: Final = 1 << 16
-DESCRIPTORS: Final = 8
-
-LIBRARY: Final = """
+_LIBRARY: Final = """
 abc ast asyncio base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum
 fractions functools hashlib heapq inspect io itertools json linecache math numbers operator os pathlib pickle pprint
 queue random re secrets shutil statistics string struct tempfile textwrap threading time traceback types typing
@@ -91,70 +82,94 @@ unicodedata uuid zlib
 
 def main(descriptor: int) -> None:
     """Serve the supervisor at the other end of a descriptor, until it is gone."""
-    for name in FOR_THE_LOADER:
+    for name in frames.FOR_THE_LOADER:
         os.environ.pop(name, None)
     channel = socket.socket(fileno=descriptor)
-    told = Told(**json.loads(channel.recv(MESSAGE_BYTES))["tell"])
+    spec = ZygoteSpec(**json.loads(channel.recv(_MESSAGE_BYTES)))
     try:
-        standing = stand(told)
+        prepared = prepare(spec)
     except Exception as error:
-        say(channel, {"refused": f"{type(error).__name__}: {error}"})
+        _say(channel, {"refused": f"{type(error).__name__}: {error}"})
         sys.exit(1)
-    narrow_imports([*told.shown])
-    with somewhere_to_write(told.scratch):
-        for name in (*LIBRARY.split(), *told.preload):
+    _narrow_imports(spec.shown)
+    with _somewhere_to_write(spec.scratch):
+        for name in (*_LIBRARY.split(), *spec.preload):
             try:
                 importlib.import_module(name)
             except BaseException as error:
-                say(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
+                _say(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
                 sys.exit(1)
-        import_late()
-        rehearse(filtered=standing.isolation != "process")
-    forget()
-    standing.settle()
+        for name, others in _LATE.items():
+            if name in sys.modules:
+                for other in others:
+                    importlib.import_module(other)
+        rehearse(filtered=spec.isolation != "process")
+    # Nothing of ours is to be among what code can import. Kept, since there is no telling what of it is needed yet.
+    ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
+    _kept.extend(sys.modules.pop(name) for name in ours)
+    prepared.settle()
     # The collector would write to every object's header, and so copy what is shared with the interpreters.
     gc.collect()
     gc.freeze()
-    say(channel, {"ready": {"python": sys.version.split()[0], **standing.facts}})
-    Forks(channel, standing).serve()
+    _say(channel, {"ready": True})
+    Forks(channel, prepared).serve()
 
 
-def narrow_imports(shown: list[str]) -> None:
+@contextlib.contextmanager
+def _somewhere_to_write(scratch: str | None) -> Iterator[None]:
+    """Have imports write into a folder that no session sees; without scratch, into a file system of its own."""
+    variables = ("HOME", "TMPDIR", "MPLCONFIGDIR")
+    before = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    if scratch is None:
+        place = namespaces.WORKSPACE  # where sessions get theirs
+        quiet = namespaces.NO_SETUID | namespaces.NO_DEVICES
+        namespaces.tmpfs(place, quiet, size=_SCRATCH_BYTES, mode="0700")
+    else:
+        place = tempfile.mkdtemp(prefix="zygote-", dir=scratch)
+    os.environ.update(dict.fromkeys(variables, place))
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        tempfile.tempdir = None
+        if scratch is None:
+            namespaces.detach(place)
+
+
+def _narrow_imports(shown: list[str]) -> None:
     """Import from what code may read alone, not from wherever this project and its neighbours happen to lie."""
     below = tuple(os.path.realpath(path) + os.sep for path in shown)
     sys.path[:] = [path for path in sys.path if (os.path.realpath(path) + os.sep).startswith(below)]
-    sys.meta_path[:] = [finder for finder in sys.meta_path if _is_pythons_own(finder)]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if _class_of(finder).__module__.startswith("_frozen_importlib")
+    ]
     sys.path_importer_cache.clear()
 
 
-def _is_pythons_own(finder: Any) -> bool:
-    kind = finder if isinstance(finder, type) else type(finder)
-    return kind.__module__.startswith("_frozen_importlib")
+def _class_of(finder: Any) -> type:
+    return finder if isinstance(finder, type) else type(finder)
 
 
-def say(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the supervisor something."""
-    with contextlib.suppress(OSError):  # it is gone; so will this process be
+def _say(channel: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone; so will this process be
         channel.sendall(json.dumps(message).encode())
 
 
 class Forks:
-    """What was forked and lives.
+    """What was forked and lives."""
 
-    Args:
-        channel: To the supervisor.
-        standing: What every fork inherits.
-    """
-
-    def __init__(self, channel: socket.socket, standing: Standing) -> None:
+    def __init__(self, channel: socket.socket, prepared: Prepared) -> None:
         self._channel = channel
-        self._standing = standing
+        self._prepared = prepared
         self._numbers: dict[int, int] = {}
         self._firsts: set[int] = set()
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Fork and bury until the supervisor is gone."""
+        """Fork and reap until the supervisor is gone."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Interpreters are paused after every execution.
@@ -168,47 +183,51 @@ class Forks:
                     os.read(self._woken, 4096)
                     self._reap()
                 elif not self._serve_one():
-                    self._standing.leave(self._numbers)
+                    self._kill_all()
                     return
 
     def _serve_one(self) -> bool:
-        data, ancillary, _, _ = self._channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(DESCRIPTORS * 4))
+        data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_DESCRIPTORS * 4))
         if not data:
             return False
         descriptors = array.array("i")
         for _, _, rights in ancillary:
             descriptors.frombytes(rights)
-        told = json.loads(data)
-        self._standing.forks = len(self._numbers)
-        standing = self._standing
+        message = json.loads(data)
+        number, spec = message["fork"], ForkSpec(**message["spec"])
+        prepared = self._prepared
+        prepared.forks = len(self._numbers)
         try:
-            process = (
-                namespaces.fork_session(privileged=standing.privileged) if standing.has_init else os.fork()
-            )
+            process = _fork(prepared)
             if process == 0:
-                self._become(told, list(descriptors))
-            self._numbers[process] = told["fork"]
-            if standing.has_init or told["spec"]["snapshot"]:
+                self._become(spec, list(descriptors))
+            self._numbers[process] = number
+            if prepared.has_init or spec.snapshot:
                 self._firsts.add(process)
         except OSError:
-            say(self._channel, {"exit": told["fork"], "code": 1, "signal": None})
+            _say(self._channel, {"exit": number, "code": 1, "signal": None})
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
-    def _become(self, told: dict[str, Any], descriptors: list[int]) -> None:
+    def _become(self, spec: ForkSpec, descriptors: list[int]) -> None:
         try:
-            spec = Spec(**told["spec"])
-            if self._standing.has_init:
-                become_first(spec, self._standing, *descriptors)
+            if self._prepared.has_init:
+                become_first(spec, self._prepared, *descriptors)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
-            become(spec, self._standing, *descriptors)
+            become_interpreter(spec, self._prepared, *descriptors)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(1)
+
+    def _kill_all(self) -> None:
+        for process in self._numbers:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(process, signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:
@@ -226,4 +245,10 @@ class Forks:
             if process in self._firsts and code > BY_SIGNAL:
                 code, by = 0, code - BY_SIGNAL
             self._firsts.discard(process)
-            say(self._channel, {"exit": number, "code": code, "signal": by})
+            _say(self._channel, {"exit": number, "code": code, "signal": by})
+
+
+def _fork(prepared: Prepared) -> int:
+    if prepared.has_init:
+        return namespaces.fork_session(privileged=prepared.spec.privileged)
+    return os.fork()

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .libc import write_file
+
 _PREFIX = "ropewalk-"
 _NEEDED = ("memory", "pids")
 _KILL_ROUNDS = 20
@@ -29,27 +31,20 @@ class Cgroup:
     directories: dict[str, Path]
     version: int = 2
 
-    def add(self, pid: int = 0) -> None:
-        """Put a process into the group; 0 is the calling one.
-
-        Takes some 10 ms, most of it waiting for the kernel: a process of one thread had better `join`.
-
-        Raises:
-            OSError: The kernel refused.
-        """
-        for directory in self._each():
-            _write(directory / "cgroup.procs", str(pid))
+    @property
+    def _each(self) -> list[Path]:
+        return list(dict.fromkeys(self.directories.values()))
 
     def open_doors(self) -> list[int]:
-        """Descriptors by which a process without sight of the group can `join` it; whoever opened them closes them.
+        """Return descriptors by which a process without sight of the group can `join` it; the caller closes them.
 
         With version 1 they take the joining thread alone, which spares the wait for all others of the machine.
         """
         door = "tasks" if self.version == 1 else "cgroup.procs"
-        return [os.open(each / door, os.O_WRONLY | os.O_CLOEXEC) for each in self._each()]
+        return [os.open(each / door, os.O_WRONLY | os.O_CLOEXEC) for each in self._each]
 
     def oom_killed(self) -> bool:
-        """Whether the kernel killed a process of the group for memory."""
+        """Return whether the kernel killed a process of the group for memory."""
         directory = self.directories["memory"]
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
@@ -58,9 +53,9 @@ class Cgroup:
         return False
 
     def pids(self) -> set[int]:
-        """The processes in the group, as this process's pid namespace sees them."""
+        """Return the processes in the group, as this process's pid namespace sees them."""
         found: set[int] = set()
-        for directory in self._each():
+        for directory in self._each:
             with suppress(OSError):
                 found.update(map(int, (directory / "cgroup.procs").read_text().split()))
         return found - {0}  # 0: one that this namespace does not see
@@ -68,7 +63,7 @@ class Cgroup:
     def kill(self) -> None:
         """Kill every process of the group; those that a fork adds meanwhile, too."""
         with suppress(OSError):
-            _write(self.directories["memory"] / "cgroup.kill", "1")
+            write_file(self.directories["memory"] / "cgroup.kill", "1")
             return
         for _round in range(_KILL_ROUNDS):
             pids = self.pids()
@@ -81,7 +76,7 @@ class Cgroup:
     def remove(self) -> bool:
         """Remove the group; False while a process, a dead one that nobody reaped too, is in it."""
         gone = True
-        for directory in self._each():
+        for directory in self._each:
             try:
                 directory.rmdir()
             except FileNotFoundError:
@@ -90,49 +85,35 @@ class Cgroup:
                 gone = False
         return gone
 
-    def _each(self) -> list[Path]:
-        return list(dict.fromkeys(self.directories.values()))
-
 
 @dataclass(frozen=True)
 class CgroupMaker:
-    """Makes groups beneath directories that were found to allow it.
-
-    Attributes:
-        version: Of control groups, 1 or 2.
-        parents: Where the groups are made, by controller.
-    """
+    """Makes groups beneath directories that were found to allow it."""
 
     version: int
     parents: dict[str, Path]
 
     def make(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
-        """Make a group with limits, whoever else has one of that name.
-
-        The name of its directory says whose it is, so that it is swept when this process is gone.
-
-        Raises:
-            OSError: The kernel refused; nothing is left behind.
-        """
+        """Make a group with limits, whoever else has one of that name; its owner is in the name of its directory."""
         full = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{name}"
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version
         )
         made: list[Path] = []
         try:
-            for directory in dict.fromkeys(group.directories.values()):
+            for directory in group._each:
                 directory.mkdir()
                 made.append(directory)
             memory, pids = group.directories["memory"], group.directories["pids"]
             if self.version == 2:
-                _write(memory / "memory.max", str(memory_bytes))
+                write_file(memory / "memory.max", str(memory_bytes))
                 with suppress(FileNotFoundError):  # no swap in this kernel
-                    _write(memory / "memory.swap.max", "0")
+                    write_file(memory / "memory.swap.max", "0")
             else:
-                _write(memory / "memory.limit_in_bytes", str(memory_bytes))
+                write_file(memory / "memory.limit_in_bytes", str(memory_bytes))
                 with suppress(OSError):  # without swap accounting there is no such limit
-                    _write(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
-            _write(pids / "pids.max", str(processes))
+                    write_file(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
+            write_file(pids / "pids.max", str(processes))
         except OSError:
             for directory in made:
                 with suppress(OSError):
@@ -140,9 +121,8 @@ class CgroupMaker:
             raise
         return group
 
-    def sweep(self) -> int:
-        """Remove the groups of owners that have ended; how many directories went."""
-        removed = 0
+    def sweep(self) -> None:
+        """Remove the groups of owners that have ended."""
         for parent in dict.fromkeys(self.parents.values()):
             with suppress(OSError):
                 for directory in list(parent.glob(f"{_PREFIX}*")):
@@ -150,8 +130,6 @@ class CgroupMaker:
                     if owner.isdecimal() and not _alive(int(owner)):
                         with suppress(OSError):
                             directory.rmdir()
-                            removed += 1
-        return removed
 
 
 def join(doors: list[int]) -> None:
@@ -165,9 +143,9 @@ def join(doors: list[int]) -> None:
 
 
 def find() -> CgroupMaker | None:
-    """Where groups with limits on memory and pids can be made; groups of dead owners are swept on the way.
+    """Return where groups can be made, tried by making one; groups of dead owners are swept on the way.
 
-    Tried by making one. Asked once, before /proc and /sys are out of sight.
+    Asked once, before /proc and /sys are out of sight.
     """
     with suppress(OSError, ValueError):
         mounted, own = _mounted(), _own()
@@ -197,7 +175,7 @@ def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
         handed_down = parent / "cgroup.subtree_control"
         with suppress(OSError):
             if parent == mine and not set(_NEEDED) <= set(handed_down.read_text().split()):
-                _write(handed_down, " ".join(f"+{controller}" for controller in _NEEDED))
+                write_file(handed_down, " ".join(f"+{controller}" for controller in _NEEDED))
             if set(_NEEDED) <= set(handed_down.read_text().split()):
                 return CgroupMaker(2, dict.fromkeys(_NEEDED, parent))
     return None
@@ -212,7 +190,7 @@ def _version_1(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
 
 
 def _beneath(mounted: tuple[str, Path], own: str) -> Path:
-    """The directory of a group: what is mounted may be a part of the hierarchy."""
+    # What is mounted may be a part of the hierarchy.
     root, directory = mounted
     inside = os.path.relpath(own, root)
     return directory if inside.startswith("..") else directory / inside
@@ -251,14 +229,3 @@ def _alive(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, content.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise OSError(error.errno, f"writing {content!r} to {path}: {error.strerror}") from None

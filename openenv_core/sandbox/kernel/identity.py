@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import socket
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,7 +12,7 @@ from pathlib import Path
 from . import libc
 
 # Above what distributions, containers and service managers hand out, below the last 31-bit number.
-SESSION_UIDS = 0x7000_0000
+_SESSION_UIDS = 0x7000_0000
 # At the top of a range sit the overflow ids (65534, 65535): sessions stay below them.
 _TOP_MARGIN = 64
 _FIRST_SESSION_UID = 1000
@@ -39,17 +40,15 @@ def _capget() -> tuple[int, int, int]:
 
 
 def effective_capabilities() -> int:
-    """The effective capabilities of this thread, as a bit mask."""
+    """Return the effective capabilities of this thread, as a bit mask."""
     return _capget()[0]
 
 
-def has_capability(number: int) -> bool:
-    """Whether one capability is effective in this thread."""
+def _has_capability(number: int) -> bool:
     return bool(effective_capabilities() >> number & 1)
 
 
 def _bounding() -> Iterator[int]:
-    """The capabilities that are in the bounding set."""
     for number in range(_CAP_LAST_POSSIBLE + 1):
         try:
             held = libc.prctl(_PR_CAPBSET_READ, number, step="reading the bounding set")
@@ -62,12 +61,11 @@ def _bounding() -> Iterator[int]:
 
 
 def drop_bounding() -> bool:
-    """Empty the bounding set, where this process may.
+    """Empty the bounding set, where this process may; return whether it is empty now.
 
-    Returns:
-        Whether it is empty now. An ordinary user cannot empty it; no_new_privs makes what is left harmless.
+    An ordinary user cannot empty it; no_new_privs makes what is left harmless.
     """
-    if has_capability(_CAP_SETPCAP):
+    if _has_capability(_CAP_SETPCAP):
         held = list(_bounding())
         for number in held:
             libc.prctl(_PR_CAPBSET_DROP, number, step=f"dropping capability {number}")
@@ -80,9 +78,6 @@ def drop_to(uid: int, gid: int) -> None:
     """Become another user for good, with no other groups; needs CAP_SETUID and CAP_SETGID.
 
     The bounding set goes first: only the process that still has its capabilities may empty it.
-
-    Raises:
-        OSError: The kernel refused, or the identity afterwards is not the one asked for.
     """
     drop_bounding()
     step = "setgroups"
@@ -104,11 +99,8 @@ def drop_capabilities() -> None:
     """Give up every capability: bounding, ambient, inheritable, permitted and effective.
 
     The bounding set is emptied where the process may; everything else is, and is read back.
-
-    Raises:
-        OSError: Something is still held.
     """
-    if has_capability(_CAP_SETPCAP):
+    if _has_capability(_CAP_SETPCAP):
         if not drop_bounding():
             raise OSError(errno.EPERM, "capabilities: the bounding set is not empty")
         libc.prctl(_PR_SET_SECUREBITS, _SECUREBITS, step="securebits")
@@ -121,8 +113,11 @@ def drop_capabilities() -> None:
 
 
 @lru_cache(maxsize=2)
-def mapped_ranges(path: str = "/proc/self/uid_map") -> tuple[tuple[int, int], ...]:
-    """The ids that exist in this user namespace, as (first, count); empty where that cannot be read."""
+def mapped_ranges(path: str) -> tuple[tuple[int, int], ...]:
+    """Return the ids that a map of this user namespace has, as (first, count); none where it cannot be read.
+
+    Kept: ask before /proc goes away.
+    """
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -130,28 +125,64 @@ def mapped_ranges(path: str = "/proc/self/uid_map") -> tuple[tuple[int, int], ..
     return tuple((int(first), int(count)) for first, _outside, count in (line.split() for line in lines))
 
 
-def can_change_uid() -> bool:
-    """Whether this process can run sessions under uids of their own."""
-    return has_capability(_CAP_SETUID) and has_capability(_CAP_SETGID) and _free_id(0) is not None
-
-
 def session_uid(slot: int) -> int | None:
-    """The uid, and gid, of the session in a slot (0, 1, ...); None where uids cannot be changed.
+    """Return the uid, and gid, of the session in a slot (0, 1, ...); None where uids cannot be changed."""
+    may = _has_capability(_CAP_SETUID) and _has_capability(_CAP_SETGID) and _free_id(0) is not None
+    return _free_id(slot) if may else None
 
-    The maps are read once and kept: ask before /proc goes away.
+
+class UserLeases:
+    """The users that one sandbox has for its sessions.
+
+    The kernel counts processes by user, and lets a user signal its own: two sandboxes must not share one.
     """
-    return _free_id(slot) if can_change_uid() else None
+
+    def __init__(self) -> None:
+        self._taken: dict[int, socket.socket] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(self) -> tuple[int, int | None]:
+        """Take the first slot that nobody on this machine has.
+
+        Returns:
+            What `give` takes, and the slot's user; None where sessions have no users of their own.
+        """
+        slot = 0
+        while True:
+            while slot in self._taken:
+                slot += 1
+            uid = session_uid(slot)
+            if uid is None:
+                return slot, None
+            lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                # An abstract name, which the kernel gives to one process at a time, and takes from one that dies.
+                lease.bind(f"\0ropewalk-sandbox-user-{uid}")
+            except OSError as error:
+                lease.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                slot += 1
+                continue
+            self._taken[slot] = lease
+            return slot, uid
+
+    def give(self, slot: int) -> None:
+        """Give a slot back. Idempotent."""
+        if (lease := self._taken.pop(slot, None)) is not None:
+            lease.close()
 
 
 def _free_id(slot: int) -> int | None:
-    uid = _in_ranges(slot, mapped_ranges())
-    gid = _in_ranges(slot, mapped_ranges("/proc/self/gid_map"))
+    uid, gid = (_in_ranges(slot, mapped_ranges(f"/proc/self/{kind}_map")) for kind in ("uid", "gid"))
     # One number serves as both; where the maps differ so much that it cannot, there is none.
-    return uid if uid is not None and uid == gid else None
+    return uid if uid == gid else None
 
 
 def _in_ranges(slot: int, ranges: tuple[tuple[int, int], ...]) -> int | None:
-    wanted = SESSION_UIDS + slot
+    wanted = _SESSION_UIDS + slot
     if any(first <= wanted < first + count for first, count in ranges):
         return wanted
     if not ranges:

@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from .syscalls import current
@@ -12,10 +13,8 @@ from .syscalls import current
 _PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_GET_NO_NEW_PRIVS = 39
 
 _SIGACTION_BYTES = 64
 _SIGNAL_SET_BYTES = 8
@@ -30,16 +29,6 @@ def _syscall() -> Any:
     return function
 
 
-def number_of(name: str) -> int:
-    """The number of a system call on this machine.
-
-    Raises:
-        OSError: This is not a platform with a table.
-        KeyError: There is no call of that name; a mistake in the program, not of the machine.
-    """
-    return current().numbers[name]
-
-
 def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
     """Make a system call by number.
 
@@ -47,9 +36,6 @@ def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
         number: The call's number on this architecture.
         arguments: Integers, bytes (passed as a NUL-ended string), None (a null pointer) or ctypes objects.
         step: What a failure is called; the number by default.
-
-    Raises:
-        OSError: The kernel said no; its message begins with the step.
     """
     # syscall() is variadic: an int would travel as 32 bits, with rubbish above them.
     passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
@@ -62,7 +48,7 @@ def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
 
 def call(name: str, *arguments: Any, step: str | None = None) -> int:
     """Make a system call by name; see `call_number`."""
-    return call_number(number_of(name), *arguments, step=step or name)
+    return call_number(current().numbers[name], *arguments, step=step or name)
 
 
 def prctl(option: int, second: int = 0, *, step: str) -> int:
@@ -75,11 +61,6 @@ def no_new_privileges() -> None:
     prctl(_PR_SET_NO_NEW_PRIVS, 1, step="no_new_privs")
 
 
-def has_no_new_privileges() -> bool:
-    """Whether `no_new_privileges` holds for this thread."""
-    return prctl(_PR_GET_NO_NEW_PRIVS, step="reading no_new_privs") == 1
-
-
 def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
     """Have the kernel signal this process when the thread that made it ends.
 
@@ -90,17 +71,17 @@ def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether this process's /proc entries and memory are open to others of its uid."""
+    """Set whether this process's /proc entries and memory are open to others of its uid."""
     prctl(_PR_SET_DUMPABLE, int(dumpable), step="dumpable")
 
 
 def is_dumpable() -> bool:
-    """Whether `set_dumpable(True)` holds."""
+    """Return whether `set_dumpable(True)` holds."""
     return prctl(_PR_GET_DUMPABLE, step="reading dumpable") == 1
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children, so that it can reap them."""
+    """Make orphans among this process's descendants its children, so that it can reap them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1, step="child subreaper")
 
 
@@ -118,11 +99,18 @@ def hear_only_of_deaths() -> None:
     call("rt_sigaction", signal.SIGCHLD, action, None, _SIGNAL_SET_BYTES, step=step)
 
 
-def set_name(name: str) -> None:
-    """The name of this thread as `ps` shows it; 15 bytes are kept."""
-    call("prctl", _PR_SET_NAME, name.encode()[:15], 0, 0, 0, step="process name")
-
-
 def close_from(lowest: int) -> None:
     """Close every descriptor from a number on, those beyond the limit of open files too."""
     call("close_range", lowest, 0xFFFF_FFFF, 0, step=f"closing descriptors from {lowest}")
+
+
+def write_file(path: str | Path, content: str, *, dir_fd: int | None = None) -> None:
+    """Write to one of the kernel's files, which takes all of it at once; a failure names both."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            os.write(descriptor, content.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, f"writing {content!r} to {path}: {error.strerror}") from None

@@ -16,11 +16,11 @@ _PENDING_SIGNALS = 64
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process occupies: a fork of it starts from the same.
+    """What a process occupies, in bytes: a fork of it starts from the same.
 
     Attributes:
-        address_space: Bytes of address space.
-        data: Bytes of private writable memory.
+        address_space: Address space.
+        data: Private writable memory.
     """
 
     address_space: int
@@ -28,18 +28,13 @@ class Footprint:
 
 
 def footprint(proc: int | None = None) -> Footprint:
-    """What this process occupies now.
+    """Return what this process occupies now.
 
     Args:
         proc: A descriptor of a /proc that sees this process, where /proc itself is gone.
-
-    Raises:
-        OSError: There is no /proc to ask.
     """
-    if proc is None:
-        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    else:
-        descriptor = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    path = "/proc/self/statm" if proc is None else "self/statm"
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
         pages = [int(word) for word in os.read(descriptor, 256).split()]
     finally:
@@ -48,7 +43,7 @@ def footprint(proc: int | None = None) -> Footprint:
 
 
 def count_tasks(uid: int) -> int:
-    """How many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
+    """Return how many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
 
     Takes a few microseconds for each process of the machine: ask now and then, not for each session.
 
@@ -98,12 +93,9 @@ def apply_rlimits(
         processes: Processes and threads that its uid may have in this user namespace.
         existing_tasks: How many others of that uid there are already, where the uid is shared.
         base: What it has now; read from /proc by default.
-
-    Raises:
-        OSError: A limit was refused.
     """
     base = base or footprint()
-    wanted = (
+    for name, value in (
         ("RLIMIT_CORE", 0),
         ("RLIMIT_AS", base.address_space + memory_bytes),
         ("RLIMIT_DATA", base.data + memory_bytes),
@@ -115,11 +107,8 @@ def apply_rlimits(
         ("RLIMIT_SIGPENDING", _PENDING_SIGNALS),
         ("RLIMIT_RTPRIO", 0),
         ("RLIMIT_NICE", 0),
-    )
-    for name, value in wanted:
-        which = getattr(resource, name, None)
-        if which is None:  # another system than Linux: the limit is not there to be set
-            continue
+    ):
+        which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:

@@ -6,25 +6,17 @@ import os
 import signal
 import stat
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from . import libc
-
-__all__ = [
-    "WORKSPACE",
-    "RootView",
-    "build_root",
-    "enter_outer",
-    "fork_session",
-    "open_proc",
-    "settle_session",
-]
 
 READ_ONLY = 0x1
 NO_SETUID = 0x2
 NO_DEVICES = 0x4
 NO_EXECUTION = 0x8
+_QUIET = NO_SETUID | NO_DEVICES
+_SHUT = READ_ONLY | _QUIET
 
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
@@ -32,6 +24,15 @@ _MS_PRIVATE = 0x40000
 _MNT_DETACH = 2
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
+
+WORKSPACE = "/workspace"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+PROC_FILES = ("/proc/cpuinfo", "/proc/meminfo")
+
+_OLD = "/.old"
+# The tree is built on a tmpfs, which needs some directory to be mounted on; it moves away from there.
+_SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
+_MOST_LINKS = 40
 
 
 def _mount(
@@ -48,9 +49,9 @@ def _mount(
     )
 
 
-def make_private(target: str = "/") -> None:
+def _make_private() -> None:
     """Keep every later mount, here and elsewhere, on its own side."""
-    _mount(None, target, None, _MS_REC | _MS_PRIVATE, None, f"making {target} private")
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None, "making / private")
 
 
 def tmpfs(target: str, flags: int, **options: int | str) -> None:
@@ -59,18 +60,17 @@ def tmpfs(target: str, flags: int, **options: int | str) -> None:
     _mount("tmpfs", target, "tmpfs", flags, data, f"mounting a tmpfs on {target} ({data})")
 
 
-def bind(source: str, target: str, flags: int) -> None:
+def _bind(source: str, target: str, flags: int) -> None:
     """Show a file or a tree, with what is mounted beneath it, at another place.
 
     The flags are added to whatever each mount has: one that came from a more privileged namespace keeps the
     flags that are locked there, which a remount would have to repeat one by one.
     """
     _mount(source, target, None, _MS_BIND | _MS_REC, None, f"binding {source}")
-    set_flags(target, flags, recursive=True)
+    _set_flags(target, flags, recursive=True)
 
 
-def set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
-    """Add flags to a mount, and to those beneath it."""
+def _set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. The values of these four flags are those
     # of mount(2).
     attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", flags, 0, 0, 0), 32)
@@ -85,89 +85,68 @@ def set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
     )
 
 
-def pivot(new_root: str, put_old: str) -> None:
-    """Make a mount the root of this namespace, with the old one beneath it."""
-    step = f"pivoting into {new_root}"
-    libc.call("pivot_root", os.fsencode(new_root), os.fsencode(put_old), step=step)
-    os.chdir("/")
-
-
 def detach(target: str) -> None:
     """Take a mount and all beneath it out of sight."""
     libc.call("umount2", os.fsencode(target), _MNT_DETACH, step=f"detaching {target}")
 
 
-WORKSPACE = "/workspace"
-DEVICES = ("null", "zero", "full", "random", "urandom")
-PROC_FILES = ("/proc/cpuinfo", "/proc/meminfo")
-
-_OLD = "/.old"
-# The tree is built on a tmpfs, which needs some directory to be mounted on; it moves away from there.
-_SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
-_MOST_LINKS = 40
-_QUIET = NO_SETUID | NO_DEVICES
-_SHUT = READ_ONLY | _QUIET
+def _make_place(path: str, mode: int) -> None:
+    """Make what a bind of a file or folder of that mode needs to be mounted on, and the folders above it."""
+    if stat.S_ISDIR(mode):
+        os.makedirs(path, 0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
-@dataclass(frozen=True)
-class RootView:
-    """What of the machine is in the new root.
-
-    Attributes:
-        paths: Files and directories that are shown, read-only, with all beneath. Those that do not exist,
-            or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
-            directories above are fresh, and empty but for what else is shown.
-        hidden: What is shown empty nevertheless, beneath one of the paths.
-        files: Small files that are made up, by path: their directories must not lie beneath one of the paths.
-    """
-
-    paths: Sequence[str]
-    hidden: Sequence[str] = ()
-    files: Sequence[tuple[str, bytes]] = field(default=(), repr=False)
-
-
-def build_root(view: RootView, workdir: str = WORKSPACE) -> None:
-    """Replace the root of this mount namespace by a read-only one that holds the view alone.
-
-    It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
-    and /tmp as a link into that, unless something of the view lies beneath /tmp. Needs `enter_outer`; open
-    what must be reached later (`namespaces.open_proc`) before.
-
-    Raises:
-        OSError: A step failed; the process is then in a half-built root and can only end.
-    """
-    # Every user that a session runs as walks through these directories.
+@contextmanager
+def _passable_folders() -> Iterator[None]:
+    # Every user that a session runs as walks through the folders that are made here.
     before = os.umask(0o022)
     try:
-        _build(view, workdir)
+        yield
     finally:
         os.umask(before)
 
 
-def _build(view: RootView, workdir: str) -> None:
-    base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
-    if base is None:
-        raise OSError(errno.ENOENT, f"building a root: expected one of {', '.join(_SCAFFOLDS)} to exist")
-    tmpfs(base, _QUIET, mode="0755", size="1m")
-    os.mkdir(base + _OLD, 0o700)
-    pivot(base, base + _OLD)
-    tree = _Tree()
-    # A path comes after those above it, and is then there already.
-    for path in sorted(set(view.paths), key=lambda path: (path.count("/"), path)):
-        tree.show(path, _SHUT)
-    for path in PROC_FILES:
-        tree.show(path, _SHUT | NO_EXECUTION)
-    for name in DEVICES:
-        tree.show(f"/dev/{name}", NO_SETUID | NO_EXECUTION)
-    for path in view.hidden:
-        tree.hide(path)
-    for path, content in view.files:
-        tree.write(path, content)
-    tree.directory(workdir)
-    tree.link("/tmp", f"{workdir}/.tmp")
-    detach(_OLD)
-    os.rmdir(_OLD)
-    set_flags("/", _SHUT)
+def build_root(paths: Iterable[str], hidden: Iterable[str]) -> None:
+    """Replace the root of this mount namespace by a read-only one that holds these paths alone.
+
+    It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
+    and /tmp as a link into that, unless one of the paths lies beneath /tmp. Needs `enter_outer`; open
+    what must be reached later (`open_proc`) before.
+
+    Args:
+        paths: Files and directories that are shown, read-only, with all beneath. Those that do not exist,
+            or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
+            directories above are fresh, and empty but for what else is shown.
+        hidden: What is shown empty nevertheless, beneath one of the paths.
+    """
+    with _passable_folders():
+        base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
+        if base is None:
+            raise OSError(errno.ENOENT, f"building a root: expected one of {', '.join(_SCAFFOLDS)} to exist")
+        tmpfs(base, _QUIET, mode="0755", size="1m")
+        os.mkdir(base + _OLD, 0o700)
+        old = os.fsencode(base + _OLD)
+        libc.call("pivot_root", os.fsencode(base), old, step=f"pivoting into {base}")
+        os.chdir("/")
+        tree = _Tree()
+        # A path comes after those above it, and is then there already.
+        for path in sorted(set(paths), key=lambda path: (path.count("/"), path)):
+            tree.show(path, _SHUT)
+        for path in PROC_FILES:
+            tree.show(path, _SHUT | NO_EXECUTION)
+        for path in DEVICES:
+            tree.show(path, NO_SETUID | NO_EXECUTION)
+        for path in hidden:
+            _hide(path)
+        os.makedirs(WORKSPACE, 0o755, exist_ok=True)
+        if not os.path.lexists("/tmp"):
+            os.symlink(f"{WORKSPACE}/.tmp", "/tmp")
+        detach(_OLD)
+        os.rmdir(_OLD)
+        _set_flags("/", _SHUT)
 
 
 class _Tree:
@@ -186,11 +165,8 @@ class _Tree:
             raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")
         if self._is_shown(here):
             return
-        if stat.S_ISDIR(os.stat(_OLD + here).st_mode):
-            os.makedirs(here, 0o755, exist_ok=True)
-        else:
-            os.close(os.open(here, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        bind(_OLD + here, here, flags)
+        _make_place(here, os.stat(_OLD + here).st_mode)
+        _bind(_OLD + here, here, flags)
         self._shown.add(here)
 
     def _is_shown(self, path: str) -> bool:
@@ -222,42 +198,20 @@ class _Tree:
                 os.makedirs(here, 0o755, exist_ok=True)
         return here
 
-    def hide(self, path: str) -> None:
-        """Put something empty on a path that the view shows."""
-        real = os.path.realpath(path)
-        if real == "/" or not os.path.lexists(real):
-            return
-        if os.path.isdir(real):
-            tmpfs(real, _SHUT, mode="0555", size="4k", nr_inodes=2)
-            return
-        empty = "/.empty"
-        os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
-        bind(empty, real, _SHUT)
-        # Its mount keeps it; the name is not needed.
-        os.unlink(empty)
 
-    def write(self, path: str, content: bytes) -> None:
-        """Make up a file, unless the view has one there."""
-        if os.path.lexists(path):
-            return
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
-        try:
-            os.write(descriptor, content)
-        finally:
-            os.close(descriptor)
-
-    def directory(self, path: str) -> None:
-        """Make an empty directory."""
-        os.makedirs(path, 0o755, exist_ok=True)
-
-    def link(self, path: str, target: str) -> None:
-        """Make a symbolic link, unless the view has something there."""
-        try:
-            os.symlink(target, path)
-        except FileExistsError:
-            # Something of the view lies beneath: its parents are empty directories of a read-only root.
-            return
+def _hide(path: str) -> None:
+    """Put something empty on a path that is shown."""
+    real = os.path.realpath(path)
+    if real == "/" or not os.path.lexists(real):
+        return
+    if os.path.isdir(real):
+        tmpfs(real, _SHUT, mode="0555", size="4k", nr_inodes=2)
+        return
+    empty = "/.empty"
+    os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+    _bind(empty, real, _SHUT)
+    # Its mount keeps it; the name is not needed.
+    os.unlink(empty)
 
 
 def _parts(path: str) -> list[str]:
@@ -274,7 +228,7 @@ _ALL_BUT_USERS = _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_PIDS | _NEW_NETWORK
 
 
 def open_proc() -> int:
-    """A descriptor of /proc, for `settle_session` and `limits.footprint` once the root is another.
+    """Return a descriptor of /proc, for `settle_session` and `limits.footprint` once the root is another.
 
     It leads to the machine's processes: it must not reach a session's code. `settle_session` closes it.
     """
@@ -290,19 +244,18 @@ def enter_outer(*, privileged: bool) -> None:
     Args:
         privileged: True unshares as root, without a user namespace. False makes one in which the caller's
             own uid and gid are the only ones.
-
-    Raises:
-        OSError: The kernel refused; nothing has changed when the message says that unshare was refused.
     """
     if privileged:
         libc.call("unshare", _ALL_BUT_USERS, step="unshare of mounts, pids, network, ipc, uts")
     else:
         proc = open_proc()
         try:
-            _enter_users(proc)
+            uid, gid = os.getuid(), os.getgid()
+            libc.call("unshare", _NEW_USERS | _ALL_BUT_USERS, step="unshare with a user namespace")
+            _map_ids(proc, uid, gid)
         finally:
             os.close(proc)
-    make_private()
+    _make_private()
 
 
 def fork_session(*, privileged: bool) -> int:
@@ -310,15 +263,6 @@ def fork_session(*, privileged: bool) -> int:
 
     The kernel does it in one step, and Python does nothing of what it does around os.fork(): the child is to fork the
     process that does the work, with os.fork(), and to wait for it. The caller must have one thread.
-
-    Args:
-        privileged: As for `enter_outer`.
-
-    Returns:
-        The child's pid; 0 in the child.
-
-    Raises:
-        OSError: The kernel refused.
     """
     flags = _ALL_BUT_USERS if privileged else _ALL_BUT_USERS | _NEW_USERS
     return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="a process in namespaces of its own")
@@ -332,7 +276,6 @@ def settle_session(
     inodes: int,
     *,
     proc: int | None = None,
-    workdir: str = WORKSPACE,
 ) -> None:
     """Give a session a workspace of its own, in a child of the process that `fork_session` made.
 
@@ -346,10 +289,6 @@ def settle_session(
         size_bytes: The most that all files together may hold.
         inodes: The most files and directories.
         proc: From `open_proc`; needed without privileges. Closed here.
-        workdir: Where the root has the directory for it.
-
-    Raises:
-        OSError: A step failed.
     """
     try:
         if not privileged:
@@ -357,18 +296,11 @@ def settle_session(
     finally:
         if proc is not None:
             os.close(proc)
-    tmpfs(workdir, NO_SETUID | NO_DEVICES, size=size_bytes, nr_inodes=inodes, mode="0700", uid=uid, gid=gid)
-    temporary = os.path.join(workdir, ".tmp")
+    tmpfs(WORKSPACE, NO_SETUID | NO_DEVICES, size=size_bytes, nr_inodes=inodes, mode="0700", uid=uid, gid=gid)
+    temporary = f"{WORKSPACE}/.tmp"
     os.mkdir(temporary, 0o700)
     if privileged:
         os.chown(temporary, uid, gid)
-
-
-def _enter_users(proc: int) -> None:
-    """Unshare with a user namespace in which this uid and gid are themselves, and no other exists."""
-    uid, gid = os.getuid(), os.getgid()
-    libc.call("unshare", _NEW_USERS | _ALL_BUT_USERS, step="unshare with a user namespace")
-    _map_ids(proc, uid, gid)
 
 
 def _map_ids(proc: int, uid: int, gid: int) -> None:
@@ -383,27 +315,34 @@ def _map_ids(proc: int, uid: int, gid: int) -> None:
             ("uid_map", f"{uid} {uid} 1"),
             ("gid_map", f"{gid} {gid} 1"),
         ):
-            _write(proc, f"self/{name}", content)
+            libc.write_file(f"self/{name}", content, dir_fd=proc)
     finally:
         if not dumpable:
             libc.set_dumpable(False)
 
 
-def _write(proc: int, name: str, content: str) -> None:
-    try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-        try:
-            os.write(descriptor, content.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise OSError(error.errno, f"writing {content!r} to /proc/{name}: {error.strerror}") from None
+def uncover(paths: Iterable[str]) -> None:
+    """Show paths where they are, read-only, with fresh folders above them that hold nothing else.
+
+    In a mount namespace of this process's own, which is made here; nobody else sees a difference.
+    """
+    covered = _covered(paths)
+    if not covered:
+        return
+    libc.call("unshare", _NEW_MOUNTS, step=f"making {', '.join(covered)} passable for other users")
+    _make_private()
+    with _passable_folders():
+        for above, below in covered.items():
+            held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
+            tmpfs(above, _QUIET, mode="0755", size="1m")
+            for path, descriptor in held.items():
+                _make_place(path, os.fstat(descriptor).st_mode)
+                _bind(f"/proc/self/fd/{descriptor}", path, _SHUT)
+                os.close(descriptor)
+            _set_flags(above, READ_ONLY)
 
 
-_OTHERS_ENTER = stat.S_IXOTH
-
-
-def covered(paths: Iterable[str]) -> dict[str, list[str]]:
+def _covered(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return the paths that other users cannot reach, by the first folder on the way that keeps them out."""
     found: dict[str, list[str]] = {}
     for path in paths:
@@ -411,42 +350,7 @@ def covered(paths: Iterable[str]) -> dict[str, list[str]]:
         parts = real.split("/")
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth]) or "/"
-            if not os.stat(above).st_mode & _OTHERS_ENTER:
+            if not os.stat(above).st_mode & stat.S_IXOTH:
                 found.setdefault(above, []).append(real)
                 break
     return found
-
-
-def uncover(paths: Iterable[str]) -> None:
-    """Show paths where they are, read-only, with fresh folders above them that hold nothing else.
-
-    In a mount namespace of this process's own, which is made here; nobody else sees a difference.
-
-    Raises:
-        OSError: The process may not do that.
-    """
-    hidden = covered(paths)
-    if not hidden:
-        return
-    libc.call("unshare", _NEW_MOUNTS, step=f"making {', '.join(hidden)} passable for other users")
-    make_private()
-    umask = os.umask(0o022)  # the folders made here are for others to pass
-    try:
-        _show(hidden)
-    finally:
-        os.umask(umask)
-
-
-def _show(hidden: dict[str, list[str]]) -> None:
-    for above, below in hidden.items():
-        held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
-        tmpfs(above, NO_SETUID | NO_DEVICES, mode="0755", size="1m")
-        for path, descriptor in held.items():
-            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                os.makedirs(path, 0o755, exist_ok=True)
-            else:
-                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            bind(f"/proc/self/fd/{descriptor}", path, READ_ONLY | NO_SETUID | NO_DEVICES)
-            os.close(descriptor)
-        set_flags(above, READ_ONLY)

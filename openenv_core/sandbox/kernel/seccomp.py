@@ -3,14 +3,12 @@
 import ctypes
 import errno
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from . import libc
 from .syscalls import SyscallTable, current
-
-__all__ = ["SeccompPolicy", "assemble", "install"]
 
 LOAD = 0x20
 JUMP = 0x05
@@ -38,96 +36,12 @@ Code = list[Instruction]
 
 
 def answer(code: int) -> int:
-    """The verdict that makes a call fail with an errno."""
+    """Return the verdict that makes a call fail with an errno."""
     return _ERRNO | code
 
 
-# ------------------------------------------------------------------------------------------------ rules
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """An int argument is one of these; the upper word is not looked at, as the kernel does not either."""
-
-    argument: int
-    values: tuple[int, ...]
-    mask: int = 0xFFFF_FFFF
-
-    def code(self) -> Code:
-        """Code that falls through where the test holds, and ends in a jump to be aimed where it does not."""
-        masked = self.mask != 0xFFFF_FFFF
-        head: Code = [(LOAD, 0, 0, _low(self.argument))]
-        if masked:
-            head.append((AND, 0, 0, self.mask))
-        values = [value & 0xFFFF_FFFF for value in self.values]
-        last = len(values) - 1
-        return head + [
-            (JUMP_EQUAL, last - index, _MISS if index == last else 0, value)
-            for index, value in enumerate(values)
-        ]
-
-
-@dataclass(frozen=True)
-class Only:
-    """An argument has no bits but these; the upper word, where it is wide, has none at all."""
-
-    argument: int
-    bits: int
-    wide: bool = False
-
-    def code(self) -> Code:
-        """See `OneOf.code`."""
-        code: Code = [(LOAD, 0, 0, _low(self.argument)), (JUMP_ANY_BIT, _MISS, 0, ~self.bits & 0xFFFF_FFFF)]
-        if not self.wide:
-            return code
-        return [*code, (LOAD, 0, 0, _low(self.argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """An argument has all of these bits, which lie in its lower word."""
-
-    argument: int
-    bits: int
-
-    def code(self) -> Code:
-        """See `OneOf.code`."""
-        return [(LOAD, 0, 0, _low(self.argument)), (AND, 0, 0, self.bits), (JUMP_EQUAL, 0, _MISS, self.bits)]
-
-
-Test = OneOf | Only | AllOf
+# A test of one argument is code that falls through where it holds, and ends in a jump to be aimed where it does not.
 _MISS = -1  # a jump to the next alternative, aimed once its distance is known
-
-
-@dataclass(frozen=True)
-class SeccompRule:
-    """What a call's arguments must be: every test of one of the alternatives, else the errno."""
-
-    alternatives: tuple[tuple[Test, ...], ...]
-    otherwise: int = errno.EPERM
-
-    def code(self) -> Code:
-        """Self-contained code that decides."""
-        code: Code = []
-        for tests in self.alternatives:
-            block = [instruction for test in tests for instruction in test.code()]
-            block.append((RETURN, 0, 0, ALLOW))
-            end = len(block)
-            code += [
-                (
-                    op,
-                    end - at - 1 if true == _MISS else true,
-                    end - at - 1 if false == _MISS else false,
-                    value,
-                )
-                for at, (op, true, false, value) in enumerate(block)
-            ]
-        return [*code, (RETURN, 0, 0, answer(self.otherwise))]
-
-
-def when(*tests: Test) -> SeccompRule:
-    """A rule with one alternative."""
-    return SeccompRule((tests,))
 
 
 def _low(argument: int) -> int:
@@ -135,14 +49,61 @@ def _low(argument: int) -> int:
     return _ARGUMENTS_AT + 8 * argument
 
 
-# ------------------------------------------------------------------------------------------------- tree
+def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Code:
+    """Test that an int argument is one of these; its upper word is not looked at, as the kernel does not either."""
+    code: Code = [(LOAD, 0, 0, _low(argument))]
+    if mask != 0xFFFF_FFFF:
+        code.append((AND, 0, 0, mask))
+    words = [value & 0xFFFF_FFFF for value in values]
+    last = len(words) - 1
+    return code + [
+        (JUMP_EQUAL, last - index, _MISS if index == last else 0, word) for index, word in enumerate(words)
+    ]
+
+
+def only(argument: int, bits: int, *, wide: bool = False) -> Code:
+    """Test that an argument has no bits but these; its upper word, where it is wide, has none at all."""
+    code: Code = [(LOAD, 0, 0, _low(argument)), (JUMP_ANY_BIT, _MISS, 0, ~bits & 0xFFFF_FFFF)]
+    if wide:
+        code += [(LOAD, 0, 0, _low(argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
+    return code
+
+
+def all_of(argument: int, bits: int) -> Code:
+    """Test that an argument has all of these bits, which lie in its lower word."""
+    return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, bits), (JUMP_EQUAL, 0, _MISS, bits)]
+
+
+@dataclass(frozen=True)
+class SeccompRule:
+    """What a call's arguments must be: every test of one of the alternatives, else the errno."""
+
+    alternatives: tuple[tuple[Code, ...], ...]
+    otherwise: int = errno.EPERM
+
+    def code(self) -> Code:
+        """Return self-contained code that decides."""
+        code: Code = []
+        for tests in self.alternatives:
+            block = [instruction for test in tests for instruction in test]
+            block.append((RETURN, 0, 0, ALLOW))
+            for at, (op, true, false, value) in enumerate(block):
+                miss = len(block) - at - 1
+                code.append((op, miss if true == _MISS else true, miss if false == _MISS else false, value))
+        return [*code, (RETURN, 0, 0, answer(self.otherwise))]
+
+
+def when(*tests: Code) -> SeccompRule:
+    """Return a rule with one alternative."""
+    return SeccompRule((tests,))
+
 
 Verdict = int | SeccompRule
 """What happens to a call: a return value of the filter, or a rule on its arguments."""
 
 
-def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], last: int) -> Code:
-    """A binary search over call numbers, which expects the number in the accumulator.
+def decide(verdicts: Mapping[int, Verdict], otherwise: int, last: int) -> Code:
+    """Return a binary search over call numbers, which expects the number in the accumulator.
 
     A call that its number decides meets no other load: the kernel then answers it from a bitmap, without
     running the filter at all.
@@ -150,13 +111,11 @@ def decide(verdicts: Mapping[int, Verdict], otherwise: Callable[[int], int], las
     Args:
         verdicts: The calls that have a verdict of their own.
         otherwise: The verdict on any other number.
-        last: From the number after this one on, the verdict is `otherwise(last + 1)`.
+        last: The highest number that is in the verdicts.
     """
     starts: list[tuple[int, Verdict]] = []
     for number in range(last + 2):
-        verdict = verdicts.get(number)
-        if verdict is None:
-            verdict = otherwise(number)
+        verdict = verdicts.get(number, otherwise)
         if not starts or starts[-1][1] != verdict or isinstance(verdict, SeccompRule):
             starts.append((number, verdict))
     return _tree(starts)
@@ -175,7 +134,7 @@ def _tree(ranges: Sequence[tuple[int, Verdict]]) -> Code:
 
 
 def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
-    """A whole filter: another architecture or calling convention kills the process, the tree does the rest."""
+    """Return a whole filter: another architecture or calling convention kills the process, the tree does the rest."""
     code: Code = [
         (LOAD, 0, 0, _ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, audit),
@@ -297,8 +256,8 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     own = (0,) if policy.pid is None else (0, policy.pid)
     forks = policy.allow_subprocess or policy.allow_fork
 
-    thread = (Only(0, _THREAD | _THREAD_EXTRAS, wide=True), AllOf(0, _THREAD))
-    fork = (Only(0, _FORK | _SIGNAL_BITS, wide=True), OneOf(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
+    thread = (only(0, _THREAD | _THREAD_EXTRAS, wide=True), all_of(0, _THREAD))
+    fork = (only(0, _FORK | _SIGNAL_BITS, wide=True), one_of(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
     yield "clone", SeccompRule((thread, fork)) if forks else when(*thread)
     if forks:
         yield from ((name, ALLOW) for name in ("fork", "vfork"))
@@ -308,29 +267,29 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     if policy.pid is None:
         yield from ((name, ALLOW) for name in ("kill", "tkill", "tgkill"))
     else:
-        yield "kill", when(OneOf(0, own))
-        yield "tkill", when(OneOf(0, (policy.pid,)))
-        yield "tgkill", when(OneOf(0, (policy.pid,)))
-    yield "prlimit64", when(OneOf(0, own))
-    yield "sched_setaffinity", when(OneOf(0, own))
-    yield "setpriority", when(OneOf(0, (0,)), OneOf(1, own))
+        yield "kill", when(one_of(0, own))
+        yield "tkill", when(one_of(0, (policy.pid,)))
+        yield "tgkill", when(one_of(0, (policy.pid,)))
+    yield "prlimit64", when(one_of(0, own))
+    yield "sched_setaffinity", when(one_of(0, own))
+    yield "setpriority", when(one_of(0, (0,)), one_of(1, own))
 
-    yield "prctl", when(OneOf(0, _PRCTLS))
-    yield "ioctl", when(OneOf(1, _IOCTLS))
-    yield "fcntl", when(OneOf(1, _FCNTLS))
-    yield "madvise", when(OneOf(2, _ADVICE))
+    yield "prctl", when(one_of(0, _PRCTLS))
+    yield "ioctl", when(one_of(1, _IOCTLS))
+    yield "fcntl", when(one_of(1, _FCNTLS))
+    yield "madvise", when(one_of(2, _ADVICE))
     yield (
         "socketpair",
-        when(OneOf(0, (_AF_UNIX,)), OneOf(1, _SOCKET_TYPES, mask=0xFFFF_FFFF & ~_SOCKET_TYPE_FLAGS)),
+        when(one_of(0, (_AF_UNIX,)), one_of(1, _SOCKET_TYPES, mask=0xFFFF_FFFF & ~_SOCKET_TYPE_FLAGS)),
     )
-    yield "setsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_OPTIONS))
+    yield "setsockopt", when(one_of(1, (_SOL_SOCKET,)), one_of(2, _SOCKET_OPTIONS))
 
-    yield "getsockopt", when(OneOf(1, (_SOL_SOCKET,)), OneOf(2, _SOCKET_FACTS))
-    yield "sendto", when(Only(3, _MESSAGE_FLAGS))
-    yield "recvfrom", when(Only(3, _MESSAGE_FLAGS))
-    yield "recvmsg", when(Only(2, _MESSAGE_FLAGS))
+    yield "getsockopt", when(one_of(1, (_SOL_SOCKET,)), one_of(2, _SOCKET_FACTS))
+    yield "sendto", when(only(3, _MESSAGE_FLAGS))
+    yield "recvfrom", when(only(3, _MESSAGE_FLAGS))
+    yield "recvmsg", when(only(2, _MESSAGE_FLAGS))
     # Probing for an operation that is not there, libc expects ENOSYS.
-    futex = OneOf(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
+    futex = one_of(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
     yield "futex", SeccompRule(((futex,),), otherwise=errno.ENOSYS)
 
     if not policy.shared_uid:
@@ -338,7 +297,7 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
 
 
 def verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> dict[int, Verdict]:
-    """The verdict on every call that the table of an architecture names."""
+    """Return the verdict on every call that the table of an architecture names."""
     numbers = architecture.numbers
     youngest = numbers[YOUNGEST_NEEDED]
     decided: dict[int, Verdict] = {
@@ -364,28 +323,19 @@ _SOME_PID = 0x5EED_C0DE
 
 
 def assemble(policy: SeccompPolicy, architecture: SyscallTable | None = None) -> bytes:
-    """The filter of a policy.
-
-    Args:
-        policy: What the session may do.
-        architecture: Whose numbers to use; this machine's by default.
-    """
+    """Return the filter of a policy, by default for this machine's architecture."""
     if policy.pid is None:
         return _assembled(policy, architecture)
     # Sessions differ in their pid alone, and putting a filter together takes some milliseconds.
     template = _assembled(replace(policy, pid=_SOME_PID), architecture)
-    return template.replace(_operand(_SOME_PID), _operand(policy.pid))
-
-
-def _operand(value: int) -> bytes:
-    return struct.pack("=I", value)
+    return template.replace(struct.pack("=I", _SOME_PID), struct.pack("=I", policy.pid))
 
 
 @lru_cache(maxsize=64)
 def _assembled(policy: SeccompPolicy, architecture: SyscallTable | None) -> bytes:
     architecture = architecture or current()
     absent = answer(errno.ENOSYS)  # gaps in the table, and everything younger than it
-    tree = decide(verdicts(policy, architecture), lambda _number: absent, architecture.last)
+    tree = decide(verdicts(policy, architecture), absent, architecture.last)
     return program(architecture.audit, architecture.foreign_from, tree)
 
 
@@ -394,11 +344,7 @@ class _Program(ctypes.Structure):
 
 
 def install(filter_code: bytes) -> None:
-    """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again.
-
-    Raises:
-        OSError: The kernel refused the filter.
-    """
+    """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again."""
     libc.no_new_privileges()
     held = ctypes.create_string_buffer(filter_code, len(filter_code))
     fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(held))

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-__all__ = ["AARCH64", "ARCHITECTURES", "X86_64", "SyscallTable", "current"]
-
 # Since 424 a new call has the same number on every architecture. Up to Linux 6.17.
 SHARED = """
 @424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
@@ -21,7 +19,7 @@ file_setattr
 """
 
 
-def numbered(text: str) -> dict[str, int]:
+def _numbered(text: str) -> dict[str, int]:
     """Read a table: names in the order of their numbers, where `@n` sets the number of the next name."""
     table: dict[str, int] = {}
     number = 0
@@ -88,7 +86,7 @@ userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect pke
 io_pgetevents rseq kexec_file_load
 """
 
-AARCH64 = SyscallTable("aarch64", 0xC00000B7, numbered(_OWN + SHARED))
+AARCH64 = SyscallTable("aarch64", 0xC00000B7, _numbered(_OWN + SHARED))
 
 
 _X86_64_OWN = """
@@ -129,7 +127,7 @@ copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pge
 """
 
 # The x32 convention reaches the same kernel under the same audit value, with this bit in the number.
-X86_64 = SyscallTable("x86_64", 0xC000003E, numbered(_X86_64_OWN + SHARED), foreign_from=0x4000_0000)
+X86_64 = SyscallTable("x86_64", 0xC000003E, _numbered(_X86_64_OWN + SHARED), foreign_from=0x4000_0000)
 
 
 ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
@@ -137,11 +135,7 @@ ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64":
 
 @lru_cache(maxsize=1)
 def current() -> SyscallTable:
-    """The architecture of this process.
-
-    Raises:
-        OSError: ENOSYS where this is not Linux on an architecture with a table here.
-    """
+    """Return the architecture of this process."""
     # os.uname, not platform: that imports a good deal, and asks the same.
     uname = getattr(os, "uname", None)
     found = uname() if uname is not None else None

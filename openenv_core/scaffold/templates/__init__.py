@@ -1,1 +1,1 @@
-"""What `ropewalk init` copies: each folder is a whole environment, called Place Holder until it gets its own name."""
+"""What `ropewalk init` copies: an environment called Place Holder, and what is different in others."""

@@ -154,18 +154,6 @@ BUGS = [
         },
     ),
     Bug(
-        "reward_nan",
-        "The reward of a guess is a ratio of nothing and nothing.",
-        "reward_finite",
-        {"1.0 if right else 0.0": '1.0 if right else float("nan")'},
-    ),
-    Bug(
-        "root_container",
-        "The container runs as root.",
-        "dockerfile_user",
-        files={"server/Dockerfile": {"\nUSER env\n": "\n"}},
-    ),
-    Bug(
         "seats_not_given_back",
         "A seat is given back at the end of an episode, and never where a session ends before.",
         "disconnect_gives_the_slot_back",

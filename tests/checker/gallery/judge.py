@@ -6,8 +6,8 @@ It prints results as JSON. Limits are small: planted bugs are coarse, and there 
 import json
 import sys
 
-from openenv_core.checker.catalogue import chosen
-from openenv_core.checker.runner import run
+from openenv_core.checker.check import chosen
+from openenv_core.checker.results import run_check
 from openenv_core.checker.subject import Subject
 
 LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30}
@@ -15,8 +15,8 @@ LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30}
 
 def main(folder: str, step_timeout_s: str, *names: str) -> None:
     with Subject.of(folder, step_timeout_s=float(step_timeout_s), **LIMITS) as subject:
-        report = run(subject, chosen(names=names))
-    json.dump({one.check: [one.status, one.message] for one in report.results}, sys.stdout)
+        results = [run_check(subject, one) for one in chosen(names=names)]
+    json.dump({one.check: [one.status, one.message] for one in results}, sys.stdout)
 
 
 if __name__ == "__main__":

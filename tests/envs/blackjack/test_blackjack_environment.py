@@ -6,11 +6,9 @@ from typing import Any
 
 import gymnasium
 import pytest
-from pydantic import ValidationError
 
-from envs.blackjack_env import BlackjackAction, BlackjackState, InvalidResetOptionError, StepBeforeResetError
+from envs.blackjack_env import BlackjackAction
 from envs.blackjack_env.server.environment import BlackjackEnvironment
-from openenv_core.errors import EpisodeOverError
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
 HANDS = 10_000
@@ -73,63 +71,3 @@ def test_unseeded_hands_differ_and_can_be_repeated() -> None:
         assert again.reset(seed=seed) == dealt
         assert again.step(HIT) == end
     assert len(seeds) == 20
-
-
-def test_the_state_is_a_copy_and_an_episode_has_an_id_of_its_own() -> None:
-    env = BlackjackEnvironment()
-    env.reset(seed=9, episode_id="mine", natural=True)
-    assert env.state == BlackjackState(episode_id="mine", seed=9, natural=True)
-    env.state.step_count = 99
-    assert env.state.step_count == 0
-    env.step(STAND)
-    assert (env.state.step_count, env.state.done) == (1, True)
-    env.reset()
-    first = env.state.episode_id
-    env.reset()
-    assert env.state.episode_id != first
-
-
-def test_steps_out_of_turn() -> None:
-    env = BlackjackEnvironment()
-    with pytest.raises(StepBeforeResetError, match=r"call reset\(\)"):
-        env.step(HIT)
-    env.reset(seed=1)
-    end = env.step(STAND)
-    for action in (HIT, STAND):
-        with pytest.raises(EpisodeOverError, match=r"call reset\(\)"):
-            env.step(action)
-    assert env.state.step_count == 1
-    env.reset(seed=1)
-    assert env.step(STAND) == end
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": -1}, ">= 0"),
-        ({"seed": True}, "seed"),
-        ({"natural": 1}, "natural"),
-        ({"sab": "yes"}, "sab"),
-        ({"episode_id": 3}, "episode_id"),
-        ({"decks": 6, "bet": 2}, "got bet, decks"),
-    ],
-)
-def test_bad_reset_options_leave_the_hand_alone(options: dict[str, Any], message: str) -> None:
-    env = BlackjackEnvironment()
-    env.reset(seed=3)
-    before = env.state
-    with pytest.raises(InvalidResetOptionError, match=message):
-        env.reset(**options)
-    assert env.state == before
-    assert env.step(STAND).done
-
-
-def test_actions_are_words_or_gymnasiums_numbers_and_nothing_else() -> None:
-    given: list[Any] = ["hit", "stand", 1, 0]
-    assert [BlackjackAction(action=one).action for one in given] == ["hit", "stand", "hit", "stand"]
-    bad: list[Any] = [True, 2, 1.0, "Hit", "", None, ["hit"]]
-    for one in bad:
-        with pytest.raises(ValidationError):
-            BlackjackAction(action=one)
-    with pytest.raises(ValidationError):
-        BlackjackAction.model_validate({"action": "hit", "bet": 1})

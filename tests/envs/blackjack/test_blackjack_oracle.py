@@ -25,17 +25,6 @@ from envs.blackjack_env.oracle import (
 ALL_RULES = [Rules(), Rules(natural=True), Rules(sab=True), Rules(natural=True, sab=True)]
 
 
-def test_deal_by_hand() -> None:
-    deal = deal_distribution()
-    assert math.isclose(math.fsum(deal.values()), 1.0)
-    # An ace and a ten in either order, against a five.
-    assert math.isclose(deal[DecisionState(21, True, 5)], 2 * (1 / 13) * (4 / 13) / 13)
-    # Hard 20 is two tens and nothing else; soft 12 is two aces.
-    assert math.isclose(deal[DecisionState(20, False, 10)], (4 / 13) ** 3)
-    assert math.isclose(deal[DecisionState(12, True, 1)], (1 / 13) ** 3)
-    assert not any(state.total == 21 and not state.usable_ace for state in deal)
-
-
 def test_dealer_by_hand() -> None:
     for upcard in range(1, 11):
         assert math.isclose(math.fsum(dealer_distribution(upcard).values()), 1.0)
@@ -44,22 +33,6 @@ def test_dealer_by_hand() -> None:
     published |= {9: 0.2284, 10: 0.2121}
     for upcard, bust in published.items():
         assert dealer_distribution(upcard)[22] == pytest.approx(bust, abs=6e-5)
-
-
-def test_action_values_by_hand() -> None:
-    values = oracle.action_values()
-    # On 4 to 16 standing wins exactly when the dealer busts, which he does not depend on us for.
-    for total in (4, 11, 12, 16):
-        bust = dealer_distribution(7)[22]
-        assert math.isclose(values[DecisionState(total, False, 7)].stand, 2 * bust - 1)
-    # Hard 21: every card busts.
-    assert values[DecisionState(21, False, 5)].hit == -1.0
-    # Hard 20: an ace makes 21 (worth standing on 21), the other twelve cards bust.
-    for dealer in range(1, 11):
-        stand_21 = values[DecisionState(21, False, dealer)].stand
-        assert math.isclose(values[DecisionState(20, False, dealer)].hit, (stand_21 - 12) / 13)
-    # Standing on 21 loses to nothing and draws with 21.
-    assert math.isclose(values[DecisionState(21, True, 9)].stand, 1 - dealer_distribution(9)[21])
 
 
 def test_optimal_policy_is_basic_strategy() -> None:

@@ -17,10 +17,10 @@ from envs.code_interpreter_env import (
     Restart,
     Submit,
 )
-from envs.code_interpreter_env.server import house as house_module
+from envs.code_interpreter_env.server import shared
 from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.house import SharedBackend
 from envs.code_interpreter_env.server.settings import InterpreterSettings
+from envs.code_interpreter_env.server.shared import SharedBackend
 
 SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=True)
 
@@ -28,7 +28,7 @@ SETTINGS = InterpreterSettings(packages=("json",), tasks="none", max_snapshot=Tr
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     found = FakeBackend()
-    monkeypatch.setattr(house_module, "make_backend", lambda *_: found)
+    monkeypatch.setattr(shared, "make_backend", lambda *_: found)
     return found
 
 
@@ -217,15 +217,3 @@ async def test_a_restart_forgets_all_but_what_the_reset_brought(
     await run(env, "lose")
     assert not (await env.step_async(Restart())).state_lost  # type: ignore[attr-defined]
     assert len(backend.opened) == 2
-
-
-async def test_plain_calls_wait_whether_or_not_an_event_loop_runs(backend: FakeBackend) -> None:
-    def play() -> None:
-        env = CodeInterpreterEnvironment(SharedBackend(SETTINGS))
-        assert env.reset().exit_code == 0  # type: ignore[union-attr]
-        assert env.step(Execute(code="1")).exit_code == 0  # type: ignore[union-attr]
-        env.close()
-
-    play()
-    await asyncio.to_thread(play)
-    assert [one.closed for one in backend.opened] == [True, True]

@@ -18,7 +18,7 @@ from envs.code_interpreter_env import (
 from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server.backends import make_backend
 from envs.code_interpreter_env.server.observations import full, released
-from envs.code_interpreter_env.server.options import chosen
+from envs.code_interpreter_env.server.options import read_options
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.replies import encode_observation
@@ -133,13 +133,13 @@ SETTINGS = InterpreterSettings(
 
 def test_without_options_the_server_decides() -> None:
     for options in ({}, {"packages": None, "limits": None, "files": None, "snapshot": None, "task": None}):
-        choice = chosen(options, SETTINGS)
+        choice = read_options(options, SETTINGS)
         assert (choice.packages, choice.limits.timeout_s, choice.files) == (("json",), 4.0, {})
         assert (choice.snapshot, choice.task) == (False, None)
 
 
 def test_options_are_read() -> None:
-    choice = chosen(
+    choice = read_options(
         {
             "packages": ["csv", "json", "csv"],
             "limits": {"timeout_s": 8, "memory_bytes": 64 << 20},
@@ -153,27 +153,27 @@ def test_options_are_read() -> None:
     assert (choice.limits.timeout_s, choice.limits.memory_bytes) == (8, 64 << 20)
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
     assert (choice.snapshot, choice.task) == (True, "sum")
-    assert chosen({"packages": []}, SETTINGS).packages == ()
+    assert read_options({"packages": []}, SETTINGS).packages == ()
     with pytest.raises(InvalidResetOptionError, match="CODE_INTERPRETER_MAX_SNAPSHOT=true"):
-        chosen({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
+        read_options({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
     assert InterpreterSettings.from_environment({"CODE_INTERPRETER_MAX_SNAPSHOT": "true"}).max_snapshot
-    assert chosen({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
+    assert read_options({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
     full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
-    assert len(chosen(full, SETTINGS).files) == 8
+    assert len(read_options(full, SETTINGS).files) == 8
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"pakages": []}, "pakages"),
-        ({"packages": "csv"}, "list of names"),
+        ({"packages": "csv"}, "packages: .*valid list"),
         ({"packages": ["os", "csv"]}, r"\(json, csv\), got os"),
-        ({"limits": 3}, "limits by name"),
+        ({"limits": 3}, "limits: .*valid dictionary"),
         ({"limits": {"timeout": 3}}, "timeout"),
         ({"limits": {"timeout_s": 8.5}}, "at most 8.0 for the limit timeout_s"),
         ({"limits": {"timeout_s": float("nan")}}, "timeout_s"),
         ({"limits": {"allow_subprocess": True}}, "allow_subprocess"),
-        ({"files": ["a"]}, "content by path"),
+        ({"files": ["a"]}, "files: .*valid dictionary"),
         ({"files": {"../a": ""}}, "relative to the workspace"),
         ({"files": {"/a": ""}}, "relative to the workspace"),
         ({"files": {"a\0": ""}}, "relative to the workspace"),
@@ -185,13 +185,13 @@ def test_options_are_read() -> None:
             "disk_bytes",
         ),
         ({"limits": {"files": 8}, "files": {str(n): "" for n in range(9)}}, "limit files"),
-        ({"snapshot": "yes"}, "true or false"),
+        ({"snapshot": "yes"}, "snapshot: .*valid boolean"),
         ({"task": "a", "index": 3}, "both"),
     ],
 )
 def test_bad_options_are_refused_with_what_was_expected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidResetOptionError, match=said):
-        chosen(options, SETTINGS)
+        read_options(options, SETTINGS)
 
 
 def test_settings_come_from_variables() -> None:
@@ -213,11 +213,11 @@ def test_settings_come_from_variables() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("MINIMUM_ISOLATION", "strong", "namespaces, lsm, seccomp, process"),
+        ("MINIMUM_ISOLATION", "strong", "'namespaces', 'lsm', 'seccomp' or 'process'"),
         ("TIMEOUT_S", "soon", "CODE_INTERPRETER_TIMEOUT_S"),
         ("TIMEOUT_S", "61", "CODE_INTERPRETER_MAX_"),
         ("MAX_SANDBOXES", "0", "MAX_SANDBOXES"),
-        ("ALLOW_SUBPROCESS", "perhaps", "true or false"),
+        ("ALLOW_SUBPROCESS", "perhaps", "boolean"),
         ("PRELOAD", "no_such_package", "no_such_package"),
     ],
 )

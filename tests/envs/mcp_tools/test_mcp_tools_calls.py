@@ -7,7 +7,7 @@ import pytest
 from mcp_types import CallToolResult
 from tool_houses import call, entry, house_of, kind, names, playing
 
-from envs.mcp_tools_env.server.episode.play import fitting, offered, prefix_of
+from envs.mcp_tools_env.server.episode import fit_name, name_tools, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
 from openenv_core.tools import ToolContext
@@ -20,16 +20,16 @@ def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alon
     assert prefix_of("files", "f_", 1) == "f_"
     ours = ("read", "step", "tool_step", "dots.and/slashes", "dots_and_slashes", "x" * 200, "x" * 201)
     tools = [*(("a", "", name) for name in ours), ("b", "", "read"), ("b", "", "ünïcode")]
-    found = offered(tools)
+    found = name_tools(tools)
     assert sorted(found.values()) == sorted((server, name) for server, _, name in tools)
     assert all(NAME.fullmatch(name) for name in found)
     assert found["read"] == ("a", "read")
     assert found["tool_step"] == ("a", "tool_step")
     assert found["dots_and_slashes"] == ("a", "dots_and_slashes")
-    assert offered(tools) == found
+    assert name_tools(tools) == found
     assert next(iter(found.values())) == ("a", "read")
-    assert fitting("close") == "tool_close"
-    assert len(fitting("y" * 100)) == 64
+    assert fit_name("close") == "tool_close"
+    assert len(fit_name("y" * 100)) == 64
 
 
 async def test_tools_of_several_servers_are_one_list_that_chat_templates_take() -> None:

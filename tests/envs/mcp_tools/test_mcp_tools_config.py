@@ -10,7 +10,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env import InvalidResetOptionError
 from envs.mcp_tools_env.server.config import McpToolsSettings
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.episode.options import chosen
+from envs.mcp_tools_env.server.options import read_options
 from openenv_core.errors import ConfigurationError, EpisodeOverError
 
 README = Path(__file__).parents[3] / "envs" / "mcp_tools_env" / "README.md"
@@ -163,7 +163,7 @@ def test_a_reset_cannot_ask_for_more_than_there_is() -> None:
     refused += [{"calls": True}, {"time_s": 1e9}, {"time_s": 0}, {"allow": "*"}, {"deny": ["x" * 1000]}]
     for options in [*refused, {"transcript": 1}]:
         with pytest.raises(InvalidResetOptionError):
-            chosen(options, house_of({"one": entry()}).settings)
+            read_options(options, house_of({"one": entry()}).settings)
 
 
 async def test_a_first_step_begins_an_episode_and_a_refused_reset_leaves_it() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from tool_houses import call, entry, house_of, kind, names, playing
+from tool_houses import call, entry, failure_to_begin, house_of, kind, names, playing
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import schemas as weight
@@ -243,12 +243,7 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
-    env = McpToolsEnvironment(house_of({"one": entry()}))
-    began = await env.reset_async()
-    assert "/no/such/place" in (infrastructure_failure(began) or "")
-    with pytest.raises(EpisodeOverError):
-        await call(env, "count")
-    await env.close_async()
+    assert "/no/such/place" in await failure_to_begin({"one": entry()})
 
 
 @pytest.mark.parametrize(
@@ -259,6 +254,9 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
             {"one": entry(), "two": entry("--start-s", "60", start_timeout_s=0.2)},
             "within 0.2 s",
             marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            {"one": entry("--endless", start_timeout_s=0.3)}, "within 0.3 s", marks=pytest.mark.soak
         ),
         pytest.param(
             {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
@@ -272,13 +270,7 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
     ],
 )
 async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers: Any, why: str) -> None:
-    env = McpToolsEnvironment(house_of(servers))
-    began = await env.reset_async()
-    assert (began.done, began.reward, began.tools) == (True, None, [])
-    assert why in (infrastructure_failure(began) or "")
-    with pytest.raises(EpisodeOverError):
-        await call(env, "count")
-    await env.close_async()
+    assert why in await failure_to_begin(servers)
 
 
 @pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
@@ -404,7 +396,7 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
     process = await ServerProcess.start(("sleep", "60"), {"PATH": os.defpath}, tmp_path, tmp_path)
     fault = FirstFailure()
     try:
-        async with stdio.stdio_wire(process, fault) as (_, to_server):
+        async with stdio.stdio_streams(process, fault) as (_, to_server):
             message = stdio.SessionMessage(
                 stdio.jsonrpc_message_adapter.validate_python(
                     {"jsonrpc": "2.0", "method": "x", "params": {"x": "x" * (1 << 19)}}
@@ -419,15 +411,6 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
         assert "does not read" in (fault.take() or "")
     finally:
         await process.close()
-
-
-@pytest.mark.soak
-async def test_a_list_without_end_has_one_time_for_all_its_pages() -> None:
-    env = McpToolsEnvironment(house_of({"one": entry("--endless", start_timeout_s=0.3)}))
-    began = await env.reset_async()
-    assert began.done
-    assert "within 0.3 s" in (infrastructure_failure(began) or "")
-    await env.close_async()
 
 
 async def test_a_list_is_no_longer_than_a_policy_can_be_given() -> None:

@@ -14,7 +14,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env import McpToolsEnv
 from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
-from envs.mcp_tools_env.server.house import SharedState
+from envs.mcp_tools_env.server.shared import SharedState
 from openenv_core.errors import ToolCallError
 from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
 from openenv_core.tools.specs import openai_tools

@@ -8,13 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from envs.shop_env.server.environment import ShopEnvironment
+from envs.shop_env.server.environment import TRIES, ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
-from envs.shop_env.world.desk import TRIES, DeskReply
 from envs.shop_env.world.records import Decision, Ground
-from envs.shop_env.world.rules import RightOutcome, Score, differences, facts, judge, verdicts
+from envs.shop_env.world.rules import DeskReply, RightOutcome, Score, differences, facts, judge, verdicts
 from envs.shop_env.world.speech import PHRASINGS
 from openenv_core.tools import CallToolObservation
 from tests.envs.tool_calls import calls_of
@@ -44,10 +43,7 @@ def honest(shop: ShopEnvironment, **options: Any) -> Scenario:
     return scenario
 
 
-def test_splits_share_no_task(shop: ShopEnvironment) -> None:
-    texts = [shop.get_task(split, index)["task"] for split in shop.SPLITS for index in range(20)]
-    assert len(set(texts)) == 60
-    assert shop.get_task("test", 9_999)["task"] == shop.reset(split="test", index=9_999).task
+def test_held_out_phrasings_are_never_used_in_training(shop: ShopEnvironment) -> None:
     held_out = [phrasings[-1].split("{")[0] for phrasings in PHRASINGS.values()]
     trained = "\n".join(shop.get_task("train", index)["task"] for index in range(60))
     assert [one for one in held_out if one and one in trained] == []
@@ -237,11 +233,6 @@ def every_case(shop: ShopEnvironment, split: str, count: int) -> tuple[Counter[t
         seen.update({("", "impostor")} if scenario.impostor else kinds)
         lengths.append(shop.state.step_count)
     return seen, lengths
-
-
-def test_the_solver_comes_to_what_the_rules_say(shop: ShopEnvironment) -> None:
-    for split in ("train", "validation", "test"):
-        every_case(shop, split, 20)
 
 
 @pytest.mark.soak

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.sqlite_env.models import QueryRefusedError
 from envs.sqlite_env.world.domains import LIBRARY
 from envs.sqlite_env.world.making import make_world
-from envs.sqlite_env.world.reading import MAX_RESULT, MAX_ROWS, ReadOnlyDatabase
+from envs.sqlite_env.world.reading import MAX_RESULT, MAX_ROWS, QueryRefusedError, ReadOnlyDatabase
 from envs.sqlite_env.world.records import write_database
 
 WORLD = make_world(LIBRARY, random.Random("reading"))

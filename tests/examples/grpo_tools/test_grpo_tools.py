@@ -10,7 +10,7 @@ import pytest
 from envs.sqlite_env.models import SqliteObservation
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from examples.grpo_tools import world
-from examples.grpo_tools.solver import solve, understood
+from examples.grpo_tools.solver import parse_question, solve
 from examples.grpo_tools.task import SqliteTask
 from examples.grpo_tools.world import FAMILIES, SmallSqliteEnvironment
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolError, ToolErrorType
@@ -47,10 +47,10 @@ async def test_the_solver_answers_every_question_with_four_calls() -> None:
     for seed in (*range(10), *held_out_seeds(0, 8)):
         first, reward, calls = await play(environment, seed)
         assert (reward, calls) == (1.0, 4), first.question
-        families[understood(first.question)[1]] += 1
+        families[parse_question(first.question)[1]] += 1
     assert set(families) == set(FAMILIES)
     with pytest.raises(ValueError, match="of the families"):
-        understood("Which genre has the most books?")
+        parse_question("Which genre has the most books?")
 
 
 def test_a_seed_is_a_task_and_held_out_seeds_have_others() -> None:

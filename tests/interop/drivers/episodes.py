@@ -7,27 +7,34 @@ A plan is a list of sessions, opened one after another and held open together; a
 """
 
 import asyncio
+import inspect
 import json
 import sys
 
+from openenv.core.generic_client import GenericEnvClient
+
 MOST = 50
+url, face = sys.argv[1:]
 
 
-def summary(result):
-    return {"observation": result.observation, "reward": result.reward, "done": result.done}
+async def told(value):
+    return await value if inspect.isawaitable(value) else value
 
 
 def failure(error):
     return {"error": type(error).__name__, "text": str(error)}
 
 
-async def play(connect, plan):
+async def play(plan):
     outcomes, clients = [], []
     for session in plan:
         outcome = []
         outcomes.append(outcome)
+        client = GenericEnvClient(base_url=url)
+        if face == "sync":
+            client = client.sync()
         try:
-            client = await connect()
+            await told(client.connect())
         except Exception as error:
             outcome.append(failure(error))
             continue
@@ -40,45 +47,18 @@ async def play(connect, plan):
                 if got.get("done") or got.get("error"):
                     break
     for client in clients:
-        await client.close()
+        await told(client.close())
     return outcomes
 
 
 async def ask(client, name, given):
     try:
-        if name == "reset":
-            return summary(await client.reset(**given))
         if name == "state":
-            return await client.state()
-        return summary(await client.step(given))
+            return await told(client.state())
+        result = await told(client.reset(**given) if name == "reset" else client.step(given))
+        return {"observation": result.observation, "reward": result.reward, "done": result.done}
     except Exception as error:
         return failure(error)
 
 
-class Awaited:
-    """The sync client, so that one function plays both."""
-
-    def __init__(self, client):
-        self._client = client
-
-    def __getattr__(self, name):
-        method = getattr(self._client, name)
-
-        async def call(*args, **options):
-            return method(*args, **options)
-
-        return call
-
-
-async def connected(url, face):
-    from openenv.core.generic_client import GenericEnvClient
-
-    client = GenericEnvClient(base_url=url)
-    if face == "sync":
-        client = Awaited(client.sync())
-    await client.connect()
-    return client
-
-
-url, face = sys.argv[1:]
-print(json.dumps(asyncio.run(play(lambda: connected(url, face), json.load(sys.stdin)))))
+print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))

@@ -163,6 +163,7 @@ ATTACKS = (
                 "removexattr": lambda: os.removexattr(path, "user.x"), "lchown": lambda: os.lchown(path, 0, 0),
                 "fchmodat2": lambda: syscall(452, -100, path.encode(), 0o777, 0),
                 "ioctl": lambda: __import__("fcntl").ioctl(os.open(path, os.O_RDONLY), 0x40086602, bytes(8)),
+                "fchmod": lambda: os.fchmod(os.open(path, os.O_RDONLY), 0o777),
                 "utime by descriptor": lambda: os.utime(os.open(path, os.O_RDONLY), (1, 1)),
                 "file_setattr": lambda: syscall(469, -100, path.encode(), bytes(32), 32, 0),
             }.items():
@@ -172,6 +173,13 @@ ATTACKS = (
                     continue
                 # A read-only descriptor of a library may be had; its owner is another.
                 breach(name, path)
+        """),
+    attack("locks", "on files that all may read no lock is seen or held", holds=FILTERED)("""
+        import fcntl
+        file = os.open(json.__file__, os.O_RDONLY)
+        must_fail("flock", fcntl.flock, file, fcntl.LOCK_SH)
+        must_fail("F_GETLK", fcntl.fcntl, file, fcntl.F_GETLK, bytes(32))
+        must_fail("F_OFD_SETLK", fcntl.fcntl, file, 37, bytes(32))
         """),
     attack("special-files", "no device, pipe or socket is made, and none but harmless ones opened")("""
         import stat

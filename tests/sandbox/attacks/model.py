@@ -31,17 +31,7 @@ LIMITS: Final = Limits(
 
 
 class Stage:
-    """What an attack that needs more than one session's code is played on.
-
-    Args:
-        session: The attacker's.
-        open_session: Opens others; they are closed with the stage.
-        host: What the code is told of the machine around it.
-
-    Attributes:
-        breaches: What has got through, in words.
-        executions: Every execution of the attack.
-    """
+    """What an attack is played on: its own session, others that it opens, and what is told of the machine."""
 
     def __init__(
         self,
@@ -81,6 +71,7 @@ class Attack:
         holds: The levels at which it has to fail.
         timeout_s: Of each cell.
         limits: Of the session.
+        snapshot: Whether the session keeps snapshots.
         machine: The only architecture that it is written for; None: any.
         slow: Takes seconds even when it fails; only in the third tier.
         alone: Fills a disk that sessions share at the lower levels; others beside it would fail of that.
@@ -95,6 +86,7 @@ class Attack:
     holds: frozenset[Isolation]
     timeout_s: float = 10.0
     limits: Limits = LIMITS
+    snapshot: bool = False
     machine: str | None = None
     slow: bool = False
     alone: bool = False

@@ -85,6 +85,7 @@ ATTACKS = (
                     must_fail("autobind", end.bind, "")
                     must_fail("listen", end.listen)
                     must_fail("accept", lambda: syscall("accept4", end.fileno(), None, None, 0))
+        must_fail("a pair of datagrams", lambda: socket.socketpair(socket.AF_UNIX, 2))
         for family in (2, 10, 16, 17, 40):
             must_fail("pair", lambda: socket.socketpair(family, 1))
         """),

@@ -19,13 +19,7 @@ SLACK_S: Final = 8.0
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of one attack.
-
-    Attributes:
-        attack: Which.
-        breaches: Why it was not contained; empty where it was.
-        took_s: Seconds.
-    """
+    """What became of one attack, and why it was not contained where it was not."""
 
     attack: Attack
     breaches: list[str]
@@ -34,14 +28,7 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Report:
-    """What became of all.
-
-    Attributes:
-        isolation: The level.
-        outcomes: Attack by attack.
-        felt: By others, all the time.
-        left: What was there afterwards and should not have been.
-    """
+    """What became of all; what others felt; and what was there afterwards and should not have been."""
 
     isolation: Isolation
     outcomes: list[Outcome] = field(default_factory=list)
@@ -107,7 +94,7 @@ async def _play_one(sandbox: Sandbox, attack: Attack, around: Surroundings, *, t
     opened: list[SandboxSession] = []
 
     async def open_session() -> SandboxSession:
-        opened.append(await sandbox.open(attack.limits))
+        opened.append(await sandbox.open(attack.limits, snapshot=attack.snapshot))
         return opened[-1]
 
     began = time.perf_counter()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from openenv_core.sandbox import Isolation, Sandbox
 
 from .__main__ import CANNOT
 from .catalogue import CATALOGUE, CATEGORIES, selected
+from .model import LIMITS, STRONG, attacks_held_at
 from .play import play
 from .sweep import LAST, PATTERNS, sweep
 
@@ -57,6 +59,33 @@ async def test_quick_attacks_are_contained(sandbox: Sandbox) -> None:
     report = await play(sandbox, attacks, together=TOGETHER)
     assert report.failures == []
     assert len(report.outcomes) == len(attacks) > 80
+
+
+FORKING = """
+    import resource
+    must_fail("a socket", socket.socket)
+    for pid in (HOST["supervisor"], HOST["zygote"], HOST["victim"]):
+        must_fail("a signal", os.kill, pid, 0)
+        must_fail("limits of others", resource.prlimit, pid, resource.RLIMIT_NOFILE)
+    must_fail("memory without a file", os.memfd_create, "x")
+    must_fail("a mount", lambda: syscall("mount", b"x", b"/", b"tmpfs", 0, None))
+    must_fail("a session of its own", os.setsid)
+    must_fail("a file outside", open, HOST["writable"], "a")
+    if (process := os.fork()) == 0:
+        os._exit(7)
+    if os.waitpid(process, 0)[1] != 7 << 8:
+        breach("no fork")
+    """
+
+
+async def test_sessions_that_may_fork_may_do_nothing_else(sandbox: Sandbox) -> None:
+    attack = attacks_held_at(STRONG)
+    programs = "import subprocess\nsubprocess.run([sys.executable, '-I', '-S', '-c', ''], check=True)"
+    attacks = [
+        attack("subprocess", "", limits=replace(LIMITS, allow_subprocess=True))(FORKING, programs),
+        attack("snapshot", "", snapshot=True)(FORKING, f"must_fail('a program', exec, {programs!r})"),
+    ]
+    assert (await play(sandbox, attacks)).failures == []
 
 
 @pytest.mark.slow

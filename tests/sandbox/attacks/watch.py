@@ -16,13 +16,7 @@ COARSE_S: Final = 0.05
 
 @dataclass
 class Felt:
-    """Seconds, as they came.
-
-    Attributes:
-        loop: By how much a timer of the server's loop was late.
-        neighbour: A neighbour's executions.
-        wrong: What a neighbour got that was not its own.
-    """
+    """By how much a timer of the loop was late, what a neighbour's executions took, and what was wrong with them."""
 
     loop: list[float] = field(default_factory=list)
     neighbour: list[float] = field(default_factory=list)
@@ -41,12 +35,7 @@ def percentile(values: Sequence[float], which: float) -> float:
 
 
 class Watch:
-    """Measures for as long as it is entered.
-
-    Args:
-        neighbour: A session that is attacked from nowhere.
-        period_s: Seconds between two looks.
-    """
+    """Measures for as long as it is entered, by a neighbour that is attacked from nowhere."""
 
     def __init__(self, neighbour: SandboxSession, *, period_s: float = FINE_S) -> None:
         self._period = period_s

@@ -90,7 +90,6 @@ def inside(uid: int) -> dict[str, Any]:
         "unseen": outcome(lambda: read(told["unseen"])),
         "hidden_directory": os.listdir(told["hidden_directory"]),
         "hidden_file": read(told["hidden_file"]),
-        "made_up": read("/etc/passwd"),
         "link": os.readlink(told["link"]),
         "tmp": os.path.realpath("/tmp"),
         "through_link": outcome(lambda: read(told["link"] + "/module.py")),
@@ -136,13 +135,7 @@ def zygote() -> dict[str, Any]:
     proc = namespaces.open_proc()
     own = (os.getuid(), os.getgid())
     ids = [(identity.session_uid(slot),) * 2 for slot in (7, 8)] if PRIVILEGED else [own, own]
-    namespaces.build_root(
-        namespaces.RootView(
-            paths=told["paths"],
-            hidden=(told["hidden_directory"], told["hidden_file"], "/not/there"),
-            files=(("/etc/passwd", b"made up"),),
-        )
-    )
+    namespaces.build_root(told["paths"], (told["hidden_directory"], told["hidden_file"], "/not/there"))
     base = limits.footprint(proc)
     sessions = [
         in_child(lambda pair=pair: in_child(lambda: session(*pair, proc)), fork_session) for pair in ids

@@ -11,11 +11,11 @@ from openenv_core.sandbox.kernel.seccomp import (
     ATTRIBUTES,
     PLAIN,
     UNSUPPORTED,
-    OneOf,
     SeccompPolicy,
     Verdict,
     assemble,
     decide,
+    one_of,
     program,
     when,
 )
@@ -298,9 +298,9 @@ def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: SyscallTa
 
 
 def test_a_tree_that_is_too_long_for_short_jumps() -> None:
-    rule = when(OneOf(0, tuple(range(40))))
+    rule = when(one_of(0, tuple(range(40))))
     verdicts: dict[int, Verdict] = {number: rule if number % 2 else ALLOW for number in range(60)}
-    code = program(X86_64.audit, None, decide(verdicts, lambda _number: ENOSYS, 60))
+    code = program(X86_64.audit, None, decide(verdicts, ENOSYS, 60))
     for number in range(64):
         arguments = [(39, ALLOW), (40, EPERM)] if number % 2 else [(0, ALLOW), (40, ALLOW)]
         for argument, expected in arguments:
@@ -309,6 +309,6 @@ def test_a_tree_that_is_too_long_for_short_jumps() -> None:
 
 
 def test_a_filter_that_is_too_long_for_the_kernel_is_refused_here() -> None:
-    verdicts: dict[int, Verdict] = {number: when(OneOf(0, tuple(range(200)))) for number in range(40)}
+    verdicts: dict[int, Verdict] = {number: when(one_of(0, tuple(range(200)))) for number in range(40)}
     with pytest.raises(ValueError, match="4096"):
-        program(X86_64.audit, None, decide(verdicts, lambda _number: ENOSYS, 40))
+        program(X86_64.audit, None, decide(verdicts, ENOSYS, 40))

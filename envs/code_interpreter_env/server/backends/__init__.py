@@ -10,7 +10,7 @@ from openenv_core.sandbox import Backend, Isolation
 from ..settings import LOCAL, PREFIX, InterpreterSettings
 
 HOSTED: Final = ("containers", "jupyter", "together")
-"""Packages beside this one with a `backend_from_environment(environ)`."""
+"""Modules beside this one with a `backend_from_environment(environ)`."""
 
 
 def make_backend(settings: InterpreterSettings, minimum: Isolation) -> Backend:

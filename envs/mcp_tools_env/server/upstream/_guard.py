@@ -44,15 +44,15 @@ def main(arguments: list[str]) -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child, error = _start(command)
     if child is None:
-        _tell(status, f"failed {error}")
+        _report(status, f"failed {error}")
         return
     _let_go_of_the_wire()
-    _tell(status, f"started {child}")
+    _report(status, f"started {child}")
     code, asked = _watch(child, lifeline, wake, parent)
     if code is None:
         code = _ask_to_end(child, wake, grace_s if asked else ORPHAN_GRACE_PERIOD_S, asked=bool(asked))
     _kill_all(child)
-    _tell(status, f"ended {code}")
+    _report(status, f"ended {code}")
     while asked is None:
         _, asked = _watch(0, lifeline, wake, parent)
     if not asked and folder:
@@ -135,12 +135,12 @@ def _start(command: list[str]) -> "tuple[int | None, int]":
         finally:
             os._exit(127)
     os.close(failure_write)
-    said = os.read(failure_read, 16)
+    failure = os.read(failure_read, 16)
     os.close(failure_read)
-    if not said:
+    if not failure:
         return child, 0
     os.waitpid(child, 0)
-    return None, int(said)
+    return None, int(failure)
 
 
 def _let_go_of_the_wire() -> None:
@@ -151,7 +151,7 @@ def _let_go_of_the_wire() -> None:
     os.close(null)
 
 
-def _tell(status: int, line: str) -> None:
+def _report(status: int, line: str) -> None:
     with suppress(OSError):  # nobody may be left to be told
         os.write(status, line.encode() + b"\n")
 
@@ -174,7 +174,7 @@ def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | No
 
 
 def _reaped(child: int) -> "int | None":
-    """Bury whoever has died; return how the child ended, if it has."""
+    """Reap whoever has died; return how the child ended, if it has."""
     found = None
     while True:
         try:

@@ -14,9 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallError, FirstFailure, ServerFailedError, describe_error, leaf
-from .results import About, broken, listed, refusal, too_long
-from .wires import UpstreamWire
+from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, leaf
+from .results import collect_tools, refused_by_server, server_failed, timed_out
 
 T = TypeVar("T")
 
@@ -27,7 +26,7 @@ ANSWER_AFTER_FAULT_S: Final = 0.05
 """What an answer gets after a fault: it may be the very error that the fault is, and say more."""
 
 
-class UpstreamLostError(Exception):
+class _UpstreamLostError(Exception):
     """The connection is no more."""
 
     def __init__(self, error: MCPError) -> None:
@@ -35,13 +34,8 @@ class UpstreamLostError(Exception):
         self.error = error
 
 
-async def wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
-    """Wait for an answer, for its time, or for a fault that means that it will not come.
-
-    Raises:
-        CallError: It does not come, or is an error.
-        UpstreamLostError: The connection is no more.
-    """
+async def _wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
+    """Wait for an answer, for its time, or for a fault that means that it will not come."""
     fault.take()  # what went wrong before is nothing of this
     began = time.monotonic()
     asking = asyncio.ensure_future(answer)
@@ -51,7 +45,7 @@ async def wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: 
             [asking, broke], timeout=timeout_s + LATENESS_ALLOWANCE_S, return_when=asyncio.FIRST_COMPLETED
         )
         if not asking.done() and not broke.done():
-            raise too_long(timeout_s)
+            raise timed_out(timeout_s)
         if not asking.done():
             await asyncio.wait([asking], timeout=ANSWER_AFTER_FAULT_S)
         return _result_or_error(asking, fault.take(), timeout_s, time.monotonic() - began)
@@ -66,23 +60,23 @@ async def wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: 
 
 def _result_or_error(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, took_s: float) -> T:
     if not asking.done():
-        raise broken(fault or "it gave no answer")
+        raise server_failed(fault or "it gave no answer")
     error = asking.exception()
     if error is None:
         return asking.result()
     if fault is not None:
-        raise broken(fault)
+        raise server_failed(fault)
     if isinstance(error, MCPError):
         if error.code == types.REQUEST_TIMEOUT and took_s >= timeout_s:
-            raise too_long(timeout_s)
+            raise timed_out(timeout_s)
         if _is_loss(error):
-            raise UpstreamLostError(error)
+            raise _UpstreamLostError(error)
         if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
-            raise broken(describe_error(error))
-        raise refusal(error)
+            raise server_failed(describe_error(error))
+        raise refused_by_server(error)
     if isinstance(error, ValidationError):
-        raise broken(f"it answered with what is no result: {describe_error(error)}")
-    raise broken(describe_error(error))
+        raise server_failed(f"it answered with what is no result: {describe_error(error)}")
+    raise server_failed(describe_error(error))
 
 
 # A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
@@ -112,6 +106,8 @@ EXIT_REASON_WAIT_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 8.5
 """What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
 
+MAX_INSTRUCTION_CHARS: Final = 4096
+
 _CALL_RESULT: Final[TypeAdapter[types.CallToolResult | types.InputRequiredResult]] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
@@ -122,7 +118,7 @@ class UpstreamConnection:
     """A connection to a tool server. `open` first, `close` last; `open` may fail, and has closed it then.
 
     Args:
-        make_wire: Makes the way to reach it; a second one where the first protocol is not its own.
+        open_wire: Opens the way to reach it; a second one where the first protocol is not its own.
         modes: Protocols to try, in the SDK's words.
 
     Attributes:
@@ -132,8 +128,8 @@ class UpstreamConnection:
         hung: A call has taken too long: whether it still answers is not known.
     """
 
-    def __init__(self, make_wire: Callable[[], UpstreamWire], modes: tuple[str, ...]) -> None:
-        self._make_wire = make_wire
+    def __init__(self, open_wire: Callable[[], Awaitable[UpstreamWire]], modes: tuple[str, ...]) -> None:
+        self._open_wire = open_wire
         self._modes = modes
         self._wire: UpstreamWire | None = None
         self._client: Client | None = None
@@ -160,11 +156,11 @@ class UpstreamConnection:
                     if await self._opened(mode):
                         return
         except TimeoutError:
-            said = self._wire.last_words() if self._wire is not None else ""
+            words = self._wire.last_words() if self._wire is not None else ""
             await self.close()
-            heard = f"; its last words: {said}" if said else ""
+            last = f"; its last words: {words}" if words else ""
             raise ServerFailedError(
-                f"expected it to start within {timeout_s:g} s, got nothing{heard}"
+                f"expected it to start within {timeout_s:g} s, got nothing{last}"
             ) from None
         except BaseException:
             await self.close()
@@ -183,17 +179,16 @@ class UpstreamConnection:
             owner.cancel()
             await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
 
-    @property
-    def about(self) -> About:
-        """What the server says of itself."""
+    def describe(self) -> dict[str, str]:
+        """Return what the server says of itself: title, version, protocol, instructions."""
         client = self._alive()
         info = client.server_info
-        return About(
-            name=info.name if info else "",
-            version=info.version if info else "",
-            protocol=client.protocol_version,
-            instructions=client.instructions or "",
-        )
+        return {
+            "title": info.name[:256] if info else "",
+            "version": info.version[:64] if info else "",
+            "protocol": client.protocol_version,
+            "instructions": (client.instructions or "")[:MAX_INSTRUCTION_CHARS],
+        }
 
     @property
     def stateless(self) -> bool:
@@ -211,9 +206,9 @@ class UpstreamConnection:
 
         async def page(cursor: str | None, left_s: float) -> types.ListToolsResult:
             params = None if cursor is None else types.PaginatedRequestParams(cursor=cursor)
-            return await self._asked(session.list_tools(params=params), left_s)
+            return await self._wait(session.list_tools(params=params), left_s)
 
-        return await listed(page, timeout_s)
+        return await collect_tools(page, timeout_s)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
@@ -233,7 +228,7 @@ class UpstreamConnection:
 
         self._context = context
         try:
-            result = await self._asked(
+            result = await self._wait(
                 session.send_request(
                     request, _CALL_RESULT, request_read_timeout_seconds=timeout_s, progress_callback=progress
                 ),
@@ -258,11 +253,9 @@ class UpstreamConnection:
         session = self._alive().session
         try:
             if self.stateless:
-                await self._asked(session.list_tools(), PING_TIMEOUT_S)
+                await self._wait(session.list_tools(), PING_TIMEOUT_S)
             else:
-                await self._asked(
-                    session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S
-                )
+                await self._wait(session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S)
         except CallError as error:
             # An error is an answer too.
             self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT
@@ -290,19 +283,19 @@ class UpstreamConnection:
 
     async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
         """Hold the connection from its beginning to its end."""
-        self._wire = wire = self._make_wire()
-        dying: asyncio.Task[str] | None = None
+        wire: UpstreamWire | None = None
+        dying: asyncio.Future[str] | None = None
         self._entering = self._wire_is_well = True
         try:
-            transport = await wire.open()
-            dying = asyncio.create_task(wire.died())
+            self._wire = wire = await self._open_wire()
+            dying = asyncio.ensure_future(wire.died())
             client = Client(
-                transport,
+                wire.transport,
                 mode=mode,
                 cache=None,
                 client_info=_INFO,
-                message_handler=self._heard,
-                logging_callback=self._logged,
+                message_handler=self._on_message,
+                logging_callback=self._on_log,
             )
             async with client:
                 self._client = client
@@ -318,7 +311,7 @@ class UpstreamConnection:
             if not ready.done():
                 ready.set_exception(error)
                 ready.exception()  # whoever waits may have gone
-            self.dead = wire.fault.take() or describe_error(error)
+            self.dead = (wire and wire.fault.take()) or describe_error(error)
         finally:
             self._client = None
             self._entering = False
@@ -330,9 +323,10 @@ class UpstreamConnection:
                         self._wire_is_well = False
                 dying.cancel()
             self.dead = self.dead or "it was closed"
-            await wire.close()
+            if wire is not None:
+                await wire.close()
 
-    async def _asked(self, answer: Awaitable[T], timeout_s: float) -> T:
+    async def _wait(self, answer: Awaitable[T], timeout_s: float) -> T:
         """Wait for an answer.
 
         Raises:
@@ -340,9 +334,9 @@ class UpstreamConnection:
         """
         assert self._wire is not None
         try:
-            return await wait_for_answer(answer, self._wire.fault, timeout_s)
-        except UpstreamLostError as loss:
-            raise broken(await self._exit_reason(loss.error)) from None
+            return await _wait_for_answer(answer, self._wire.fault, timeout_s)
+        except _UpstreamLostError as loss:
+            raise server_failed(await self._exit_reason(loss.error)) from None
         except CallError as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT
             raise
@@ -356,15 +350,15 @@ class UpstreamConnection:
 
     def _alive(self) -> Client:
         if self._client is None or self.dead is not None:
-            raise broken(self.dead or "it is not connected")
+            raise server_failed(self.dead or "it is not connected")
         return self._client
 
-    async def _heard(self, message: object) -> None:
+    async def _on_message(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.stale = True
             if self._context is not None:
                 self._context.tools_changed()
 
-    async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
+    async def _on_log(self, params: types.LoggingMessageNotificationParams) -> None:
         if self._context is not None:
             self._context.log(params.level, params.data, params.logger)

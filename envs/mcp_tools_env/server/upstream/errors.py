@@ -1,6 +1,10 @@
-"""What can go wrong between the environment and a tool server. None of it leaves the environment as an exception."""
+"""The wire to a tool server, and what can go wrong on it. None of it leaves the environment as an exception."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from mcp.client import Transport
 
 from openenv_core.tools import ToolErrorType
 
@@ -52,7 +56,7 @@ class FirstFailure:
         self._words: str | None = None
         self.event = asyncio.Event()
 
-    def tell(self, words: str) -> None:
+    def note(self, words: str) -> None:
         """Say what went wrong."""
         if self._words is None:
             self._words = words
@@ -63,3 +67,33 @@ class FirstFailure:
         words, self._words = self._words, None
         self.event.clear()
         return words
+
+
+async def _never() -> str:
+    never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    return await never
+
+
+async def _do_nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamWire:
+    """How a server is reached. By default it has no voice beside its answers, and its death shows when it is asked.
+
+    Attributes:
+        transport: Its streams, to be entered; those of a server at an address connect then.
+        fault: Is told why an answer will not come.
+        died: Returns how it died, once it has.
+        is_gone: Whether it has died by now, or as good as: nobody reads what it is sent.
+        last_words: What it said last, beside its answers.
+        close: Gives back what beside the streams was taken. Bounded in time.
+    """
+
+    transport: Transport
+    fault: FirstFailure
+    died: Callable[[], Awaitable[str]] = _never
+    is_gone: Callable[[], bool] = lambda: False
+    last_words: Callable[[], str] = str
+    close: Callable[[], Awaitable[None]] = _do_nothing

@@ -4,7 +4,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 import anyio
 import httpcore2
 import httpx2
-from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, checked, resolve
-from .errors import AddressRefusedError, FirstFailure, describe_error
+from .errors import AddressRefusedError, FirstFailure, UpstreamWire, describe_error
 from .schemas import MAX_VALUES, Pace, Weight
 
 T = TypeVar("T")
@@ -24,11 +23,11 @@ T = TypeVar("T")
 _CANCELLED: Final = "notifications/cancelled"
 
 
-class CancelledCallError(Exception):
+class _CancelledCallError(Exception):
     """Nobody waits for the request any more."""
 
 
-class Post:
+class _Post:
     """One request, while anybody waits for it."""
 
     def __init__(self) -> None:
@@ -42,38 +41,34 @@ class Post:
             self._scope.cancel()
 
     async def within(self, work: Awaitable[T]) -> T:
-        """Wait for a part of it.
-
-        Raises:
-            CancelledCallError: It was given up before, or meanwhile.
-        """
+        """Wait for a part of it, unless it is given up before, or meanwhile."""
         with anyio.CancelScope() as self._scope:
             if self._over:
                 self._scope.cancel()
             return await work
-        raise CancelledCallError
+        raise _CancelledCallError
 
 
-class Posts:
+class _Posts:
     """The requests of one connection, by the ids of their messages."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, Post] = {}
+        self._open: dict[Any, _Post] = {}
 
-    def begin(self, body: bytes) -> tuple[Any, Post]:
+    def begin(self, body: bytes) -> tuple[Any, _Post]:
         """Note a request; one that cancels another ends that."""
         message = json.loads(body) if body else {}
         if message.get("method") == _CANCELLED:
             other = self._open.pop((message.get("params") or {}).get("requestId"), None)
             if other is not None:
                 other.abort()
-        post = Post()
+        post = _Post()
         number = message.get("id") if "method" in message else None
         if number is not None:
             self._open[number] = post
         return number, post
 
-    def end(self, number: Any, post: Post) -> None:
+    def end(self, number: Any, post: _Post) -> None:
         """Forget a request."""
         if self._open.get(number) is post:
             del self._open[number]
@@ -91,16 +86,17 @@ READ_TIMEOUT_S: Final = 3700.0
 """Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
 
 
-def http_wire(url: str, headers: dict[str, str], fault: FirstFailure, *, allow_private: bool) -> Transport:
-    """Return the streams of a server at an address, as `mcp.Client` enters them."""
-    return _wire(url, headers, fault, allow_private)
+def http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
+    """Return the wire to a server at an address; nothing is connected yet."""
+    fault = FirstFailure()
+    return UpstreamWire(_streams(url, dict(headers), fault, allow_private), fault)
 
 
 @asynccontextmanager
-async def _wire(
+async def _streams(
     url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
 ) -> AsyncIterator[Any]:
-    transport = PinnedTransport(fault, allow_private=allow_private)
+    transport = _PinnedTransport(fault, allow_private=allow_private)
     timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
     async with (
         httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as client,
@@ -109,25 +105,19 @@ async def _wire(
         yield streams
 
 
-class PinnedTransport(httpx2.AsyncHTTPTransport):
-    """Connects to checked addresses, follows nothing, and unpacks nothing.
+class _PinnedTransport(httpx2.AsyncHTTPTransport):
+    """Connects to checked addresses, follows nothing, and unpacks nothing; `fault` is told why an answer is no use."""
 
-    Args:
-        fault: Is told why an answer is of no use.
-        allow_private: Addresses that are not public are right.
-        look_up: Finds the addresses of a host.
-    """
-
-    def __init__(self, fault: FirstFailure, *, allow_private: bool, look_up: Resolve = resolve) -> None:
+    def __init__(self, fault: FirstFailure, *, allow_private: bool) -> None:
         super().__init__(verify=_certificates())
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_certificates(),
             max_connections=16,
             keepalive_expiry=5.0,
-            network_backend=PinnedBackend(allow_private=allow_private, look_up=look_up),
+            network_backend=_PinnedBackend(allow_private=allow_private),
         )
         self._fault = fault
-        self._posts = Posts()
+        self._posts = _Posts()
         self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -137,13 +127,13 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         if request.method != "POST":
             await self._wait_to_get(request)
             return await self._answered(
-                request, FirstFailure(), Post(), lambda: None
+                request, FirstFailure(), _Post(), lambda: None
             )  # nobody waits for these
         number, post = self._posts.begin(request.content)
         ended = partial(self._posts.end, number, post)
         try:
             return await self._answered(request, self._fault, post, ended)
-        except CancelledCallError:
+        except _CancelledCallError:
             return _instead("it was given up")
         except BaseException:
             ended()
@@ -158,15 +148,15 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
             await asyncio.sleep(max(0.0, turn - now))
 
     async def _answered(
-        self, request: httpx2.Request, fault: FirstFailure, post: Post, ended: Callable[[], None]
+        self, request: httpx2.Request, fault: FirstFailure, post: _Post, ended: Callable[[], None]
     ) -> httpx2.Response:
         try:
             response = await post.within(super().handle_async_request(request))
         except AddressRefusedError as error:
-            fault.tell(describe_error(error))
+            fault.note(describe_error(error))
             raise httpx2.ConnectError(str(error)) from error
         except httpx2.TransportError as error:
-            fault.tell(f"it cannot be reached: {describe_error(error)}")
+            fault.note(f"it cannot be reached: {describe_error(error)}")
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(
@@ -184,18 +174,12 @@ class PinnedTransport(httpx2.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             return await _refused(response, fault, "it packs its answers though it was asked not to")
         if response.status_code >= 500 or response.status_code in (401, 403, 407, 429):
-            fault.tell(f"it answered with HTTP {response.status_code}")
+            fault.note(f"it answered with HTTP {response.status_code}")
         return response
 
 
-class PinnedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to addresses that were looked up once, and checked.
-
-    Args:
-        allow_private: Addresses that are not public are right.
-        look_up: Finds the addresses of a host.
-        inner: Opens the connections.
-    """
+class _PinnedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens connections to addresses that were looked up once, by `look_up`, and checked."""
 
     def __init__(
         self,
@@ -216,11 +200,7 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to one of a host's addresses.
-
-        Raises:
-            AddressRefusedError: One of them is not public.
-        """
+        """Connect to one of a host's addresses, where all of them are public."""
         addresses = await checked(host, port, allow_private=self._allow_private, look_up=self._look_up)
         for address in addresses[:-1]:
             try:
@@ -230,11 +210,7 @@ class PinnedBackend(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
-        """Refuse: an address is a host and a port.
-
-        Raises:
-            AddressRefusedError: Always.
-        """
+        """Refuse: an address is a host and a port."""
         raise AddressRefusedError("expected a host and a port, got the path of a socket")
 
     async def sleep(self, seconds: float) -> None:
@@ -249,7 +225,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self,
         stream: httpx2.AsyncByteStream,
         fault: FirstFailure,
-        post: Post,
+        post: _Post,
         ended: Callable[[], None],
         *,
         events: bool,
@@ -268,7 +244,7 @@ class _Bounded(httpx2.AsyncByteStream):
                 part = await self._post.within(anext(parts))
             except StopAsyncIteration:
                 return
-            except CancelledCallError:
+            except _CancelledCallError:
                 # The SDK tries to take up a stream of events again, except after this.
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(part)
@@ -287,7 +263,7 @@ class _Bounded(httpx2.AsyncByteStream):
     def _check(self, right: bool, most: str) -> None:
         if not right:
             words = f"it answered with more than {most}, which is the most here"
-            self._fault.tell(words)
+            self._fault.note(words)
             raise (httpx2.SSEError if self._events else httpx2.StreamError)(words)
 
     async def aclose(self) -> None:
@@ -298,7 +274,7 @@ class _Bounded(httpx2.AsyncByteStream):
 async def _refused(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
-    fault.tell(why)
+    fault.note(why)
     return _instead(why)
 
 

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import mcp_types as types
@@ -100,28 +99,18 @@ def _keep_what_fits(content: list[ContentBlock], max_bytes: int) -> list[Content
     return kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What a server says of itself."""
-
-    name: str
-    version: str
-    protocol: str
-    instructions: str
-
-
-def too_long(timeout_s: float) -> CallError:
+def timed_out(timeout_s: float) -> CallError:
     """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
     words = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
     return CallError(ToolErrorType.TIMEOUT, words)
 
 
-def broken(why: str) -> CallError:
+def server_failed(why: str) -> CallError:
     """Return the failure of a call whose server failed."""
     return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
 
 
-def refusal(error: MCPError) -> CallError:
+def refused_by_server(error: MCPError) -> CallError:
     """Return the failure of a call that its server refused."""
     kind = ToolErrorType.EXECUTION_ERROR
     if error.code == types.INVALID_PARAMS:
@@ -138,7 +127,7 @@ MAX_LIST_BYTES: Final = 4 << 20
 MAX_PAGES: Final = 64
 
 
-async def listed(
+async def collect_tools(
     page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
 ) -> list[types.Tool]:
     """Return the tools of all pages.
@@ -156,7 +145,7 @@ async def listed(
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         if (left_s := deadline - time.monotonic()) <= 0:
-            raise too_long(timeout_s)
+            raise timed_out(timeout_s)
         answer = await page(cursor, left_s)
         for tool in answer.tools:
             size += len(tool.model_dump_json())

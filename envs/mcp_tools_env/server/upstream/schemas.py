@@ -224,7 +224,7 @@ MAX_NUMBER: Final = 1 << 1023
 """Beyond it a whole number is none that every parser reads; it has 308 digits."""
 
 
-def unfit(arguments: Mapping[str, Any]) -> str | None:
+def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
     """Return why arguments cannot be sent to any tool; None where they can."""
     level: list[Any] = [arguments]
     for _ in range(MAX_DEPTH):

@@ -14,14 +14,13 @@ from typing import Final
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.client import Transport
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from openenv_core.signals import signal_name
 
-from .errors import FirstFailure, ServerFailedError
+from .errors import FirstFailure, ServerFailedError, UpstreamWire
 from .schemas import MAX_VALUES, Pace, Weight
 
 GUARD: Final = str(Path(__file__).with_name("_guard.py"))
@@ -108,8 +107,9 @@ class ServerProcess:
         text = self._tail.decode(errors="replace")
         return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
-    def epitaph(self) -> str:
-        """Return how it ended, in words."""
+    async def died(self) -> str:
+        """Return how it ended, in words, once it has."""
+        await self.ended.wait()
         code = self._code
         if code is None:
             how = "was ended"
@@ -117,7 +117,8 @@ class ServerProcess:
             how = f"was killed by {signal_name(-code)}"
         else:
             how = f"ended with status {code}"
-        return self._with_stderr(how)
+        last_words = self.stderr[-500:]
+        return f"{how}; its last words: {last_words}" if last_words else how
 
     def write(self, data: bytes) -> int:
         """Hand data to it and return how many bytes it has not read yet.
@@ -223,10 +224,6 @@ class ServerProcess:
             self._guard.kill()
         self._end_group()
 
-    def _with_stderr(self, how: str) -> str:
-        said = self.stderr
-        return f"{how}; its last words: {said[-500:]}" if said else how
-
 
 def _spawn(
     arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
@@ -257,22 +254,33 @@ MAX_UNREAD_BYTES: Final = 32 << 20
 """What may wait for a tool server that does not read."""
 
 
-def stdio_wire(process: ServerProcess, fault: FirstFailure) -> Transport:
-    """Return the streams of a process, as `mcp.Client` enters them. The process is its owner's to end.
+async def open_stdio(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, folder: Path
+) -> UpstreamWire:
+    """Start a tool server, see `ServerProcess.start`, and return the wire to it."""
+    process, fault = await ServerProcess.start(command, environment, cwd, folder), FirstFailure()
+    return UpstreamWire(
+        stdio_streams(process, fault),
+        fault,
+        died=process.died,
+        is_gone=lambda: not process.reads(),
+        last_words=lambda: process.stderr[-500:],
+        close=process.close,
+    )
+
+
+@asynccontextmanager
+async def stdio_streams(
+    process: ServerProcess, fault: FirstFailure
+) -> AsyncIterator[
+    tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+]:
+    """Give the streams of a process, as `mcp.Client` enters them. The process is its owner's to end.
 
     Lines that are no JSON objects are passed over, and so are those that have nothing of a message: many a server
     prints, objects too, and a policy may have a part in what. One that looks like a message and is none is a fault,
     and so is one that is too long: somebody waits for the answer that it was to be.
     """
-    return _wire(process, fault)
-
-
-@asynccontextmanager
-async def _wire(
-    process: ServerProcess, fault: FirstFailure
-) -> AsyncIterator[
-    tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
-]:
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
 
@@ -303,7 +311,7 @@ async def _wire(
                     await to_session.aclose()
                     return
                 if unread > MAX_UNREAD_BYTES:
-                    fault.tell("it does not read what it is sent")
+                    fault.note("it does not read what it is sent")
                     await to_session.aclose()
                     return
 
@@ -324,7 +332,7 @@ def _message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
             return SessionMessage(mended)
         if not _is_like_an_answer(line):
             return None
-        fault.tell(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
+        fault.note(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
         return None
 
 
@@ -365,7 +373,7 @@ class _Lines:
                 if len(line) <= MAX_VALUES or Weight().add(line):
                     found.append(line)
                 else:
-                    self._fault.tell(
+                    self._fault.note(
                         f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
                     )
             self._parts, self._length, self._dropping = [], 0, False
@@ -377,7 +385,7 @@ class _Lines:
         if self._length > MAX_MESSAGE_BYTES and not self._dropping:
             self._dropping = True
             self._parts = []
-            self._fault.tell(
+            self._fault.note(
                 f"it wrote a message of more than {MAX_MESSAGE_BYTES} bytes, which is the most here"
             )
         if part and not self._dropping:

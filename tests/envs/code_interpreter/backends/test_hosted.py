@@ -5,25 +5,35 @@ from typing import Any
 
 import pytest
 
-from envs.code_interpreter_env.server.backends.hosted import Collector
-from envs.code_interpreter_env.server.backends.hosted.collector import ErrandUnansweredError
-from envs.code_interpreter_env.server.backends.hosted.errand import MOST_BYTES, Errand, Listing, checked_path
-from envs.code_interpreter_env.server.backends.hosted.interpreter import error_of, raised
-from openenv_core.sandbox import CodeError, FileRefusedError, Limits
+from envs.code_interpreter_env.server.backends.hosted import (
+    MAX_REPLY_BYTES,
+    FileListing,
+    InsideCall,
+    NoAnswerError,
+    check_path,
+)
+from envs.code_interpreter_env.server.backends.outputs import OutputCollector, parse_traceback, raised
+from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
 
 
+def filled(collector: OutputCollector) -> Execution:
+    return collector.fill(Execution(status="ok"))
+
+
 async def test_streams_are_cut_at_their_limit_each() -> None:
-    collector = Collector(LIMITS)
+    collector = OutputCollector(LIMITS)
     for _ in range(3):
         collector.write("stdout", "héé")
     collector.write("stderr", "\ud800x")
-    assert collector.stdout == "hééhéé"[:10] == "hééhéé"
-    assert (collector.stderr, collector.truncated.stdout, collector.truncated.stderr) == ("?x", True, False)
-    whole = Collector(LIMITS)
+    seen = filled(collector)
+    assert (seen.stdout, seen.stderr) == ("hééhéé", "?x")
+    assert (seen.truncated.stdout, seen.truncated.stderr) == (True, False)
+    whole = OutputCollector(LIMITS)
     whole.write("stdout", "123456789é")
-    assert (whole.stdout, whole.truncated.stdout) == ("123456789", True)  # a character is not cut in two
+    assert filled(whole).stdout == "123456789"  # a character is not cut in two
+    assert filled(whole).truncated.stdout
     collector.write("stderr", "x" * 990)
     assert not collector.flood.done()
     collector.write("stdout", "x" * 100)
@@ -31,20 +41,20 @@ async def test_streams_are_cut_at_their_limit_each() -> None:
 
 
 async def test_bundles_come_whole_or_not_at_all() -> None:
-    collector = Collector(LIMITS)
-    collector.show(
-        "execute_result", {"text/plain": ["a\n", "b"], "application/json": ["a"], "text/x": None}, {}
-    )
+    collector = OutputCollector(LIMITS)
+    bundle = {"text/plain": ["a\n", "b"], "application/json": ["a"], "text/x": None}
+    collector.show("execute_result", bundle, {})
     collector.show("display_data", {"image/png": "x" * 2000}, {})
     collector.show("display_data", {"text/plain": "small"}, {"width": 7})
-    assert [dict(each.data) for each in collector.outputs] == [
+    seen = filled(collector)
+    assert [dict(each.data) for each in seen.outputs] == [
         {"text/plain": "a\nb", "application/json": '["a"]'},
         {"text/plain": "small"},
     ]
-    assert (collector.result, collector.truncated.outputs) == ("a\nb", True)
+    assert (seen.result, seen.truncated.outputs) == ("a\nb", True)
     for _ in range(20):
         collector.show("display_data", {}, {})
-    assert len(collector.outputs) == LIMITS.files
+    assert len(filled(collector).outputs) == LIMITS.files
 
 
 def test_how_an_exception_ends_code() -> None:
@@ -60,41 +70,41 @@ def test_how_an_exception_ends_code() -> None:
         assert (verdict.status, verdict.exit_code) == (status, exit_code)
         assert (verdict.error is None) == (status == "ok")
     text = "Traceback (most recent call last):\n  x\n\x1b[0;31ma.b.Own\x1b[0m: two\nlines\n  indented"
-    error = error_of(text)
+    error = parse_traceback(text)
     assert (error.ename, error.evalue) == ("a.b.Own", "two\nlines\n  indented")
 
 
 def test_paths_are_relative_and_stay() -> None:
-    assert checked_path("a/./b//c.txt") == "a/b/c.txt"
-    assert checked_path("ä ö/文") == "ä ö/文"
+    assert check_path("a/./b//c.txt") == "a/b/c.txt"
+    assert check_path("ä ö/文") == "ä ö/文"
     for path in ("", "/", "/a", "..", "a/../b", "a\0", "a\nb", "a\\b", ".", "x" * 1025):
         with pytest.raises(FileRefusedError):
-            checked_path(path)
+            check_path(path)
 
 
-def test_errands_answer_between_their_markers(tmp_path: Any) -> None:
-    errand = Errand("files", root=str(tmp_path), known={}, most_files=2, most=10)
+def test_calls_answer_between_their_markers(tmp_path: Any) -> None:
+    call = InsideCall("files", root=str(tmp_path), known={}, most_files=2, most=10)
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"x")
     names: dict[str, object] = {"before": 1}
-    said = eval(errand.expression, names)  # as an interpreter elsewhere does
+    said = eval(call.expression, names)  # as an interpreter elsewhere does
     assert set(names) == {"before", "__builtins__"}
-    read = errand.read(f"printed before{said}and after")
+    read = call.read(f"printed before{said}and after")
     assert ([row[0] for row in read["files"]], read["more"]) == (["a", "b"], True)
     for lie in ("", said[:-1], said + said, said.replace(said[40:44], "\0\0\0\0"), "x".join([said[:34]] * 3)):
-        with pytest.raises(ErrandUnansweredError):
-            errand.read(lie)
-    assert errand.read(repr(said)) == read
-    with pytest.raises(ErrandUnansweredError):
-        errand.read(said + " " * MOST_BYTES)
-    with pytest.raises(ErrandUnansweredError):  # another's marker
-        Errand("files").read(said)
-    failing = Errand("get", root="/nowhere", path="x", offset=0, piece=1, most=1)
+        with pytest.raises(NoAnswerError):
+            call.read(lie)
+    assert call.read(repr(said)) == read
+    with pytest.raises(NoAnswerError):
+        call.read(said + " " * MAX_REPLY_BYTES)
+    with pytest.raises(NoAnswerError):  # another's marker
+        InsideCall("files").read(said)
+    failing = InsideCall("get", root="/nowhere", path="x", offset=0, piece=1, most=1)
     assert "no plain file" in failing.read(eval(failing.expression, {}))["refused"]
 
 
 def test_listings_take_no_nonsense() -> None:
-    listing = Listing(LIMITS)
+    listing = FileListing(LIMITS)
     assert [
         each.path
         for each in listing.read({"files": [["b", 1, 2, "d"], ["a/../x", 1, 1, ""], ["a", 1, 2, "d"]]})

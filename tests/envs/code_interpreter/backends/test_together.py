@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fake_together import TOKEN, Fail, FakeTogether, fake_together
 
+from envs.code_interpreter_env.server.backends import together
 from envs.code_interpreter_env.server.backends.together import (
     TogetherBackend,
     TogetherSettings,
     backend_from_environment,
 )
-from envs.code_interpreter_env.server.backends.together import service as pacing
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import FileRefusedError, Limits, SandboxClosedError, SandboxUnavailableError
 
@@ -29,7 +29,7 @@ def server() -> Iterator[FakeTogether]:
 
 @pytest.fixture
 def fake(server: FakeTogether, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTogether]:
-    monkeypatch.setattr(pacing, "MIN_BACKOFF_S", 0.02)
+    monkeypatch.setattr(together, "MIN_BACKOFF_S", 0.02)
     yield server
     server.expire()
     server.seen.clear()
@@ -214,15 +214,15 @@ async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: F
 async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
-    backend._service._settings = settings(fake, network_s=2.0)  # type: ignore[union-attr]
+    backend._host._settings = settings(fake, network_s=2.0)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
     ran = await session.execute("while True: pass", timeout_s=0.2)
     assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
     assert "no way to interrupt" in str(ran.reason)
-    backend._service._settings = settings(fake)  # type: ignore[union-attr]
+    backend._host._settings = settings(fake)  # type: ignore[union-attr]
     after = await session.execute("'x' in globals()")
     assert (after.result, after.state_lost, len(fake.sessions)) == ("False", False, 2)
-    backend._service._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
+    backend._host._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
     fake.fails.append(Fail(how="hang"))
     fake.fails_of_sessions.append(Fail(how="hang"))  # then it is the service's fault
     ran = await session.execute("pass", timeout_s=0.2)
@@ -260,9 +260,8 @@ async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: Fake
 
 
 def test_settings_come_from_the_environment() -> None:
-    made = TogetherSettings.from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})
+    made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._settings
     assert (made.token, made.base_url) == (TOKEN, "https://api.together.ai/v1")
-    assert backend_from_environment({"TOGETHER_API_KEY": TOKEN}).isolation == "remote"
     for environ in (
         {},
         {"TOGETHER_API_KEY": "with space"},

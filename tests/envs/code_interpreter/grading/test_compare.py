@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from envs.code_interpreter_env.grading.checkers import CHECKERS
 from envs.code_interpreter_env.grading.compare import (
+    CHECKERS,
     MAX_BOXES,
     AnyOf,
     Compare,

@@ -215,18 +215,6 @@ async def test_an_end_or_a_change_in_one_case_is_nothing_to_the_next(sandbox: Sa
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0] * 2
 
 
-async def test_stopping_early_and_another_order(sandbox: Sandbox) -> None:
-    many = task([([at], at) for at in range(6)])
-    early = await Grader(sandbox, stop_early=True).grade(many, "def f(x): return 0")
-    assert categories(early) == ["passed", "wrong_answer", *["not_run"] * 4]
-    assert early.reward == 0.0
-    whole = await Grader(sandbox, stop_early=True, scoring="fraction").grade(many, "def f(x): return 0")
-    assert whole.reward == pytest.approx(1 / 6)
-    code = "seen = []\ndef f(x):\n    seen.append(x)\n    return x if seen == sorted(seen) else None"
-    orders = [await Grader(sandbox, shuffle=True).grade(many, code) for _ in range(4)]
-    assert any(verdict.reward == 0.0 for verdict in orders)
-
-
 async def test_programs_are_compared_by_what_they_print(sandbox: Sandbox) -> None:
     hidden = [{"stdin": "3\n", "stdout": "1 0.5\n"}, {"stdin": "", "stdout": ""}]
     line = {"id": "s", "kind": "stdio", "prompt": "?", "hidden": hidden, "float_tol": 1e-6}

@@ -59,7 +59,7 @@ async def test_what_is_wrong_is_worth_nothing(
 ) -> None:
     await fails(Grader(sandbox), ALL[name])
     if request.node.get_closest_marker("soak"):
-        await fails(Grader(sandbox, fresh_per_case=True, shuffle=True, stop_early=True), ALL[name])
+        await fails(Grader(sandbox, fresh_per_case=True), ALL[name])
 
 
 async def fails(grader: Grader, task: Task) -> None:

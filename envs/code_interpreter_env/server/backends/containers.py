@@ -1,0 +1,310 @@
+"""A container a session, from a warm pool; its image serves a coding environment."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from openenv_core.errors import (
+    ClientError,
+    ConfigurationError,
+    ConnectionLostError,
+    ProviderError,
+    RequestTimeoutError,
+    ServerError,
+)
+from openenv_core.providers.docker.container import Container, ContainerState
+from openenv_core.providers.docker.options import ContainerOptions
+from openenv_core.providers.pool import DockerPool, PoolLease
+from openenv_core.sandbox import Execution, FileRefusedError, Limits
+
+from ...client import CodeInterpreterEnv
+from ...models import CodeInterpreterObservation
+from ..settings import MINIMUM, PREFIX
+from .hosted import (
+    MAX_REPLY_BYTES,
+    HostedBackend,
+    HostedInterpreter,
+    HostFailureError,
+    InsideCall,
+    NoAnswerError,
+)
+from .outputs import OutputCollector, stopped
+
+IMAGE: Final = f"{PREFIX}CONTAINER_IMAGE"
+SIZE: Final = f"{PREFIX}CONTAINERS"
+MEMORY: Final = f"{PREFIX}CONTAINER_MEMORY"
+CPUS: Final = f"{PREFIX}CONTAINER_CPUS"
+
+EXIT_WAIT_S: Final = 5.0
+"""How long the end of a container may take to show after its connections broke."""
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long a container gets to end its session before it is ended itself."""
+
+_POLL_INTERVAL_S: Final = 0.05
+_MIB: Final = 1 << 20
+
+
+def _walled_off() -> ContainerOptions:
+    return ContainerOptions(network="none", memory="1g", cpus=1.0, stop_timeout_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """The containers of one server.
+
+    Attributes:
+        image: Name or id of an image that serves this environment, or another of OpenEnv that runs code. It is not
+            pulled.
+        size: Containers, warm or in use: as many sessions there can be.
+        options: What each container gets; by default no network, 1 GB of memory, one CPU, and no privileges.
+        lease_s: Seconds that a session waits for a container.
+        slack_s: Seconds that a reply may take beyond the time of the code.
+
+    Raises:
+        ConfigurationError: A value that cannot be.
+    """
+
+    image: str
+    size: int = 4
+    options: ContainerOptions = field(default_factory=_walled_off)
+    lease_s: float = 60.0
+    slack_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.image:
+            raise ConfigurationError(f"expected the name of an image in {IMAGE}, got nothing; set it")
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ConfigurationError(f"expected at least 1 container, got {self.size!r}")
+
+
+def backend_from_environment(environ: Mapping[str, str]) -> "ContainerBackend":
+    """Return the backend that CODE_INTERPRETER_CONTAINER_IMAGE and its kin describe.
+
+    What the server itself is told of the weakest isolation to serve at, the server in each container is told too.
+
+    Raises:
+        ConfigurationError: There is no image, or a value cannot be.
+    """
+    image, size, memory, cpus, minimum = (
+        environ.get(name, "").strip() for name in (IMAGE, SIZE, MEMORY, CPUS, MINIMUM)
+    )
+    try:
+        options = ContainerOptions(
+            network="none",
+            memory=memory or "1g",
+            cpus=float(cpus or 1),
+            stop_timeout_s=0.0,
+            env_vars={MINIMUM: minimum} if minimum else {},
+        )
+        return ContainerBackend(ContainerSettings(image=image, size=int(size or 4), options=options))
+    except ConfigurationError:
+        raise
+    except ValueError:
+        raise ConfigurationError(
+            f"expected numbers for {SIZE} and {CPUS}, got {size!r} and {cpus!r}"
+        ) from None
+
+
+class _ContainerInterpreter(HostedInterpreter):
+    """One container, one session of the server in it.
+
+    Where the image serves this environment, limits, files, standard input and results are the server's there. Any
+    other that takes code and answers with what it printed is spoken to with code alone: a time-out is kept from here,
+    by giving the container up, and there are files as far as its Python can be asked for them.
+    """
+
+    def __init__(
+        self, pool: DockerPool, settings: ContainerSettings, limits: Limits, packages: tuple[str, ...]
+    ) -> None:
+        super().__init__(limits, packages, isolation="container", report_files=False)
+        self._pool = pool
+        self._settings = settings
+        self._lease: PoolLease[Container] | None = None
+        self._client: CodeInterpreterEnv | None = None
+        self._ours = False
+
+    async def _begin(self) -> None:
+        await self._end()
+        image = self._settings.image
+        try:
+            self._lease = await asyncio.to_thread(self._pool.lease, self._settings.lease_s)
+            self._client = client = self._make_client(self._lease)
+            first = (await client.reset()).observation
+            self._ours = first.isolation != ""
+            if self._ours:
+                await client.reset(packages=list(self._packages), limits=asdict(self._limits))
+        except ServerError as error:
+            # It is what the image allows: fewer packages, lower ceilings.
+            raise ConfigurationError(f"expected {image} to begin a session, got: {error}") from error
+        except (ClientError, ProviderError) as error:
+            raise HostFailureError(f"expected a container of {image}, got: {error}") from error
+        try:
+            await self._enter(own_folder=False)
+        except NoAnswerError:
+            if self._ours or self._packages:
+                raise
+            self._root = ""  # code is all that it takes
+
+    async def _end(self) -> None:
+        client, self._client = self._client, None
+        lease, self._lease = self._lease, None
+        try:
+            if client is not None:
+                with suppress(ClientError, ProviderError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await client.close()
+        finally:
+            if lease is not None:
+                lease.close()
+
+    async def _run(
+        self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
+    ) -> Execution:
+        if stdin is not None and not self._ours:
+            raise HostFailureError(f"{self._settings.image} knows code alone, and no standard input for it")
+        try:
+            seen = await self._execute(code, timeout_s, stdin)
+        except (RequestTimeoutError, TimeoutError):
+            if self._ours:  # its own time-out should have come first
+                raise HostFailureError(
+                    "the server in the container does not answer", state_lost=True
+                ) from None
+            reason = f"it took longer than {timeout_s:g} s, and its container was given up"
+            return stopped("timeout", reason, state_lost=True)
+        except ConnectionLostError as error:
+            return await self._after_the_end(error)
+        except ServerError as error:
+            raise HostFailureError(f"the server in the container failed: {error}") from error
+        except ClientError as error:
+            raise HostFailureError(str(error), state_lost=True) from error
+        return _ended(seen, collector)
+
+    async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
+        if not self._root and call.function != "begin":
+            raise NoAnswerError(f"{self._settings.image} knows code alone, and no files")
+        try:
+            seen = await self._execute(call.expression if self._ours else call.statement, timeout_s, None)
+        except (ClientError, TimeoutError) as error:
+            raise HostFailureError(f"expected the container to see to its files, got: {error}") from error
+        return (seen.result or "") if self._ours else seen.stdout
+
+    async def _put(self, path: str, data: bytes) -> None:
+        if not self._ours:
+            await super()._put(path, data)
+            return
+        try:
+            seen = (await self._require_client().put_file(path, data)).observation
+        except ClientError as error:
+            raise HostFailureError(f"expected the container to take a file, got: {error}") from error
+        if seen.status == "sandbox_error":
+            failure = f"expected the container to take a file, got: {seen.reason}"
+            raise HostFailureError(failure, state_lost=seen.state_lost)
+        if seen.error is not None:
+            raise FileRefusedError(path, _reason(seen.error.evalue))
+
+    async def _get(self, path: str) -> bytes:
+        if not self._ours:
+            return await super()._get(path)
+        try:
+            return await self._require_client().get_file(path)
+        except FileNotFoundError as error:
+            raise FileRefusedError(path, _reason(str(error))) from None
+        except ClientError as error:
+            raise HostFailureError(f"expected the container to give a file, got: {error}") from error
+
+    async def _execute(self, code: str, timeout_s: float, stdin: str | None) -> CodeInterpreterObservation:
+        client = self._require_client()
+        # A server of ours keeps the time itself.
+        slack_s = self._settings.slack_s if self._ours else 0.0
+        async with asyncio.timeout(timeout_s + slack_s):
+            result = await client.execute(code, timeout_s=timeout_s if self._ours else None, stdin=stdin)
+        return result.observation
+
+    async def _after_the_end(self, error: ConnectionLostError) -> Execution:
+        """Return how code ended under which the container ended: its memory is the code's, all else is not."""
+        state = None if self._lease is None else await asyncio.to_thread(_end_of, self._lease)
+        if state is None:
+            raise HostFailureError(str(error), state_lost=True) from error
+        if not state.out_of_memory:
+            raise HostFailureError(f"the container {state}", state_lost=True) from error
+        return stopped("memory", f"the container {state}", state_lost=True)
+
+    def _make_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
+        limits = self._limits
+        # Every byte of a text may be spelled with six, and images are text already.
+        most = (
+            6 * 2 * limits.output_bytes + 2 * limits.outputs_bytes + 2 * limits.file_bytes + MAX_REPLY_BYTES
+        )
+        return CodeInterpreterEnv(
+            base_url=lease.url,
+            message_timeout_s=limits.timeout_s + limits.grace_s + self._settings.slack_s,
+            max_message_size_mb=most / _MIB,
+            token=self._settings.options.token,
+        )
+
+    def _require_client(self) -> CodeInterpreterEnv:
+        if self._client is None:
+            raise HostFailureError("there is no container", state_lost=True)
+        return self._client
+
+
+_ENDS: Final = ("status", "exit_code", "error", "state_lost", "reason", "signal", "max_rss_bytes", "files")
+
+
+def _ended(seen: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
+    """Return how code ended, by what the server in the container says; the collector has the rest."""
+    collector.write("stdout", seen.stdout)
+    collector.write("stderr", seen.stderr)
+    for output in seen.outputs:
+        collector.show(output.output_type, output.data, output.metadata)
+    collector.note_loss(*(name for name, cut in asdict(seen.truncated).items() if cut))
+    ends: dict[str, Any] = {name: getattr(seen, name) for name in _ENDS}
+    return Execution(**ends)
+
+
+def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
+    """Return how a container ended, which takes a moment to show; None where it did not, or nobody knows."""
+    deadline = time.monotonic() + EXIT_WAIT_S
+    with suppress(ProviderError):
+        while time.monotonic() < deadline:
+            state = lease.container.end_state()
+            if not state.running:
+                return state
+            time.sleep(_POLL_INTERVAL_S)
+    return None
+
+
+def _reason(refusal: str) -> str:
+    """Return why the server there refused a file, without what is said here once more."""
+    return refusal.rpartition(": ")[2]
+
+
+class ContainerBackend(HostedBackend[ContainerSettings, DockerPool]):
+    """Runs code in containers, one a session, which nobody uses again.
+
+    What stands between the code and the machine is the container, and within it what the server there has: an image
+    of this environment answers for its own level, any other for nothing.
+    """
+
+    isolation = "container"
+
+    def _make_host(self) -> DockerPool:
+        return DockerPool(self._settings.image, self._settings.size, options=self._settings.options)
+
+    async def _check(self, host: DockerPool) -> None:
+        try:
+            await asyncio.to_thread(host.wait, 1, self._settings.lease_s)
+        except ProviderError as error:
+            raise HostFailureError(f"expected containers of {self._settings.image}, got: {error}") from error
+
+    def _make_interpreter(
+        self, host: DockerPool, limits: Limits, packages: tuple[str, ...]
+    ) -> _ContainerInterpreter:
+        return _ContainerInterpreter(host, self._settings, limits, packages)
+
+    async def _close_host(self, host: DockerPool) -> None:
+        await asyncio.to_thread(host.close)

@@ -1,0 +1,151 @@
+"""Runs in the session's own interpreter, sent there as text: workspace, files, standard input.
+
+Standard library only, for Python 3.9 and newer; imports nothing of ours. The session's code can change what this
+builds on, so that nothing that it answers is proof of anything. Each function takes one dictionary of arguments.
+"""
+
+import base64
+import hashlib
+import importlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+PREFIX = "code-interpreter-"
+
+
+def begin(asked: dict[str, Any]) -> dict[str, Any]:
+    """Make the workspace, import packages, and remove the workspaces of those who died before."""
+    for folder in asked["leftovers"]:
+        if os.path.basename(folder).startswith(PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+    if asked["own_folder"]:
+        os.chdir(tempfile.mkdtemp(prefix=PREFIX))
+    failed = {}
+    for name in asked["packages"]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            failed[name] = repr(error)[:500]
+    return {"root": os.path.realpath(os.getcwd()), "failed": failed}
+
+
+def end(asked: dict[str, Any]) -> dict[str, Any]:
+    """Remove the workspace."""
+    os.chdir("/")
+    shutil.rmtree(asked["root"], ignore_errors=True)
+    return {}
+
+
+def put(asked: dict[str, Any]) -> dict[str, Any]:
+    """Write a piece of a file."""
+    path = _within(asked)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path) and not os.path.isfile(path):
+        return {"refused": "there is something else of that name"}
+    with open(path, "ab" if asked["offset"] else "wb") as file:
+        if file.tell() != asked["offset"]:
+            return {"refused": "it was changed while it was written"}
+        file.write(base64.b64decode(asked["data"]))
+    return {}
+
+
+def take(asked: dict[str, Any]) -> dict[str, Any]:
+    """Move a file that was uploaded to the workspace to its place."""
+    path = _within(asked)
+    came = os.path.join(asked["root"], asked["name"])
+    if not os.path.isfile(came):
+        return {"missing": True}
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path) and not os.path.isfile(path):
+        os.remove(came)
+        return {"refused": "there is something else of that name"}
+    os.replace(came, path)
+    return {"sha256": _digest(path)}
+
+
+def get(asked: dict[str, Any]) -> dict[str, Any]:
+    """Read a piece of a file."""
+    path = _within(asked)
+    if not os.path.isfile(path):
+        return {"refused": "there is no plain file there"}
+    size = os.path.getsize(path)
+    if size > asked["most"]:
+        return {"refused": f"it is larger than {asked['most']} bytes"}
+    with open(path, "rb") as file:
+        file.seek(asked["offset"])
+        return {"size": size, "data": base64.b64encode(file.read(asked["piece"])).decode()}
+
+
+def files(asked: dict[str, Any]) -> dict[str, Any]:
+    """List the plain files; those that look as they are known to are not read again."""
+    root, known = asked["root"], asked["known"]
+    rows: list[list[Any]] = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            if os.path.islink(path) or not os.path.isfile(path):
+                continue
+            if len(rows) >= asked["most_files"]:
+                return {"files": rows, "more": True}
+            place = os.path.relpath(path, root).replace(os.sep, "/")
+            found = os.stat(path)
+            fresh = known.get(place) != [found.st_size, found.st_mtime_ns]
+            digest = _digest(path) if fresh and found.st_size <= asked["most"] else ""
+            rows.append([place, found.st_size, found.st_mtime_ns, digest])
+    return {"files": rows, "more": False}
+
+
+def stdin(asked: dict[str, Any]) -> dict[str, Any]:
+    """Have standard input, and `input`, read a text."""
+    source = io.StringIO(asked["text"])
+    sys.stdin = source
+
+    def read_line(prompt: object = "", *_: object, **__: object) -> str:
+        sys.stdout.write(str(prompt))
+        line: str = source.readline()
+        if not line:
+            raise EOFError("EOF when reading a line")
+        return line[:-1] if line.endswith("\n") else line
+
+    import builtins
+
+    builtins.input = read_line
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and getattr(shell, "kernel", None) is not None:
+        shell.kernel.raw_input = read_line  # a kernel of IPython asks its frontend otherwise
+    return {}
+
+
+def _within(asked: dict[str, Any]) -> str:
+    root: str = asked["root"]
+    path = os.path.realpath(os.path.join(root, str(asked["path"])))
+    if not path.startswith(root.rstrip(os.sep) + os.sep):
+        raise PermissionError("it leads out of the workspace")
+    return path
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def answer(function: str, packed: str, marker: str) -> str:
+    """Do what is asked, and return the answer between two markers."""
+    functions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        each.__name__: each for each in (begin, end, put, take, get, files, stdin)
+    }
+    try:
+        reply = functions[function](json.loads(base64.b64decode(packed)))
+    except Exception as error:
+        reply = {"refused": f"{type(error).__name__}: {str(error)[:500]}"}
+    return marker + base64.b64encode(json.dumps(reply).encode()).decode() + marker

@@ -1,0 +1,598 @@
+"""Kernels behind a Jupyter kernel gateway, or a Jupyter server, as interpreters. A gateway isolates nothing."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import httpx
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import is_bearer_token
+from openenv_core.proxies import proxy_for
+from openenv_core.sandbox import CodeError, Execution, Limits
+
+from .hosted import (
+    MAX_REPLY_BYTES,
+    HostedBackend,
+    HostedInterpreter,
+    HostFailureError,
+    InsideCall,
+    excerpt,
+    make_http_client,
+    require_plain_url,
+    send_bounded,
+)
+from .outputs import OutputCollector, raised, stopped, without_colours
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+URL: Final = "JUPYTER_GATEWAY_URL"
+TOKEN: Final = "JUPYTER_GATEWAY_AUTH_TOKEN"
+KERNEL_NAME: Final = "JUPYTER_GATEWAY_KERNEL_NAME"
+
+INTERRUPT_ALLOWANCE_S: Final = 0.7
+"""What an interrupt takes on its way, beside the grace that the limits give."""
+
+CLEAN_UP_TIMEOUT_S: Final = 2.0
+"""How long a kernel that is let go may take to remove its folder."""
+
+_KERNELS: Final = "/api/kernels"
+_MAX_RESPONSE_BYTES: Final = 1 << 20
+_MAX_QUEUED: Final = 4
+_PROTOCOL_VERSION: Final = "5.3"
+
+_TOO_LARGE: Final = 1009
+"""Our own code for hanging up on a message that is larger than we take."""
+
+_RATE_NOTES: Final = ("IOPub data rate exceeded", "IOPub message rate exceeded")
+"""How a gateway's note on output that it has dropped begins."""
+
+logger = logging.getLogger("openenv_core")
+
+# A connection's own log has its headers, token and all, in its lowest level.
+_quiet = logging.getLogger("openenv_core.jupyter")
+_quiet.setLevel(logging.WARNING)
+
+_Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JupyterSettings:
+    """How the gateway is reached.
+
+    Attributes:
+        url: What `/api/kernels` follows.
+        token: Sent as `Authorization: token`; None: the gateway wants none.
+        kernel_name: Which kernels; None: the gateway's default. They have to be Python's.
+        start_s: Seconds that a kernel may take until it answers.
+        request_s: Seconds that any other request may take.
+        report_files: Whether each execution is followed by a look at the files.
+
+    Raises:
+        ConfigurationError: A value that cannot be.
+    """
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    kernel_name: str | None = None
+    start_s: float = 60.0
+    request_s: float = 10.0
+    report_files: bool = True
+
+    def __post_init__(self) -> None:
+        require_plain_url(URL, self.url)
+        if self.token is not None and not is_bearer_token(self.token):
+            raise ConfigurationError(
+                f"expected {TOKEN} to be printable ASCII without spaces, got {len(self.token)} other characters"
+            )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {} if self.token is None else {"Authorization": f"token {self.token}"}
+
+    def address(self, path: str, *, socket: bool = False) -> str:
+        """Return the URL of a path; of a WebSocket if that is what it is."""
+        base = self.url.rstrip("/")
+        return ("ws" + base.removeprefix("http") if socket else base) + path
+
+
+def backend_from_environment(environ: Mapping[str, str]) -> "JupyterBackend":
+    """Return the backend that JUPYTER_GATEWAY_URL, JUPYTER_GATEWAY_AUTH_TOKEN and JUPYTER_GATEWAY_KERNEL_NAME describe.
+
+    Raises:
+        ConfigurationError: There is no URL, or a value cannot be.
+    """
+    url, token, kernel_name = (environ.get(name, "").strip() for name in (URL, TOKEN, KERNEL_NAME))
+    if not url:
+        raise ConfigurationError(f"expected {URL} to say where a kernel gateway is, got nothing; set it")
+    return JupyterBackend(JupyterSettings(url=url, token=token or None, kernel_name=kernel_name or None))
+
+
+class _NoRoomError(HostFailureError):
+    """The gateway has as many kernels as it may have."""
+
+
+class _Gateway:
+    """The gateway, asked by coroutines of one loop. Nothing is sent twice; what fails is a `HostFailureError`."""
+
+    def __init__(self, settings: JupyterSettings) -> None:
+        self._settings = settings
+        self._http = make_http_client(settings.url, settings.headers)
+
+    async def check(self) -> None:
+        """See that there is a gateway that lets us in and has kernels of the name."""
+        reply = await self._request("GET", "/api/kernelspecs")
+        known = reply.get("kernelspecs") if isinstance(reply, dict) else None
+        if not isinstance(known, dict):
+            raise HostFailureError(f"expected {self._settings.url} to list its kernels, got something else")
+        name = self._settings.kernel_name
+        if name is not None and name not in known:
+            raise HostFailureError(
+                f"expected the gateway to have kernels named {name!r}, it has {', '.join(known) or 'none'}"
+            )
+
+    async def create(self) -> str:
+        """Start a kernel, and return its id; `_NoRoomError` where the gateway has as many as it may have."""
+        # With an environment of its own, if an empty one, a kernel does not inherit the gateway's, token and all.
+        body: dict[str, Any] = {"env": {}}
+        if self._settings.kernel_name is not None:
+            body["name"] = self._settings.kernel_name
+        reply = await self._request("POST", _KERNELS, body, self._settings.start_s)
+        kernel = reply.get("id") if isinstance(reply, dict) else None
+        if not isinstance(kernel, str) or not kernel.replace("-", "").isalnum():
+            raise HostFailureError(
+                f"expected {self._settings.url} to name the kernel it started, got something else"
+            )
+        return kernel
+
+    async def interrupt(self, kernel: str) -> None:
+        """Have a kernel stop what it does, as Ctrl-C would."""
+        await self._request("POST", f"{_KERNELS}/{kernel}/interrupt")
+
+    async def delete(self, kernel: str) -> None:
+        """End a kernel; one that is gone is as good. One that does not listen takes the gateway seconds."""
+        await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self._settings.request_s)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self._http.aclose()
+
+    async def _request(self, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
+        url = self._settings.address(path)
+        limit_s = self._settings.request_s if limit_s is None else limit_s
+        request = self._http.build_request(method, url, json=body, timeout=httpx.Timeout(None))
+        try:
+            async with asyncio.timeout(limit_s):
+                response, content = await send_bounded(self._http, request, _MAX_RESPONSE_BYTES)
+        except TimeoutError:
+            raise HostFailureError(f"expected {method} {url} to be answered within {limit_s:g} s") from None
+        except httpx.TransportError as error:
+            raise HostFailureError(
+                f"expected {method} {url} to be answered, got {type(error).__name__}: {error}"
+            ) from None
+        if response.status_code == 404 and method == "DELETE":
+            return None
+        if not response.is_success:
+            self._refuse(method, url, response.status_code, content)
+        try:
+            return json.loads(content) if content else None
+        except (ValueError, RecursionError):
+            raise HostFailureError(
+                f"expected {method} {url} to be answered with JSON, got something else"
+            ) from None
+
+    def _refuse(self, method: str, url: str, status: int, content: bytes) -> None:
+        text = f"expected {method} {url} to succeed, got HTTP {status}: {excerpt(content)}"
+        if self._settings.token is not None:
+            text = text.replace(self._settings.token, "[token]")
+        # 403 is the kernel gateway's word for its limit, 429 and 503 are those of others in front of it.
+        raise (_NoRoomError if method == "POST" and status in (403, 429, 503) else HostFailureError)(text)
+
+
+class _KernelRequest:
+    """A request on its way; `done` has the reply's content once there is a reply and all was published."""
+
+    def __init__(self, on_message: Callable[[str, _Message], None]) -> None:
+        self.done: asyncio.Future[_Message] = asyncio.get_running_loop().create_future()
+        self._on_message = on_message
+        self._reply: _Message | None = None
+        self._idle = False
+
+    def take(self, message: _Message, kind: str, content: _Message) -> None:
+        """Take in one message that the kernel has sent because of it."""
+        if kind == "status":
+            self._idle = self._idle or content.get("execution_state") == "idle"
+        elif kind.endswith("_reply") and message.get("channel") == "shell":
+            self._reply = content
+        else:
+            self._on_message(kind, content)
+        if self._idle and self._reply is not None and not self.done.done():
+            self.done.set_result(self._reply)
+
+
+class _Channel:
+    """A kernel's channels. One request at a time; what belongs to none that is under way is dropped.
+
+    Attributes:
+        ended: Is done once nothing more comes; its result says why, and is not an exception.
+        died: Whether it was the kernel that ended, not the connection.
+        flooded: Whether it ended because one message was larger than any may be.
+    """
+
+    def __init__(self, socket: "ClientConnection") -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.died = False
+        self.flooded = False
+        self._socket = socket
+        self._session = secrets.token_hex(16)
+        self._requests: dict[str, _KernelRequest] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, settings: JupyterSettings, kernel: str, most_bytes: int) -> "_Channel":
+        """Connect to a kernel; no message of it may have more bytes."""
+        try:
+            from websockets.asyncio.client import connect
+            from websockets.exceptions import WebSocketException
+        except ImportError as error:
+            raise ConfigurationError(
+                f"expected websockets to be installed ({error}); install ropewalk[server]"
+            ) from error
+        # A name of our own has the gateway keep nothing for us that an earlier connection has missed.
+        url = settings.address(f"{_KERNELS}/{kernel}/channels", socket=True)
+        try:
+            socket = await connect(
+                f"{url}?session_id={secrets.token_hex(8)}",
+                additional_headers=settings.headers,
+                compression=None,
+                proxy=proxy_for(url),
+                open_timeout=settings.start_s,  # a gateway answers once the kernel does
+                close_timeout=1.0,
+                max_size=most_bytes,
+                max_queue=_MAX_QUEUED,
+                logger=_quiet,
+            )
+        except (WebSocketException, OSError, TimeoutError) as error:
+            raise HostFailureError(
+                f"expected the channels of a kernel at {url}, got {type(error).__name__}: {error}"
+            ) from None
+        return cls(socket)
+
+    async def request(
+        self, kind: str, content: _Message, on_message: Callable[[str, _Message], None] = lambda *_: None
+    ) -> _KernelRequest:
+        """Send a request; `on_message` is called with each message that the kernel publishes because of it."""
+        name = secrets.token_hex(16)
+        header = {
+            "msg_id": name,
+            "username": "",
+            "session": self._session,
+            "msg_type": kind,
+            "version": _PROTOCOL_VERSION,
+            "date": datetime.now(UTC).isoformat(),
+        }
+        around = {"parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
+        request = _KernelRequest(on_message)
+        self._requests = {name: request}
+        try:
+            await self._socket.send(json.dumps({"header": header, "content": content, **around}))
+        except OSError as error:
+            raise HostFailureError(f"expected a kernel to take a request, got: {error}") from None
+        except Exception as error:
+            if self.ended.done() or _is_closed(error):
+                raise HostFailureError(
+                    "expected a kernel to take a request, but its connection is gone"
+                ) from None
+            raise
+        return request
+
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._requests = {}
+        with suppress(Exception):
+            await self._socket.close()
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self._reader
+
+    async def _read(self) -> None:
+        why = "the connection to the kernel ended"
+        try:
+            async for frame in self._socket:
+                if isinstance(frame, str) and (death := self._take(frame)):
+                    self.died, why = True, death
+                    return
+            why = self._closing_reason()
+        except Exception as error:
+            why = self._closing_reason() if _is_closed(error) else f"{type(error).__name__}: {error}"
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(why)
+
+    def _take(self, frame: str) -> str | None:
+        """Take in a frame; return how the kernel died, where that is what it says."""
+        try:
+            message = json.loads(frame)
+            kind, content = message["header"]["msg_type"], message["content"]
+            parent = (message.get("parent_header") or {}).get("msg_id")
+            if kind == "status" and content.get("execution_state") in ("restarting", "dead"):
+                return f"the kernel's process ended (the gateway says {content['execution_state']!r})"
+            request = self._requests.get(parent) if isinstance(parent, str) else None
+            if request is not None and isinstance(content, dict):
+                request.take(message, str(kind), content)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass  # whatever it is, no kernel and no gateway writes it: the code got hold of the wire
+        return None
+
+    def _closing_reason(self) -> str:
+        sent = self._socket.protocol.close_sent
+        self.flooded = sent is not None and sent.code == _TOO_LARGE
+        if self.flooded:
+            return "the kernel sent a message that is larger than any may be"
+        code, reason = self._socket.close_code, self._socket.close_reason
+        return f"the connection to the kernel ended ({code}{f': {reason}' if reason else ''})"
+
+
+def _is_closed(error: Exception) -> bool:
+    from websockets.exceptions import ConnectionClosed
+
+    return isinstance(error, ConnectionClosed)
+
+
+class _JupyterInterpreter(HostedInterpreter):
+    """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels."""
+
+    def __init__(
+        self, gateway: _Gateway, settings: JupyterSettings, limits: Limits, packages: tuple[str, ...]
+    ) -> None:
+        super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
+        self._gateway = gateway
+        self._settings = settings
+        self._kernel: str | None = None
+        self._channel: _Channel | None = None
+        self._had_stdin = False
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    async def _begin(self) -> None:
+        await self._let_go()
+        self._had_stdin = False
+        try:
+            self._kernel = await self._gateway.create()
+        except _NoRoomError:
+            if not self._deletions:
+                raise
+            await asyncio.wait(self._deletions)  # the one before still takes the place
+            self._kernel = await self._gateway.create()
+        self._channel = await self._connect(self._kernel)
+        request = await self._channel.request("kernel_info_request", {})
+        if not await self._wait(self._channel, request, self._settings.start_s):
+            raise HostFailureError(
+                f"expected a kernel to answer within {self._settings.start_s:g} s, got nothing"
+            )
+        await self._enter(own_folder=True)
+
+    async def _end(self) -> None:
+        if self._root and not self._turn.locked() and self._alive() is not None:
+            # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
+            with suppress(HostFailureError, TimeoutError):
+                await self._call_inside(InsideCall("end", root=self._root), CLEAN_UP_TIMEOUT_S)
+        self._root = ""
+        await self._let_go()
+        if self._deletions:
+            await asyncio.wait(self._deletions)
+
+    async def _run(
+        self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
+    ) -> Execution:
+        ended = await self._execute(code, collector, timeout_s, stdin)
+        if ended.state_lost:
+            await self._let_go()  # at once: it may still be busy
+        return ended
+
+    async def _execute(
+        self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
+    ) -> Execution:
+        channel = self._require_channel()
+        if stdin is not None or self._had_stdin:
+            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+        request = await channel.request("execute_request", _execute_request(code), _into(collector))
+        done = await self._wait(channel, request, timeout_s, collector.flood)
+        if done and not collector.flood.done():
+            return _ended(request.done.result(), collector)
+        if channel.ended.done():
+            return await self._after_the_end(channel)
+        kept = await self._interrupt(channel, request)
+        how = "it was interrupted" if kept else "it did not heed the interrupt, and its kernel was ended"
+        if collector.flood.done():
+            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes; {how}"
+            return stopped("output_limit", reason, state_lost=not kept)
+        return stopped("timeout", f"it took longer than {timeout_s:g} s; {how}", state_lost=not kept)
+
+    async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
+        # The answer comes back as a value in the reply: output that is published, a gateway may drop.
+        channel = self._require_channel()
+        content = _execute_request("", silent=True, expressions={"answer": call.expression})
+        request = await channel.request("execute_request", content)
+        done = await self._wait(channel, request, timeout_s)
+        if channel.ended.done():
+            raise HostFailureError(channel.ended.result(), state_lost=True)
+        if not done:
+            lost = not await self._interrupt(channel, request)
+            raise HostFailureError(
+                f"expected the kernel to see to its files within {timeout_s:g} s", state_lost=lost
+            )
+        return _expression_value(request.done.result())
+
+    async def _wait(
+        self, channel: _Channel, request: _KernelRequest, timeout_s: float, *ends: asyncio.Future[Any]
+    ) -> bool:
+        """Wait until a request is done, the connection or something else ends, or time is up; return which."""
+        waits: set[asyncio.Future[Any]] = {request.done, channel.ended, *ends}
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return request.done.done()
+
+    async def _interrupt(self, channel: _Channel, request: _KernelRequest) -> bool:
+        """Interrupt the kernel; return whether it heeds that, so that its state is kept."""
+        if self._kernel is None:
+            return False
+        try:
+            await self._gateway.interrupt(self._kernel)
+        except HostFailureError as failure:  # it was not the code that took so long
+            raise HostFailureError(
+                f"{failure}; the code had no end within its time", state_lost=True
+            ) from failure
+        return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
+
+    async def _after_the_end(self, channel: _Channel) -> Execution:
+        """Return how code ended under which the channel ended."""
+        why = channel.ended.result()
+        if channel.died:
+            return stopped("killed", f"{why} while the code ran", state_lost=True)
+        if channel.flooded:
+            kept = await self._reached_again(channel)
+            how = "it was interrupted" if kept else "its kernel was ended"
+            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {how}"
+            return stopped("output_limit", reason, state_lost=not kept)
+        reason = f"{why} while the code ran, and nobody knows how far it got"
+        return stopped("sandbox_error", reason, state_lost=True)
+
+    async def _reached_again(self, ended: _Channel) -> bool:
+        """Interrupt a kernel that we hung up on, and connect to it again; return whether it answers."""
+        if self._kernel is None:
+            return False
+        try:
+            await self._gateway.interrupt(self._kernel)
+            await ended.close()
+            self._channel = channel = await self._connect(self._kernel)
+            request = await channel.request("kernel_info_request", {})
+        except HostFailureError:
+            return False
+        return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
+
+    def _require_channel(self) -> _Channel:
+        channel = self._alive()
+        if channel is None:
+            why = "there is no kernel" if self._channel is None else self._channel.ended.result()
+            raise HostFailureError(f"{why} before the code ran", state_lost=True)
+        return channel
+
+    def _alive(self) -> _Channel | None:
+        return self._channel if self._channel is not None and not self._channel.ended.done() else None
+
+    async def _connect(self, kernel: str) -> _Channel:
+        limits = self._limits
+        most = max(2 * (limits.output_hard_bytes + limits.outputs_bytes), 2 * MAX_REPLY_BYTES)
+        return await _Channel.open(self._settings, kernel, most)
+
+    async def _let_go(self) -> None:
+        """Hang up, and have the kernel deleted meanwhile: one that does not listen takes the gateway seconds."""
+        channel, self._channel = self._channel, None
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            task = asyncio.create_task(self._delete(kernel))
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+        if channel is not None:
+            await channel.close()
+
+    async def _delete(self, kernel: str) -> None:
+        try:
+            await self._gateway.delete(kernel)
+        except HostFailureError as failure:
+            logger.warning("a kernel is left to its gateway: %s", failure)
+
+
+def _execute_request(
+    code: str, *, silent: bool = False, expressions: dict[str, str] | None = None
+) -> dict[str, Any]:
+    return {
+        "code": code,
+        "silent": silent,
+        "store_history": not silent,
+        "user_expressions": expressions or {},
+        "allow_stdin": False,
+        "stop_on_error": True,
+    }
+
+
+def _into(collector: OutputCollector) -> Callable[[str, _Message], None]:
+    """Return what hands a kernel's messages to a collector."""
+
+    def on_message(kind: str, content: _Message) -> None:
+        if kind == "stream":
+            text = str(content.get("text", ""))
+            if content.get("name") == "stderr" and text.startswith(_RATE_NOTES):
+                collector.note_loss("stdout", "stderr", "outputs")
+            else:
+                collector.write(str(content.get("name")), text)
+        elif kind in ("display_data", "execute_result") and isinstance(content.get("data"), dict):
+            metadata = content.get("metadata")
+            collector.show(kind, content["data"], metadata if isinstance(metadata, dict) else {})
+        elif kind == "error":
+            collector.error = _error(content)
+
+    return on_message
+
+
+def _ended(reply: _Message, collector: OutputCollector) -> Execution:
+    """Return how code ended to which its kernel has replied."""
+    if reply.get("status") != "ok":
+        return raised(collector.error or _error(reply))
+    payload = reply.get("payload")
+    if isinstance(payload, list) and any(
+        isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")
+        for each in payload
+    ):
+        return Execution(status="ok", state_lost=True, reason="the code has asked its kernel to end")
+    return Execution(status="ok")
+
+
+def _error(content: _Message) -> CodeError:
+    lines = content.get("traceback")
+    texts = [without_colours(str(line)) for line in lines] if isinstance(lines, list) else []
+    return CodeError(
+        ename=without_colours(str(content.get("ename") or "Exception"))[:200],
+        evalue=without_colours(str(content.get("evalue") or "")),
+        traceback=tuple(line for text in texts for line in text.split("\n")),
+    )
+
+
+def _expression_value(reply: _Message) -> str:
+    """Return the `repr` of what the expression of a call inside came to; empty where it came to nothing."""
+    try:
+        shown = reply["user_expressions"]["answer"]["data"]["text/plain"]
+    except (KeyError, TypeError):
+        return ""
+    return shown if isinstance(shown, str) else ""
+
+
+class JupyterBackend(HostedBackend[JupyterSettings, _Gateway]):
+    """Runs code in the kernels of a Jupyter kernel gateway, one a session.
+
+    A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
+    and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
+    that is trusted, or for gateways that put each kernel into a container of its own.
+    """
+
+    def _make_host(self) -> _Gateway:
+        return _Gateway(self._settings)
+
+    async def _check(self, host: _Gateway) -> None:
+        await host.check()
+
+    def _make_interpreter(
+        self, host: _Gateway, limits: Limits, packages: tuple[str, ...]
+    ) -> _JupyterInterpreter:
+        return _JupyterInterpreter(host, self._settings, limits, packages)
+
+    async def _close_host(self, host: _Gateway) -> None:
+        await host.close()

@@ -1,0 +1,141 @@
+"""How an execution elsewhere ended, and what it wrote and showed, in the sandbox's own terms and within its limits."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from openenv_core.sandbox import CodeError, Execution, Limits, Output, Status, Truncated
+from openenv_core.sandbox.results import EXIT_ERROR, EXIT_KILLED, EXIT_SANDBOX, EXIT_TIMEOUT
+
+MAX_TRACEBACK_CHARS: Final = 65_536
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_LAST_LINE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?::\s*(?P<value>.*))?", re.DOTALL)
+_EXIT_CODES: Final[Mapping[Status, int]] = {
+    "timeout": EXIT_TIMEOUT,
+    "output_limit": EXIT_KILLED,
+    "killed": EXIT_KILLED,
+    "memory": EXIT_KILLED,
+    "sandbox_error": EXIT_SANDBOX,
+}
+
+
+def stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
+    """Return how code ended that did not end by itself."""
+    return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
+
+
+def raised(error: CodeError) -> Execution:
+    """Return how code ended that raised an exception; `SystemExit` counts by the code that it carries."""
+    if error.ename == "MemoryError":
+        return Execution(status="memory", exit_code=EXIT_ERROR, error=error)
+    if error.ename != "SystemExit":
+        return Execution(status="error", exit_code=EXIT_ERROR, error=error)
+    carried = error.evalue.strip()
+    if carried in ("", "None", "0"):
+        return Execution(status="ok")
+    number = int(carried) if re.fullmatch(r"-?\d{1,9}", carried) else EXIT_ERROR
+    return Execution(status="error", exit_code=number & 0xFF or EXIT_ERROR, error=error)
+
+
+def parse_traceback(text: str) -> CodeError:
+    """Return the exception of a traceback's text, whose last line names it."""
+    lines = without_colours(text[-MAX_TRACEBACK_CHARS:]).strip("\n").split("\n")
+    for index in range(len(lines) - 1, -1, -1):
+        # A message may have lines of its own; the line that names the class begins at the margin.
+        match = _LAST_LINE.fullmatch("\n".join(lines[index:]).strip())
+        if match is not None and not lines[index].startswith((" ", "\t")):
+            if match["value"] is None and index < len(lines) - 1:
+                continue
+            return CodeError(ename=match["name"], evalue=match["value"] or "", traceback=tuple(lines))
+    return CodeError(ename="Exception", evalue=lines[-1] if lines else "", traceback=tuple(lines))
+
+
+def without_colours(text: str) -> str:
+    """Return a text without its colours, and without what no encoder could write."""
+    return _COLOURS.sub("", text if text.isascii() else text.encode("utf-8", "replace").decode())
+
+
+class OutputCollector:
+    """Gathers what one execution writes and shows, within the limits, while it still does so.
+
+    Args:
+        limits: Bound what is kept, and what may be written at all.
+
+    Attributes:
+        flood: Is done once more was written than may be: whoever runs the code is to stop it.
+        error: The exception that the code ended with.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.flood: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: CodeError | None = None
+        self._limits = limits
+        self._kept = {"stdout": bytearray(), "stderr": bytearray()}
+        self._cut: set[str] = set()
+        self._written = 0
+        self._outputs: list[Output] = []
+        self._outputs_left = limits.outputs_bytes
+        self._result: str | None = None
+
+    def write(self, stream: str, text: str) -> None:
+        """Take in what was written to a stream; another name than stdout is taken for stderr."""
+        name = "stdout" if stream == "stdout" else "stderr"
+        data, kept = text.encode("utf-8", "replace"), self._kept[name]
+        self._count(len(data))
+        left = self._limits.output_bytes - len(kept)
+        kept += data[:left]
+        if len(data) > left:
+            self._cut.add(name)
+
+    def show(self, kind: str, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+        """Take in a mime bundle, an execution's result or else something displayed, whole or not at all."""
+        output_type: Literal["execute_result", "display_data"] = (
+            "execute_result" if kind == "execute_result" else "display_data"
+        )
+        data = {str(mime): _as_text(str(mime), value) for mime, value in bundle.items() if value is not None}
+        size = sum(len(mime) + len(text.encode("utf-8", "replace")) for mime, text in data.items())
+        size += len(json.dumps(metadata, default=str)) if metadata else 0
+        if size > self._outputs_left or len(self._outputs) >= self._limits.files:
+            self._cut.add("outputs")
+            self._count(size)
+            return
+        self._outputs_left -= size
+        self._outputs.append(Output(output_type=output_type, data=data, metadata=dict(metadata)))
+        if output_type == "execute_result":
+            self._result = data.get("text/plain")
+
+    def note_loss(self, *names: str) -> None:
+        """Note that whoever runs the code has dropped some of what it wrote or showed."""
+        self._cut.update(names)
+
+    def fill(self, execution: Execution) -> Execution:
+        """Return an execution with what was gathered."""
+        return replace(
+            execution,
+            stdout=self._text("stdout"),
+            stderr=self._text("stderr"),
+            result=self._result,
+            outputs=tuple(self._outputs),
+            truncated=Truncated(**dict.fromkeys(self._cut, True)),
+        )
+
+    def _count(self, size: int) -> None:
+        self._written += size
+        if self._written > self._limits.output_hard_bytes and not self.flood.done():
+            self.flood.set_result(None)
+
+    def _text(self, name: str) -> str:
+        # A character that the limit has cut in two is left out.
+        return self._kept[name].decode("utf-8", "ignore" if name in self._cut else "replace")
+
+
+def _as_text(mime: str, value: Any) -> str:
+    """Return one value of a bundle as text: nbformat allows lists of lines, and objects for JSON."""
+    if isinstance(value, list) and not mime.endswith("json") and all(isinstance(line, str) for line in value):
+        value = "".join(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,439 @@
+"""Together's Code Interpreter as it is documented. It has never been run against the service itself."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import is_bearer_token
+from openenv_core.sandbox import Execution, Limits
+from servers.listening import is_loopback
+
+from .hosted import (
+    INSIDE_TIMEOUT_S,
+    MAX_REPLY_BYTES,
+    HostedBackend,
+    HostedInterpreter,
+    HostFailureError,
+    InsideCall,
+    ResponseTooLargeError,
+    excerpt,
+    make_http_client,
+    require_done,
+    require_plain_url,
+    send_bounded,
+)
+from .outputs import OutputCollector, parse_traceback, raised, stopped
+
+DEFAULT_URL: Final = "https://api.together.ai/v1"
+TOKEN: Final = "TOGETHER_API_KEY"
+URL: Final = "TOGETHER_BASE_URL"
+
+MIN_BACKOFF_S: Final = 0.25
+MAX_BACKOFF_S: Final = 8.0
+
+PROBE_TIMEOUT_S: Final = 2.0
+"""How long the question whether a session or the service is alive is repeated."""
+
+_MAX_SESSIONS_BYTES: Final = 1 << 20
+_SLACK_BYTES: Final = 1 << 16
+_MAY_HAVE_RUN: Final = "the code may have run, so it is not sent again"
+
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+"""Failures before anything of a request has left."""
+
+logger = logging.getLogger("openenv_core")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherSettings:
+    """How the service is reached.
+
+    Attributes:
+        token: The bearer token.
+        base_url: What `/tci/execute` follows.
+        network_s: Seconds that a request may take beyond the time of the code in it.
+        patience_s: Seconds in which a request that may be sent again is sent again.
+        report_files: Whether each execution is followed by a look at the files, which is a request of its own.
+
+    Raises:
+        ConfigurationError: A value that cannot be.
+    """
+
+    token: str = field(repr=False)
+    base_url: str = DEFAULT_URL
+    network_s: float = 10.0
+    patience_s: float = 60.0
+    report_files: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_bearer_token(self.token):
+            raise ConfigurationError(
+                f"expected {TOKEN} to be a token of printable ASCII without spaces, got {len(self.token)} others"
+            )
+        require_plain_url(URL, self.base_url)
+        parts = urlsplit(self.base_url)
+        host = parts.hostname or ""
+        if parts.scheme != "https" and host != "localhost" and not is_loopback(host):
+            raise ConfigurationError(
+                "expected the service's URL with https://, as a token goes there "
+                f"(http:// on this machine alone), got {self.base_url!r}"
+            )
+
+
+def backend_from_environment(environ: Mapping[str, str]) -> "TogetherBackend":
+    """Return the backend that TOGETHER_API_KEY and TOGETHER_BASE_URL describe.
+
+    Raises:
+        ConfigurationError: There is no token, or a value cannot be.
+    """
+    token = environ.get(TOKEN, "").strip()
+    if not token:
+        raise ConfigurationError(f"expected {TOKEN} to hold a token of the service, got nothing; set it")
+    return TogetherBackend(
+        TogetherSettings(token=token, base_url=environ.get(URL, "").strip() or DEFAULT_URL)
+    )
+
+
+class _Pacing:
+    """The pauses between the attempts of one request: doubled each time, and never shorter than asked for."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._deadline = time.monotonic() + patience_s
+        self.attempts = 1
+
+    def next_pause_s(self, retry_after: str | None) -> float | None:
+        """Return how long to wait before the next attempt; None where there is no time for one."""
+        pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
+        # So that those who were refused together do not come back together.
+        pause_s = max(pause_s * random.uniform(0.75, 1.0), _retry_after_s(retry_after))
+        if time.monotonic() + pause_s > self._deadline:
+            return None
+        self.attempts += 1
+        return pause_s
+
+
+def _retry_after_s(retry_after: str | None) -> float:
+    """Return the seconds that a Retry-After asks for, in seconds or as a date; 0 where it cannot be read."""
+    text = (retry_after or "").strip()
+    if text.isascii() and text.replace(".", "", 1).isdigit() and len(text) < 12:
+        return float(text)
+    try:
+        when = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    return max(0.0, (when - datetime.now(UTC if when.tzinfo else None)).total_seconds())
+
+
+class _ServiceTimeoutError(HostFailureError):
+    """No answer came in time. The code may run on."""
+
+
+class _ServiceRefusedError(HostFailureError):
+    """The service understood, and said no: to a session that is gone, for one."""
+
+
+class _Ran(NamedTuple):
+    """An execution that took place: in which session, and what it wrote and showed and was ended by, as documented."""
+
+    session_id: str
+    outputs: tuple[tuple[str, Any], ...]
+
+    def collect_into(self, collector: OutputCollector) -> None:
+        """Hand all of it to a collector. Types of output that are not documented are left out."""
+        for kind, data in self.outputs:
+            if kind in ("stdout", "stderr"):
+                collector.write(kind, str(data))
+            elif kind == "error":
+                collector.error = parse_traceback(data if isinstance(data, str) else json.dumps(data))
+            elif kind in ("display_data", "execute_result") and isinstance(data, dict):
+                collector.show(kind, data, {})
+            else:
+                collector.note_loss("stdout", "stderr", "outputs")
+
+    def stdout(self) -> str:
+        """Return all that was written to stdout."""
+        return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
+
+
+class _TogetherService:
+    """The service, asked by coroutines of one loop; what fails is a `HostFailureError`.
+
+    A request is sent again where it was refused for its rate (429), or never left. One that the service may have
+    begun is sent again only where doing it twice does no harm; an execution of the session's code never is.
+    """
+
+    def __init__(self, settings: TogetherSettings) -> None:
+        self._settings = settings
+        self._base_url = settings.base_url.rstrip("/")
+        self._http = make_http_client(self._base_url, {"Authorization": f"Bearer {settings.token}"})
+
+    async def execute(
+        self,
+        code: str,
+        session_id: str | None,
+        *,
+        timeout_s: float,
+        most_bytes: int,
+        repeatable: bool,
+        files: Sequence[Mapping[str, str]] = (),
+    ) -> _Ran:
+        """Run code in a session, or in a new one; `repeatable` is what does no harm when it runs twice."""
+        body: dict[str, Any] = {"language": "python", "code": code}
+        if session_id is not None:
+            body["session_id"] = session_id
+        if files:
+            body["files"] = list(files)
+        content = json.dumps(body).encode()
+        limit_s = timeout_s + self._settings.network_s
+        return _read(await self._request("POST", "/tci/execute", content, limit_s, most_bytes, repeatable))
+
+    async def sessions(self, patience_s: float | None = None) -> frozenset[str]:
+        """Return the ids of the sessions that are alive."""
+        limit_s = self._settings.network_s
+        reply = await self._request(
+            "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, patience_s
+        )
+        try:
+            return frozenset(str(each["id"]) for each in reply["data"]["sessions"])
+        except (KeyError, TypeError):
+            raise self._not_as_documented("a list of sessions") from None
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self._http.aclose()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        limit_s: float,
+        most_bytes: int,
+        repeatable: bool,
+        patience_s: float | None = None,
+    ) -> Any:
+        pacing = _Pacing(self._settings.patience_s if patience_s is None else patience_s)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        # One deadline holds for the whole; connecting has one of its own, as it may be tried again.
+        timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
+        while True:
+            retry_after: str | None = None
+            request = self._http.build_request(
+                method, self._base_url + path, content=content, headers=headers, timeout=timeout
+            )
+            try:
+                async with asyncio.timeout(limit_s):
+                    response, body = await send_bounded(self._http, request, most_bytes)
+            except TimeoutError:
+                raise _ServiceTimeoutError(
+                    f"expected an answer of {self._base_url} within {limit_s:g} s, got none"
+                ) from None
+            except httpx.TransportError as error:
+                failure = f"expected {self._base_url} to answer, got {type(error).__name__}: {error}"
+                if not repeatable and not isinstance(error, _NOT_SENT):
+                    raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}")) from None
+            else:
+                if response.status_code == 200:
+                    return self._json(body, repeatable)
+                status = response.status_code
+                failure = f"expected {self._base_url} to answer, got HTTP {status}: {excerpt(body)}"
+                self._require_retry(status, failure, repeatable)
+                retry_after = response.headers.get("Retry-After")
+            pause_s = pacing.next_pause_s(retry_after)
+            if pause_s is None:
+                asked = f", asked to wait {retry_after} s" if retry_after else ""
+                raise HostFailureError(
+                    self._clean(f"{failure}; gave up after {pacing.attempts} attempts{asked}")
+                ) from None
+            logger.debug("%s %s is sent again in %.2f s: %s", method, path, pause_s, self._clean(failure))
+            await asyncio.sleep(pause_s)
+
+    def _require_retry(self, status: int, failure: str, repeatable: bool) -> None:
+        """Raise where a status is the last word."""
+        if status in (401, 403):
+            raise HostFailureError(self._clean(f"{failure}; see to {TOKEN}"))
+        if status == 429 or (status >= 500 and repeatable):
+            return
+        if status >= 500:
+            raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}"))
+        raise _ServiceRefusedError(self._clean(failure))
+
+    def _json(self, body: bytes, repeatable: bool) -> Any:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise self._not_as_documented("JSON" if repeatable else f"JSON ({_MAY_HAVE_RUN})") from None
+
+    def _not_as_documented(self, expected: str) -> HostFailureError:
+        return HostFailureError(
+            f"expected {self._base_url} to answer with {expected}, as is documented, got something else"
+        )
+
+    def _clean(self, text: str) -> str:
+        """Return a text without the token, which a service may send back."""
+        return text.replace(self._settings.token, "[token]")
+
+
+def _read(reply: Any) -> _Ran:
+    try:
+        data, errors = reply.get("data"), reply.get("errors")
+        if data is None and errors:
+            texts = [each if isinstance(each, str) else json.dumps(each) for each in errors]
+            raise _ServiceRefusedError("; ".join(texts)[:1000])
+        outputs = tuple((str(each["type"]), each["data"]) for each in data["outputs"])
+        session_id = data["session_id"]
+    except (KeyError, TypeError, AttributeError):
+        session_id = None
+    if not isinstance(session_id, str) or not session_id:
+        raise HostFailureError(
+            "expected the service to answer with data or errors, as is documented, got neither"
+        )
+    return _Ran(session_id, outputs)
+
+
+class _TogetherInterpreter(HostedInterpreter):
+    """Code, session and files through the documented requests.
+
+    The interface has no way to interrupt or to end a session. One whose code takes too long is left behind, for the
+    service to end after its time, and the next execution begins another.
+    """
+
+    def __init__(
+        self, service: _TogetherService, limits: Limits, packages: tuple[str, ...], report_files: bool
+    ) -> None:
+        super().__init__(limits, packages, isolation="remote", report_files=report_files)
+        self._service = service
+        self._remote_id: str | None = None
+        self._had_stdin = False
+
+    async def _begin(self) -> None:
+        self._remote_id = None
+        self._had_stdin = False
+        # Uploads land where code runs, so the workspace is the folder that the session begins in.
+        await self._enter(own_folder=False)
+
+    async def _end(self) -> None:
+        self._remote_id = None
+
+    async def _run(
+        self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
+    ) -> Execution:
+        if stdin is not None or self._had_stdin:
+            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+        # What may be written, some of it spelled with two characters.
+        most = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
+        try:
+            ran = await self._send(code, timeout_s, most, repeatable=False)
+        except _ServiceTimeoutError as late:
+            await self._require_service()
+            reason = f"{late}; the session was left behind, as there is no way to interrupt it"
+            return stopped("timeout", reason, state_lost=True)
+        except ResponseTooLargeError as failure:
+            return stopped("output_limit", str(failure), state_lost=False)
+        ran.collect_into(collector)
+        if collector.flood.done():
+            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped"
+            return stopped("output_limit", reason, state_lost=False)
+        return Execution(status="ok") if collector.error is None else raised(collector.error)
+
+    async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
+        return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).stdout()
+
+    async def _put(self, path: str, data: bytes) -> None:
+        """Upload a file by the documented field, and move it to its place."""
+        name = f"upload-{secrets.token_hex(8)}"
+        call = InsideCall("take", root=self._root, name=name, path=path)
+        upload = {"name": name, "encoding": "base64", "content": base64.b64encode(data).decode()}
+        ran = await self._send(
+            call.statement, INSIDE_TIMEOUT_S, MAX_REPLY_BYTES, repeatable=True, files=(upload,)
+        )
+        reply = require_done(path, call.read(ran.stdout()))
+        if reply.get("sha256") != hashlib.sha256(data).hexdigest():
+            raise HostFailureError(
+                "expected the service to put a file where its code runs, and it is not there"
+            )
+
+    async def _send(
+        self,
+        code: str,
+        timeout_s: float,
+        most_bytes: int,
+        *,
+        repeatable: bool,
+        files: tuple[dict[str, str], ...] = (),
+    ) -> _Ran:
+        try:
+            ran = await self._service.execute(
+                code,
+                self._remote_id,
+                timeout_s=timeout_s,
+                most_bytes=most_bytes,
+                repeatable=repeatable,
+                files=files,
+            )
+        except _ServiceRefusedError as failure:
+            raise HostFailureError(
+                f"expected the service to run the code, got: {failure}", state_lost=await self._is_gone()
+            ) from None
+        if self._remote_id is not None and ran.session_id != self._remote_id:
+            raise HostFailureError("expected the answer of one session, got that of another", state_lost=True)
+        self._remote_id = ran.session_id
+        return ran
+
+    async def _require_service(self) -> None:
+        """Tell code that takes too long from a service that does not answer.
+
+        Raises:
+            HostFailureError: It is the service. What became of the session nobody knows.
+        """
+        try:
+            await self._service.sessions(PROBE_TIMEOUT_S)
+        except HostFailureError as failure:
+            raise HostFailureError(str(failure), state_lost=True) from failure
+
+    async def _is_gone(self) -> bool:
+        """Whether the session is not among those that the service has."""
+        if self._remote_id is None:
+            return False
+        try:
+            return self._remote_id not in await self._service.sessions(PROBE_TIMEOUT_S)
+        except HostFailureError:
+            return False
+
+
+class TogetherBackend(HostedBackend[TogetherSettings, _TogetherService]):
+    """Runs code in sessions of Together's Code Interpreter.
+
+    It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
+    never been run against the service itself. Time and output are bounded here. Memory, disk, processes and network
+    are what the service grants, and so is the end of a session, some time after its last use.
+    """
+
+    def _make_host(self) -> _TogetherService:
+        return _TogetherService(self._settings)
+
+    async def _check(self, host: _TogetherService) -> None:
+        await host.sessions()  # which shows that the token is good
+
+    def _make_interpreter(
+        self, host: _TogetherService, limits: Limits, packages: tuple[str, ...]
+    ) -> _TogetherInterpreter:
+        return _TogetherInterpreter(host, limits, packages, self._settings.report_files)
+
+    async def _close_host(self, host: _TogetherService) -> None:
+        await asyncio.shield(host.close())

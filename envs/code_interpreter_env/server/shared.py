@@ -1,0 +1,297 @@
+"""The backend that all sessions of a process share, and the interpreter of one session.
+
+The backend is started for the first session that needs it, and closed after the last. An interpreter is made when it is
+needed, waited for, and replaced when its state is gone.
+"""
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.sandbox import (
+    Backend,
+    Execution,
+    FileInfo,
+    Interpreter,
+    Interruptible,
+    Isolation,
+    SandboxFailureError,
+    SandboxUnavailableError,
+)
+from servers.app import EnvironmentApp
+from servers.execution import keep
+
+from ..grading import JsonlTasks
+from .backends import make_backend
+from .options import ResetChoice, open_tasks
+from .settings import InterpreterSettings, remedy
+
+logger = logging.getLogger(__name__)
+
+INFRASTRUCTURE_ERRORS: Final = (SandboxFailureError, ConfigurationError, OSError)
+"""What a backend may raise where the infrastructure fails; none of it is the policy's."""
+
+PROGRESS_INTERVAL_S: Final = 1.0
+"""How often a caller who waits is told so."""
+
+INTERRUPT_ALLOWANCE_S: Final = 1.0
+"""What an interrupt gets, beside the session's own grace, before the interpreter is ended after all."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A backend on one event loop, and how many hold it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    backend: Backend | None = None
+    holders: int = 0
+
+
+class SharedBackend:
+    """Keeps one backend running for as long as anybody holds it.
+
+    A server holds it for as long as it runs. Where nobody runs the server's lifespan (below another application, or
+    without a server), sessions hold it from their first use to their end.
+
+    Args:
+        settings: What interpreters there are.
+
+    Attributes:
+        settings: The same.
+        exposed: Whether callers beyond this machine reach the server; None: not known.
+    """
+
+    def __init__(self, settings: InterpreterSettings) -> None:
+        self.settings = settings
+        self.exposed: bool | None = None
+        self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = weakref.WeakKeyDictionary()
+
+    @cached_property
+    def tasks(self) -> JsonlTasks | None:
+        """Where tasks come from; None where the server has none.
+
+        Raises:
+            ConfigurationError: They cannot be read.
+        """
+        return open_tasks(self.settings.tasks)
+
+    async def hold(self) -> Backend:
+        """Return the backend, started; each call is to be followed by one of `release`.
+
+        Raises:
+            SandboxUnavailableError: It cannot be had here.
+            ConfigurationError: The isolation that it has is weaker than it must be, or a setting is wrong.
+        """
+        held = self._here()
+        async with held.lock:
+            if held.backend is None:
+                held.backend = await self._start()
+            held.holders += 1
+            return held.backend
+
+    async def release(self) -> None:
+        """Let go of it; after the last holder it is closed."""
+        held = self._here()
+        async with held.lock:
+            held.holders -= 1
+            if not held.holders and held.backend is not None:
+                backend, held.backend = held.backend, None
+                await backend.close()
+
+    @asynccontextmanager
+    async def lifespan(self, app: EnvironmentApp) -> AsyncIterator[None]:
+        """Hold it while an app is served.
+
+        Raises:
+            ConfigurationError: The isolation is too weak for whom the server can be reached by.
+            SandboxUnavailableError: It cannot be had here.
+        """
+        self.exposed = app.settings.exposed
+        _ = self.tasks  # what cannot be read is told now
+        await self.hold()
+        try:
+            yield
+        finally:
+            await self.release()
+
+    def _here(self) -> _Held:
+        return self._held.setdefault(asyncio.get_running_loop(), _Held())
+
+    async def _start(self) -> Backend:
+        least = self.settings.least(self.exposed)
+        backend = make_backend(self.settings, least)
+        try:
+            await backend.start()
+            _check(backend, least)
+        except BaseException as error:
+            await backend.close()
+            if isinstance(error, SandboxUnavailableError) and least is not Isolation.PROCESS:
+                raise SandboxUnavailableError(f"{error}; {remedy()}") from error
+            raise
+        return backend
+
+
+def _check(backend: Backend, least: Isolation) -> None:
+    """Refuse a rung of the ladder that is too low. What a hosted backend has instead is its host's affair."""
+    try:
+        level = Isolation(backend.isolation)
+    except ValueError:
+        return
+    if not level.at_least(least):
+        raise ConfigurationError(
+            f"expected an isolation of at least {least}, got {level}, the strongest that holds here; {remedy(level)}"
+        )
+
+
+class InterpreterKeeper:
+    """Keeps the interpreter of one session.
+
+    Args:
+        shared: Where backends come from.
+        choice: How interpreters are made.
+
+    Attributes:
+        choice: Likewise; what is set here goes for the next one.
+        lost: The state of the one that there is, is gone.
+        brought: The files that the reset has brought to it.
+    """
+
+    def __init__(self, shared: SharedBackend, choice: ResetChoice) -> None:
+        self._shared = shared
+        self.choice = choice
+        self.lost = False
+        self.brought: tuple[FileInfo, ...] = ()
+        self._backend: Backend | None = None
+        self._interpreter: Interpreter | None = None
+
+    async def held(self) -> Backend:
+        """Return the backend, started."""
+        if self._backend is None:
+            try:
+                self._backend = await self._shared.hold()
+            except ConfigurationError as error:  # the server's, not that of who asked
+                raise SandboxUnavailableError(str(error)) from error
+        return self._backend
+
+    async def ready(self) -> Interpreter:
+        """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
+        interpreter = self._interpreter
+        if interpreter is not None and not self.lost:
+            return interpreter  # one that ended between two actions says so itself, before anything runs without it
+        await self.end()
+        choice = self.choice
+        backend = await self.held()
+        interpreter = await backend.open(choice.limits, packages=choice.packages, snapshot=choice.snapshot)
+        self._interpreter = interpreter
+        try:
+            self.brought = await self._put_back(interpreter)
+        except BaseException:
+            await self.end()
+            raise
+        self.lost = False
+        return interpreter
+
+    async def anew(self) -> Interpreter:
+        """Return the interpreter, without variables, and of the files with those alone that the reset brought."""
+        interpreter = self._interpreter
+        if interpreter is None or self.lost:
+            return await self.ready()
+        await interpreter.restart()
+        self.brought = await self._put_back(interpreter)
+        return interpreter
+
+    async def run(
+        self,
+        interpreter: Interpreter,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        stdin: str | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Execution:
+        """Run code in the interpreter.
+
+        Args:
+            interpreter: The one that is ready.
+            code: Python source.
+            timeout_s: Seconds, where less than the limit of the session.
+            stdin: What it reads.
+            progress: Called at once and every second with the seconds so far. A caller who has it and gives up
+                interrupts the code; the execution has ended when this does, however this does.
+        """
+        running = interpreter.execute(code, timeout_s=timeout_s, stdin=stdin)
+        if progress is None:
+            execution = await running
+        else:
+            task = asyncio.ensure_future(running)
+            try:
+                execution = await self._wait_or_interrupt(task, interpreter, progress)
+            except asyncio.CancelledError:
+                self.lost = task.cancelled() or task.exception() is not None or task.result().state_lost
+                raise
+        self.lost = execution.state_lost
+        return execution
+
+    async def _wait_or_interrupt(
+        self, task: "asyncio.Task[Execution]", interpreter: Interpreter, progress: Callable[[float], None]
+    ) -> Execution:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        progress(0.0)
+        try:
+            while not (await asyncio.wait([task], timeout=PROGRESS_INTERVAL_S))[0]:
+                progress(clock() - began)
+            return task.result()
+        except asyncio.CancelledError:
+            if isinstance(interpreter, Interruptible):
+                interpreter.interrupt()
+                await asyncio.wait([task], timeout=self.choice.limits.grace_s + INTERRUPT_ALLOWANCE_S)
+            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def end(self) -> None:
+        """End the interpreter, if there is one."""
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            # Whoever waits may be cancelled, as a caller that goes away is: the closing goes on.
+            await asyncio.shield(keep(asyncio.create_task(_close(interpreter))))
+
+    async def close(self) -> None:
+        """End the interpreter, and let go of the backend. Idempotent."""
+        try:
+            await self.end()
+        finally:
+            if self._backend is not None:
+                self._backend = None
+                await self._shared.release()
+
+    async def _put_back(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
+        """Put the files of the reset into a workspace that has none."""
+        return tuple([await interpreter.put_file(path, data) for path, data in self.choice.files.items()])
+
+
+async def _close(interpreter: Interpreter) -> None:
+    try:
+        await interpreter.close()
+    except INFRASTRUCTURE_ERRORS:
+        logger.exception("an interpreter did not close")
+
+
+@lru_cache(maxsize=1)
+def shared_backend() -> SharedBackend:
+    """Return what the sessions of this process share, by its environment variables.
+
+    Raises:
+        ConfigurationError: A variable cannot be used.
+    """
+    return SharedBackend(InterpreterSettings.from_environment(os.environ))

@@ -1,0 +1,359 @@
+"""What the operator says: which tool servers there are, what they may, and what an episode may cost.
+
+Servers are entries of `mcpServers`; the rest are environment variables that begin with MCP_TOOLS_.
+"""
+
+import ipaddress
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from openenv_core.errors import ConfigurationError
+
+from .upstream.addresses import check
+from .upstream.errors import AddressRefusedError
+
+SESSION_DIR: Final = "SESSION_DIR"
+"""The name of the folder that a session has to itself, and which is removed with it."""
+
+_PLACEHOLDER: Final = re.compile(r"(\$?)\$\{([^}]*)\}")
+_VARIABLE: Final = "env:"
+
+
+def _expand(value: Any, info: ValidationInfo) -> Any:
+    """Put in the variables that `${env:NAME}` names; `${SESSION_DIR}` stays for the session."""
+    environ: Mapping[str, str] = (info.context or {}).get(ENVIRON, {})
+    if isinstance(value, tuple):
+        return tuple(_expand_text(text, environ) for text in value)
+    if isinstance(value, dict):
+        return {key: _expand_text(text, environ) for key, text in value.items()}
+    return _expand_text(value, environ) if isinstance(value, str) else value
+
+
+def _expand_text(text: str, environ: Mapping[str, str]) -> str:
+
+    def value(found: re.Match[str]) -> str:
+        name = found[2]
+        if found[1] or name == SESSION_DIR:
+            return found[0]
+        if not name.startswith(_VARIABLE):
+            raise ValueError(
+                f"expected ${{{SESSION_DIR}}} or ${{{_VARIABLE}NAME}}, got ${{{name}}}; write $${{{name}}} where it "
+                "is meant as it stands"
+            )
+        variable = name.removeprefix(_VARIABLE)
+        if variable not in environ:
+            raise ValueError(
+                f"expected the variable {variable} to be set, for {found[0]}; set it for the environment's server"
+            )
+        return environ[variable].replace("${", "$${")
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def fill_folder(text: str, folder: str) -> str:
+    """Put in the session's folder, and take the second dollar of `$${` away."""
+    return _PLACEHOLDER.sub(lambda found: found[0][1:] if found[1] else folder, text)
+
+
+def _needs_folder(text: str) -> bool:
+    """Whether a session's folder is named."""
+    return any(not found[1] and found[2] == SESSION_DIR for found in _PLACEHOLDER.finditer(text))
+
+
+ENVIRON: Final = "environ"
+"""The key of the validation context that has the variables of the environment's server."""
+
+MAX_SECONDS: Final = 3600.0
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Patterns: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=256)
+]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class ServerPolicy(_Entry):
+    """What is ours in an entry, below the key "ropewalk".
+
+    Attributes:
+        allow: Patterns of the server's own tool names (as in file names: `read_*`); the others are not offered.
+        deny: Likewise of those that are not offered, allowed or not.
+        prefix: What stands before the names of its tools. By default nothing where it is the only server, else the
+            server's name and two underscores.
+        timeout_s: What a call may take.
+        calls: How many calls it takes in an episode; None: as many as the episode has.
+        start_timeout_s: What it may take to start, to its list of tools.
+        restart: A server that has died is started anew for the next call; false: its death ends the episode.
+        max_restarts: How often in one episode.
+        max_result_bytes: Of what one call returns; the rest is cut off, and the observation says so.
+        protocol: "handshake": MCP up to 2025-11-25, in which a connection is a session of its own. "stateless":
+            2026-07-28. "auto": the first, and where the server knows only the other, that.
+        allow_private: Addresses of this machine and of private networks are right.
+        env_pass: Variables of the environment's server that the process gets too.
+    """
+
+    allow: Patterns = ("*",)
+    deny: Patterns = ()
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,32}$")] | None = None
+    timeout_s: Seconds = 30.0
+    calls: Annotated[int, Field(ge=1)] | None = None
+    start_timeout_s: Seconds = 30.0
+    restart: bool = True
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    max_result_bytes: Annotated[int, Field(ge=1024, le=32 << 20)] = 1 << 20
+    protocol: Literal["auto", "handshake", "stateless"] = "auto"
+    allow_private: bool = False
+    env_pass: Annotated[tuple[str, ...], Field(max_length=256)] = ()
+
+
+class StdioServer(_Entry):
+    """A server that is a process of the session's own.
+
+    Attributes:
+        command: The program; looked for on the PATH unless it is a path.
+        args: Its arguments.
+        env: Variables that it gets beside a few harmless ones.
+        cwd: Where it runs; by default the session's folder.
+    """
+
+    type: Literal["stdio"] = "stdio"
+    command: Annotated[str, Field(min_length=1)]
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: Annotated[str, Field(min_length=1)] | None = None
+    ropewalk: ServerPolicy = ServerPolicy()
+
+    @field_validator("command", "args", "env", "cwd")
+    @classmethod
+    def _expand_variables(cls, value: Any, info: ValidationInfo) -> Any:
+        return _expand(value, info)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if _needs_folder(self.command):
+            raise ValueError("expected a command that is there before the session, got ${SESSION_DIR} in it")
+        if any(
+            "\0" in text for text in (self.command, *self.args, *self.env, *self.env.values(), self.cwd or "")
+        ):
+            raise ValueError("expected text without NUL characters in command, args, env and cwd")
+        if bad := [name for name in self.env if not name or "=" in name]:
+            raise ValueError(f"expected names of variables in env, got {bad[0]!r}")
+        if self.ropewalk.allow_private:
+            raise ValueError("expected allow_private for a url, got it for a command; leave it out")
+        return self
+
+
+class HttpServer(_Entry):
+    """A server at an address, where each session has a connection of its own.
+
+    Attributes:
+        url: Its MCP endpoint.
+        headers: What every request to it carries.
+    """
+
+    type: Literal["http", "streamable-http"] = "http"
+    url: str
+    headers: dict[str, str] = Field(default_factory=dict)
+    ropewalk: ServerPolicy = ServerPolicy()
+
+    @field_validator("url", "headers")
+    @classmethod
+    def _expand_variables(cls, value: Any, info: ValidationInfo) -> Any:
+        value = _expand(value, info)
+        texts = [value] if isinstance(value, str) else list(value.values())
+        if any(_needs_folder(text) for text in texts):
+            raise ValueError("expected ${SESSION_DIR} in args, env or cwd of a command, got it here")
+        # No session has a part in it: this is how it stays.
+        return (
+            fill_folder(value, "")
+            if isinstance(value, str)
+            else {key: fill_folder(text, "") for key, text in value.items()}
+        )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        parts = urlsplit(self.url)
+        try:
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"expected an address for url, got one that cannot be read: {error}") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise ValueError("expected a url that begins with http:// or https:// and names a host")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("expected a url without a user and a password; put credentials into headers")
+        if any(
+            not HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable())
+            for name, value in self.headers.items()
+        ):
+            raise ValueError("expected headers of one line of ASCII, under names without spaces")
+        if self.ropewalk.env_pass:
+            raise ValueError("expected env_pass for a command, got it for a url; leave it out")
+        if not self.ropewalk.allow_private:
+            try:
+                check(str(ipaddress.ip_address(host.strip("[]"))))
+            except AddressRefusedError as error:
+                raise ValueError(f"{error}; set ropewalk.allow_private where that is right") from None
+            except ValueError:
+                pass  # a name: looked up, and checked, at each connection
+        return self
+
+
+ServerSpec: TypeAlias = StdioServer | HttpServer
+
+
+PREFIX: Final = "MCP_TOOLS_"
+CONFIG: Final = f"{PREFIX}CONFIG"
+SERVERS: Final = f"{PREFIX}SERVERS"
+KEY: Final = "mcpServers"
+MAX_CONFIG_BYTES: Final = 1 << 20
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+"""What a server may be called: its name becomes part of the names of tools."""
+
+_DEMO_SCRIPT: Final = Path(__file__).with_name("demo_server.py")
+
+
+class McpToolsSettings(BaseModel):
+    """The settings of one environment's server.
+
+    Attributes:
+        servers: By name, in the order of the configuration.
+        calls: How many calls an episode has.
+        time_s: How long an episode may take, from its reset on.
+        starts: How many tool servers start at once.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    servers: dict[str, StdioServer | HttpServer]
+    calls: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    time_s: Annotated[Seconds, Field(allow_inf_nan=False)] = MAX_SECONDS
+    starts: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "McpToolsSettings":
+        """Read the settings from environment variables. Without a configuration there is a small server to try.
+
+        Raises:
+            ConfigurationError: A value cannot be used.
+        """
+        path, inline = environ.get(CONFIG, "").strip(), environ.get(SERVERS, "").strip()
+        if path and inline:
+            raise ConfigurationError(f"expected {CONFIG} or {SERVERS}, got both; leave one of them out")
+        if path:
+            servers = _parse_servers(CONFIG, _read_file(path), environ)
+        elif inline:
+            servers = _parse_servers(SERVERS, inline, environ)
+        else:
+            servers = {"demo": StdioServer(command=sys.executable, args=("-I", "-S", str(_DEMO_SCRIPT)))}
+        given = {
+            name: environ.get(f"{PREFIX}{name.upper()}", "").strip() for name in ("calls", "time_s", "starts")
+        }
+        try:
+            return cls.model_validate(
+                {"servers": servers, **{name: text for name, text in given.items() if text}}
+            )
+        except ValidationError as error:
+            (fault, *_) = error.errors(include_url=False)
+            variable = f"{PREFIX}{fault['loc'][0]}".upper()
+            raise ConfigurationError(f"{variable}: {fault['msg']}, got {fault['input']!r:.80}") from None
+
+
+def servers_of(
+    config: object, environ: Mapping[str, str], source: str = "the configuration"
+) -> dict[str, ServerSpec]:
+    """Read a configuration that was JSON.
+
+    Raises:
+        ConfigurationError: It is not what it should be; says where, and repeats no value.
+    """
+    if not isinstance(config, Mapping) or set(config) != {KEY} or not isinstance(config[KEY], Mapping):
+        got = ", ".join(map(repr, config))[:200] if isinstance(config, Mapping) else type(config).__name__
+        raise ConfigurationError(
+            f'expected {{"{KEY}": {{NAME: {{...}}}}}} in {source}, got {got or "nothing"}'
+        )
+    entries = config[KEY]
+    if not entries:
+        raise ConfigurationError(f"expected at least one server below {KEY} in {source}, got none")
+    found: dict[str, ServerSpec] = {}
+    for name, entry in entries.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"expected names of servers of 1 to 32 letters, digits, dashes and underscores in {source}, got "
+                f"{name[:80]!r}; its name becomes part of the names of its tools"
+            )
+        found[name] = _server(f"{KEY}.{name}", entry, environ, source)
+    return found
+
+
+def _parse_servers(variable: str, text: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
+    try:
+        config = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"expected JSON in {variable}, got: {error}") from None
+    return servers_of(config, environ, variable)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"one key twice, among {', '.join(found)}"[:200])
+    return found
+
+
+def _server(place: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:
+    if not isinstance(entry, Mapping) or ("command" in entry) == ("url" in entry):
+        raise ConfigurationError(
+            f'expected either "command" (a process) or "url" (streamable HTTP) in {place} of {source}, got '
+            f"{', '.join(map(repr, entry))[:200] if isinstance(entry, Mapping) else type(entry).__name__}"
+        )
+    model: type[StdioServer] | type[HttpServer] = StdioServer if "command" in entry else HttpServer
+    try:
+        return model.model_validate(entry, context={ENVIRON: environ})
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        faults = "; ".join(_fault(place, fault, model) for fault in errors)
+        raise ConfigurationError(f"{source}: {faults}"[:2000]) from None
+
+
+def _fault(place: str, fault: Any, model: type[BaseModel]) -> str:
+    where = ".".join((place, *map(str, fault["loc"])))
+    if fault["type"] == "extra_forbidden":
+        fields = model.model_fields
+        if "ropewalk" in fault["loc"]:
+            fields = model.model_fields["ropewalk"].annotation.model_fields  # type: ignore[union-attr]
+        return f"expected no key but {', '.join(fields)}, got {where}"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _read_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"expected a readable file in {CONFIG}, got: {error}") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigurationError(
+            f"expected at most {MAX_CONFIG_BYTES} bytes in the file of {CONFIG}, got more"
+        )
+    return data.decode(errors="replace")

@@ -1,0 +1,367 @@
+"""One episode: its servers, the names of their tools, a call from its asking to its result, a transcript."""
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import mcp_types as types
+
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, ToolResult, ToolSpec
+from servers.execution import keep
+
+from ..models import McpToolsState, ServerInfo, TranscriptEntry
+from .members import EpisodeServer, make_folder, matches_any, start_all
+from .options import Budget, ResetOptions
+from .shared import SharedState
+from .upstream._guard import remove_tree
+from .upstream.errors import CallError, ServerFailedError
+from .upstream.results import result_of
+from .upstream.schemas import why_unsendable
+
+MAX_CHARS: Final = 64
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9_-]")
+_HASH_CHARS: Final = 8
+_RESERVED_PREFIX: Final = "tool_"
+
+
+def prefix_of(server: str, prefix: str | None, servers: int) -> str:
+    """Return what stands before the names of a server's tools: what is configured, or by how many servers there are."""
+    if prefix is not None:
+        return prefix
+    return f"{server}__" if servers > 1 else ""
+
+
+def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
+    """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
+    wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
+    found: dict[str, tuple[str, str]] = {}
+    changed = []
+    # Names that may stay as they are come first, so that none of them gives way to one that is made up.
+    for full, server, name in wanted:
+        if fit_name(full) == full and full not in found:
+            found[full] = (server, name)
+        elif found.get(full) != (server, name):
+            changed.append((full, server, name))
+    for full, server, name in changed:
+        short = fit_name(full)
+        if short in found and found[short] != (server, name):
+            short = _hashed(short, f"{server}\0{name}")
+        found.setdefault(short, (server, name))
+    order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(wanted)))}
+    return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
+
+
+def fit_name(name: str) -> str:
+    """Return a name that chat templates take; one that fits stays as it is."""
+    if name in RESERVED_TOOL_NAMES:
+        return f"{_RESERVED_PREFIX}{name}"
+    plain = _FOREIGN.sub("_", name) or "_"
+    return plain if len(plain) <= MAX_CHARS else _hashed(plain, name)
+
+
+def _hashed(name: str, of: str) -> str:
+    mark = hashlib.sha256(of.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+    return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{mark}"
+
+
+MAX_ENTRIES: Final = 512
+MAX_ARGUMENT_BYTES: Final = 2048
+MAX_RESULT_CHARS: Final = 1024
+MAX_NAME_CHARS: Final = 256
+
+
+class _Transcript:
+    """The calls of an episode, in order; how many of the first were given up is `dropped`."""
+
+    def __init__(self, kept: bool) -> None:
+        self.entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if kept else 0)
+        self.dropped = 0
+
+    def add(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str,
+        result: ToolResult,
+        started_s: float,
+        seconds: float,
+    ) -> None:
+        """Keep a call; of arguments that cannot be kept, why."""
+        if self.entries.maxlen == 0:
+            return
+        self.dropped += len(self.entries) == self.entries.maxlen
+        self.entries.append(
+            TranscriptEntry(
+                tool=tool[:MAX_NAME_CHARS].encode(errors="replace").decode(),
+                arguments=_short(arguments),
+                outcome="ok" if result.error is None else result.error.error_type.value,
+                result=_result_text(result),
+                started_s=round(started_s, 4),
+                seconds=round(seconds, 4),
+                metadata=result.metadata,
+            )
+        )
+
+
+def _short(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
+    if isinstance(arguments, str):
+        return arguments
+    encoded = dumps(arguments)
+    return dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _text(encoded, MAX_ARGUMENT_BYTES)
+
+
+def _result_text(result: ToolResult) -> str:
+    if result.error is not None:
+        return result.error.message[:MAX_RESULT_CHARS]
+    if isinstance(result.value, str):
+        return result.value[:MAX_RESULT_CHARS]
+    return "" if result.value is None else _text(dumps(result.value), MAX_RESULT_CHARS)
+
+
+def _text(encoded: bytes, most: int) -> str:
+    return encoded[:most].decode(errors="ignore")
+
+
+STATE_LOST: Final = "state_lost"
+"""The key of an observation's metadata that names the server that was started anew, and has forgotten all."""
+
+BUDGET: Final = "budget"
+"""The key of an observation's metadata that says which part of the budget is used up."""
+
+MAX_TEXT: Final = 4096
+"""Of a tool's description."""
+
+_INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
+"""How servers on the TypeScript SDK begin a result that is no result: the arguments, or the tool, were not known."""
+
+
+class Episode:
+    """An episode. `start` first, `close` last.
+
+    Args:
+        shared: What the sessions of the process share.
+        options: What the reset asked for.
+
+    Attributes:
+        ended: Why it has; None while it has not.
+        specs: The tools as they were listed last, by the names that they are offered under.
+    """
+
+    def __init__(self, shared: SharedState, options: ResetOptions) -> None:
+        self._shared = shared
+        self._options = options
+        self._folder: Path | None = None
+        self._members = {
+            name: EpisodeServer(name, shared.settings.servers[name], shared.modes) for name in options.servers
+        }
+        self._budget = Budget(options.calls, options.time_s)
+        self._transcript = _Transcript(options.transcript)
+        self._names: dict[str, tuple[str, str]] = {}
+        self._time_left_s = options.time_s  # as of the last call: two looks at a state see the same
+        self.ended: Literal["calls", "time", "infrastructure"] | None = None
+        self.specs: list[ToolSpec] = []
+
+    @property
+    def about(self) -> list[ServerInfo]:
+        """What there is to know of the servers."""
+        return [
+            ServerInfo(
+                name=member.name,
+                tools=len(member.tools),
+                calls=member.calls,
+                restarts=member.restarts,
+                dead=member.death,
+                **member.about,
+            )
+            for member in self._members.values()
+        ]
+
+    async def start(self) -> None:
+        """Start the servers, side by side.
+
+        Raises:
+            ServerFailedError: One of them does not come. All are ended then, as after whatever else this raises.
+        """
+        try:
+            if any(member.is_process for member in self._members.values()):
+                self._folder = make_folder()
+                for member in self._members.values():
+                    member.folder = self._folder
+            await start_all(list(self._members.values()), self._shared.starts)
+            # A start is nothing of the policy's time.
+            self._budget = Budget(self._options.calls, self._options.time_s)
+            self._name()
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, OSError):
+                raise ServerFailedError(f"expected to start the tool servers, got: {error}") from error
+            raise
+
+    async def close(self) -> None:
+        """End the servers and remove their folder. Bounded in time.
+
+        Whoever waits may be cancelled, as a caller that goes away is: the ending goes on.
+        """
+        await asyncio.shield(keep(asyncio.create_task(self._close())))
+
+    async def list_tools(self) -> list[ToolSpec]:
+        """Return the tools that there are now; a server that does not answer is listed as it was."""
+        for member in self._members.values():
+            try:
+                await member.refresh()
+            except CallError:
+                continue  # a call of its tools tells
+        self._name()
+        return self.specs
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Call a tool by the name that it is offered under."""
+        started_s = self._budget.elapsed_s()
+        began = time.monotonic()
+        why = why_unsendable(arguments)
+        if (spent := self._budget.spent()) is not None:
+            self.ended = spent
+            kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
+            result = replace(
+                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}), done=True
+            )
+        else:
+            self._budget.made += 1
+            if why is None:
+                result = await self._call_by_name(name, arguments, context)
+            else:
+                result = _failed(ToolErrorType.INVALID_ARGS, why)
+            if self.ended is None and not self._budget.time_left_s():
+                self.ended = "time"
+                result = replace(result, done=True, metadata={**result.metadata, BUDGET: "time"})
+        self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
+        self._time_left_s = round(self._budget.time_left_s(), 3)
+        return result
+
+    def describe(self, state: McpToolsState) -> None:
+        """Write into the state where the episode stands."""
+        state.servers = self.about
+        state.calls = self._budget.made
+        state.calls_left = self._budget.calls_left
+        state.time_left_s = self._time_left_s
+        state.done = self.ended is not None
+        state.ended = self.ended
+        state.transcript = list(self._transcript.entries)
+        state.transcript_dropped = self._transcript.dropped
+
+    async def _close(self) -> None:
+        self.ended = self.ended or "infrastructure"
+        await asyncio.gather(*(member.close() for member in self._members.values()), return_exceptions=True)
+        if self._folder is not None:
+            await asyncio.to_thread(remove_tree, str(self._folder))
+
+    async def _call_by_name(
+        self, name: str, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult:
+        if name not in self._names:
+            await self.list_tools()
+        if name not in self._names:
+            return self._not_found(name)
+        server, tool = self._names[name]
+        member = self._members[server]
+        metadata: dict[str, Any] = {}
+        try:
+            if await member.ready():
+                self._name()
+                metadata[STATE_LOST] = f"{server} had died and was started anew: what it knew is gone"
+                if tool not in member.tools:
+                    return replace(self._not_found(name), metadata=metadata)
+        except ServerFailedError as error:
+            self.ended = "infrastructure"
+            return _failed(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
+        if faults := member.faults(tool, arguments):
+            return _failed(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
+        if member.policy.calls is not None and member.calls >= member.policy.calls:
+            words = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
+            return _failed(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
+        result = await self._call(member, name, tool, arguments, context)
+        return replace(result, metadata={**metadata, **result.metadata})
+
+    async def _call(
+        self, member: EpisodeServer, name: str, tool: str, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult:
+        timeout_s = max(0.001, min(member.policy.timeout_s, self._budget.time_left_s()))
+        try:
+            answer = await member.call(tool, arguments, timeout_s, context)
+        except CallError as error:
+            if error.error_type is ToolErrorType.INVALID_ARGS and not await member.still_has(tool):
+                self._name()
+                return self._not_found(name)
+            if error.infrastructure and member.death is not None and not member.policy.restart:
+                self.ended = "infrastructure"
+            return _failed(
+                error.error_type, str(error), infrastructure=error.infrastructure, done=self.ended is not None
+            )
+        result = result_of(answer, member.policy.max_result_bytes)
+        if result.error is not None and (member.stale or result.error.message.startswith(_INVALID)):
+            if not await member.still_has(tool):
+                self._name()
+                return self._not_found(name)
+            if result.error.message.startswith(_INVALID):
+                error_type = ToolErrorType.INVALID_ARGS
+                return replace(result, error=result.error.model_copy(update={"error_type": error_type}))
+        return result
+
+    def _name(self) -> None:
+        """Work out the names that tools are offered under, from the lists that the servers gave last."""
+        count = len(self._shared.settings.servers)
+        found = name_tools(
+            (member.name, prefix_of(member.name, member.policy.prefix, count), tool)
+            for member in self._members.values()
+            for tool in member.tools
+        )
+        self._names = {
+            name: place
+            for name, place in found.items()
+            if matches_any(name, self._options.allow) and not matches_any(name, self._options.deny)
+        }
+        self.specs = [
+            _spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
+        ]
+
+    def _not_found(self, name: str) -> ToolResult:
+        there = ", ".join(self._names)
+        return _failed(
+            ToolErrorType.TOOL_NOT_FOUND,
+            f"expected one of the tools {there[:1000] or 'none'}, got {name[:200]!r}",
+        )
+
+
+def _failed(
+    error_type: ToolErrorType,
+    message: str,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    infrastructure: bool = False,
+    done: bool = False,
+) -> ToolResult:
+    known = dict(metadata or {})
+    if infrastructure:
+        known[INFRASTRUCTURE_ERROR] = message
+    return replace(ToolResult.failed(error_type, message, **known), done=done)
+
+
+def _spec(name: str, tool: types.Tool) -> ToolSpec:
+    annotations = None
+    if tool.annotations is not None:
+        annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return ToolSpec(
+        name=name,
+        title=tool.title,
+        description=(tool.description or "")[:MAX_TEXT],
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations=annotations,
+    )

@@ -1,0 +1,249 @@
+"""The tool servers of an episode, and the folder that their processes have to themselves."""
+
+import asyncio
+import fnmatch
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import mcp_types as types
+
+from openenv_core.tools import ToolContext, ToolErrorType
+from servers.execution import keep
+
+from .config import HttpServer, ServerPolicy, ServerSpec, StdioServer, fill_folder
+from .upstream.connection import UpstreamConnection
+from .upstream.errors import CallError, ServerFailedError, UpstreamWire
+from .upstream.http import http_wire
+from .upstream.schemas import ArgumentCheck
+from .upstream.stdio import open_stdio
+
+_PREFIX: Final = "ropewalk-mcp-"
+
+PASSED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+"""Variables of the environment's server that every process gets: none of them holds a secret."""
+
+_DEFAULTS: Final = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+
+
+def make_folder() -> Path:
+    """Make a folder for this user alone, under a name that nobody can guess."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def _process(server: StdioServer, folder: Path) -> tuple[tuple[str, ...], dict[str, str], Path]:
+    """Return the command, the variables and the working directory of a server's process."""
+    home = str(folder)
+    command = (fill_folder(server.command, ""), *(fill_folder(argument, home) for argument in server.args))
+    passed = {name: os.environ[name] for name in (*PASSED, *server.ropewalk.env_pass) if name in os.environ}
+    configured = {name: fill_folder(value, home) for name, value in server.env.items()}
+    cwd = folder if server.cwd is None else Path(fill_folder(server.cwd, home))
+    return command, {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed, **configured}, cwd
+
+
+_MODES: Final[Mapping[str, tuple[str, ...]]] = {
+    "auto": ("legacy", "auto"),
+    "handshake": ("legacy",),
+    "stateless": ("auto",),
+}
+"""Protocols to try, in the SDK's words. The handshake comes first: in it a connection has a session of its own."""
+
+
+class EpisodeServer:
+    """One server of an episode.
+
+    Args:
+        name: As it is configured.
+        spec: Likewise.
+        modes: The protocol that a server took, by its name: the next session begins with that.
+
+    Attributes:
+        about: What it says of itself, fields of `ServerInfo`; empty before it was started.
+        policy: What its configuration allows.
+        folder: The session's, where it is a process.
+        calls: How many were made.
+        restarts: How often it was started anew.
+        tools: What it offers, by its own names, as far as its configuration allows; of its last list.
+    """
+
+    def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str]) -> None:
+        self.name = name
+        self._spec = spec
+        self._known = modes
+        self._connection: UpstreamConnection | None = None
+        self.about: dict[str, str] = {}
+        self.policy: ServerPolicy = spec.ropewalk
+        self.folder: Path | None = None
+        self._checks: dict[str, ArgumentCheck] = {}
+        self.calls = 0
+        self.restarts = 0
+        self.tools: dict[str, types.Tool] = {}
+
+    @property
+    def is_process(self) -> bool:
+        """Whether it is a process of the session's own, which needs a folder."""
+        return not isinstance(self._spec, HttpServer)
+
+    @property
+    def death(self) -> str | None:
+        """Why it is of no more use; None while it is."""
+        return None if self._connection is None else self._connection.dead
+
+    @property
+    def stale(self) -> bool:
+        """Whether it has said that its list of tools is another one now."""
+        return self._connection is not None and self._connection.stale
+
+    async def start(self) -> None:
+        """Start it, and ask for its tools.
+
+        Raises:
+            ServerFailedError: It does not come, or not in time.
+        """
+        connection = UpstreamConnection(self._open_wire, self._modes())
+        self._connection = connection
+        timeout_s = self.policy.start_timeout_s
+        try:
+            await connection.open(timeout_s)
+            self.about = connection.describe()
+            await self._list(connection)
+        except (CallError, ServerFailedError) as error:
+            await self.close()
+            raise ServerFailedError(f"{self.name}: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        if self.policy.protocol == "auto":
+            self._known[self.name] = connection.mode
+
+    async def close(self) -> None:
+        """End it. Bounded in time."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def refresh(self) -> None:
+        """Ask for its tools again, where they may have changed. One that has died keeps what it had.
+
+        Raises:
+            CallError: It does not answer.
+        """
+        connection = self._connection
+        if connection is not None and connection.dead is None and (connection.stale or connection.stateless):
+            await self._list(connection)
+
+    async def ready(self) -> bool:
+        """See to it that it can be called; return whether it had to be started anew.
+
+        Raises:
+            ServerFailedError: It has died, and is not started anew, or not once more.
+        """
+        connection = self._connection
+        if connection is not None:
+            await connection.notice()
+        if connection is not None and connection.dead is None and connection.hung:
+            try:
+                if not await connection.answers():
+                    connection.dead = "it gave no sign of life after a call that took too long"
+            except CallError as error:
+                connection.dead = str(error)
+        if connection is not None and connection.dead is None:
+            return False
+        why = self.death or "it is not there"
+        if not self.policy.restart:
+            raise ServerFailedError(f"{self.name}: {why}")
+        if self.restarts >= self.policy.max_restarts:
+            raise ServerFailedError(
+                f"{self.name}: {why}; it was started anew {self.restarts} times, which is the most"
+            )
+        self.restarts += 1
+        await self.close()
+        await self.start()
+        return True
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
+    ) -> types.CallToolResult:
+        """Call a tool by its own name.
+
+        Raises:
+            CallError: There is no result.
+        """
+        connection = self._connection
+        if connection is None:
+            raise CallError(
+                ToolErrorType.TRANSPORT_ERROR, "the tool server is not there", infrastructure=True
+            )
+        self.calls += 1
+        return await connection.call(tool, arguments, timeout_s, context)
+
+    async def still_has(self, tool: str) -> bool:
+        """Return whether it offers a tool by its list of now; true where it does not say."""
+        connection = self._connection
+        if connection is None or connection.dead is not None:
+            return True
+        try:
+            await self._list(connection)
+        except CallError:
+            return True
+        return tool in self.tools
+
+    def faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return what is wrong with arguments, by the tool's own schema."""
+        if (check := self._checks.get(tool)) is None:
+            check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
+        return check.faults(arguments)
+
+    async def _list(self, connection: UpstreamConnection) -> None:
+        try:
+            listed = await connection.list_tools(min(self.policy.timeout_s, self.policy.start_timeout_s))
+        except CallError as error:
+            if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
+                raise
+            listed = []  # a server without tools says that it does not know the method
+        self._checks = {}
+        self.tools = {tool.name: tool for tool in listed if self._allows(tool.name)}
+
+    def _allows(self, tool: str) -> bool:
+        return matches_any(tool, self.policy.allow) and not matches_any(tool, self.policy.deny)
+
+    async def _open_wire(self) -> UpstreamWire:
+        spec = self._spec
+        if isinstance(spec, HttpServer):
+            return http_wire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
+        assert self.folder is not None
+        return await open_stdio(*_process(spec, self.folder), self.folder)
+
+    def _modes(self) -> tuple[str, ...]:
+        known = self._known.get(self.name) if self.policy.protocol == "auto" else None
+        return (known,) if known is not None else _MODES[self.policy.protocol]
+
+
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name is of one of the patterns, which are those of file names."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+async def start_all(members: Sequence[EpisodeServer], at_once: asyncio.Semaphore) -> None:
+    """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
+
+    Raises:
+        ServerFailedError: One of them does not come.
+    """
+
+    async def start(member: EpisodeServer) -> None:
+        async with at_once:
+            await member.start()
+
+    tasks = [keep(asyncio.create_task(start(member))) for member in members]
+    try:
+        for started in asyncio.as_completed(tasks):
+            await started
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        # Whoever waits may be cancelled more than once: what each has begun is ended all the same.
+        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+        raise

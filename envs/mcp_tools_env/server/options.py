@@ -1,0 +1,118 @@
+"""What a reset may ask for, and what an episode may cost."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+
+from openenv_core.errors import describe_faults
+from openenv_core.tasks import InvalidResetOptionError
+
+from .config import McpToolsSettings
+
+MAX_PATTERNS: Final = 256
+MAX_PATTERN_CHARS: Final = 128
+
+_Patterns: TypeAlias = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]], Field(max_length=MAX_PATTERNS)
+]
+
+
+class ResetOptions(BaseModel):
+    """What one reset asked for, beside seed and episode_id.
+
+    Attributes:
+        servers: Names of those that play, in the order of the configuration.
+        allow: Patterns of the names that tools are offered under; the others are not.
+        deny: Patterns of those that are not, allowed or not.
+        calls: How many the episode has.
+        time_s: How long it may take.
+        transcript: Calls are kept for the state.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    servers: Annotated[list[str], Field(min_length=1)]
+    allow: _Patterns = ["*"]
+    deny: _Patterns = []
+    calls: Annotated[StrictInt, Field(ge=0)]
+    time_s: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+    transcript: StrictBool = True
+
+
+def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> ResetOptions:
+    """Read the options of a reset; None leaves one to the server.
+
+    Raises:
+        InvalidResetOptionError: One that does not exist, or a value that cannot be.
+    """
+    if unknown := sorted(set(options) - set(ResetOptions.model_fields)):
+        raise InvalidResetOptionError(
+            f"expected no reset options but seed, episode_id, {', '.join(ResetOptions.model_fields)}, got "
+            f"{', '.join(unknown)[:200]}; commands and addresses are the server's configuration alone"
+        )
+    there = list(settings.servers)
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        read = ResetOptions.model_validate(
+            {"servers": there, "calls": settings.calls, "time_s": settings.time_s, **given}
+        )
+    except ValidationError as error:
+        raise InvalidResetOptionError(
+            f"expected reset options that can be, got {describe_faults(error, 'options')}"[:1000]
+        ) from None
+    if wrong := sorted(set(read.servers) - set(there)):
+        raise InvalidResetOptionError(
+            f"expected servers that are configured ({', '.join(there)}), got {', '.join(wrong)[:200]}"
+        )
+    for name in ("calls", "time_s"):
+        if getattr(read, name) > (most := getattr(settings, name)):
+            raise InvalidResetOptionError(
+                f"expected at most {most:g}, which is what the server allows, for the reset option {name}, got "
+                f"{getattr(read, name):g}"
+            )
+    return read.model_copy(update={"servers": [name for name in there if name in read.servers]})
+
+
+class Budget:
+    """Counts from its making on.
+
+    Args:
+        calls: How many there are.
+        time_s: How long the episode may take.
+
+    Attributes:
+        made: How many calls were made.
+    """
+
+    def __init__(self, calls: int, time_s: float) -> None:
+        self._calls = calls
+        self._time_s = time_s
+        self._began = time.monotonic()
+        self.made = 0
+
+    @property
+    def calls_left(self) -> int:
+        """How many calls there are left."""
+        return self._calls - self.made
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def time_left_s(self) -> float:
+        """Return how many seconds there are left; 0 where none are."""
+        return max(0.0, self._time_s - self.elapsed_s())
+
+    def spent(self) -> Literal["calls", "time"] | None:
+        """Return which part of it is used up."""
+        if self.calls_left <= 0:
+            return "calls"
+        return "time" if self.time_left_s() <= 0 else None
+
+    def describe_spent(self, spent: Literal["calls", "time"]) -> str:
+        """Return which part is used up, in words."""
+        if spent == "calls":
+            return f"the episode's {self._calls} calls are used up; it has ended"
+        return f"the episode's {self._time_s:g} s are used up; it has ended"

@@ -1,0 +1,557 @@
+"""The families: how each is worded, and how its answer is worked out, from records and without SQL."""
+
+# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import date
+from fractions import Fraction
+from itertools import pairwise
+
+from openenv_core.worlds import Level
+
+from ..world.records import DatabaseContents, Transaction
+from .answers import number, pairs, sequence, text, texts
+from .asking import Draw, family
+
+EASY, MEDIUM, HARD = Level
+
+MONTHS = "January February March April May June July August September October November December".split()
+WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+ORDINALS = ("first", "second", "third")
+
+
+def headers(events: Iterable[Transaction]) -> int:
+    """Return how many events there are, where several lines may be one."""
+    return len({event.header for event in events})
+
+
+def headers_by_person(events: Iterable[Transaction]) -> Counter[int]:
+    """Return how many events each person has."""
+    return Counter(person for person, _ in {(event.person.id, event.header) for event in events})
+
+
+def single(scores: dict[str, int]) -> str | None:
+    """Return the name with the greatest number; None where two have it."""
+    ranked = sorted(scores.values(), reverse=True)
+    if not ranked or ranked[:1] == ranked[1:2]:
+        return None
+    return max(scores, key=lambda name: scores[name])
+
+
+# Easy: one table, or one join.
+
+
+@family(
+    "count_in_city",
+    EASY,
+    "How many {people} live in {CITY}?",
+    "What is the number of {people} whose city is {CITY}?",
+    "Count the {people} from {CITY}.",
+    "{CITY} is home to how many {people}?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    city = source.choice(world.people).city
+    return Draw(number(sum(person.city == city for person in world.people)), {"CITY": city})
+
+
+@family(
+    "missing_email",
+    EASY,
+    "How many {people} have no email address on file?",
+    "For how many {people} is the email address missing?",
+    "Count the {people} that cannot be reached by email, because no address is on file.",
+    "Of how many {people} is no email address known?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw:
+    return Draw(number(sum(person.email is None for person in world.people)))
+
+
+@family(
+    "dearest_item",
+    EASY,
+    "Which {item} of the {group} '{GROUP}' has the highest {price}?",
+    "Name the {item} with the highest {price} in the {group} '{GROUP}'.",
+    "In the {group} '{GROUP}', the {price} of which {item} is the highest?",
+    "What is the name of the {item} that tops the {group} '{GROUP}' by {price}?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    group = source.choice(world.groups)
+    items = [item for item in world.items if item.group == group]
+    return Draw(text(max(items, key=lambda item: item.price).name), {"GROUP": group.name})
+
+
+@family(
+    "items_between",
+    EASY,
+    "How many {items} have a {price} from {LOW} to {HIGH} euros, both included?",
+    "Count the {items} whose {price} is at least {LOW} and at most {HIGH} euros.",
+    "The {price} of how many {items} lies between {LOW} and {HIGH} euros, ends included?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    low = source.randrange(5, 150)
+    high = low + source.randrange(20, 100)
+    prices = [item.price for item in world.items]
+    found = sum(low * 100 <= price <= high * 100 for price in prices)
+    # A price at an end, to the cent, is where floats and readers differ.
+    if found < 2 or any(price in (low * 100, high * 100) for price in prices):
+        return None
+    return Draw(number(found), {"LOW": str(low), "HIGH": str(high)})
+
+
+@family(
+    "joined_in_year",
+    EASY,
+    "How many {people} {joined} in {YEAR}?",
+    "Count the {people} that {joined} in the year {YEAR}.",
+    "In {YEAR}, how many {people} {joined}?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    year = source.choice(world.people).joined.year
+    found = sum(person.joined.year == year for person in world.people)
+    return Draw(number(found), {"YEAR": str(year)}) if found > 1 else None
+
+
+@family(
+    "last_name_begins",
+    EASY,
+    "How many {people} have a last name that begins with a letter from {LETTER} to {LAST}, both included?",
+    "Count the {people} whose last name starts with one of the letters {LETTER} to {LAST}.",
+    "The last names of how many {people} have one of the letters {LETTER} to {LAST} as their first?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    first, last = sorted(source.choice(world.people).name.split()[-1][0] for _ in range(2))
+    found = sum(first <= person.name.split()[-1][0] <= last for person in world.people)
+    return Draw(number(found), {"LETTER": first, "LAST": last}) if first < last else None
+
+
+@family(
+    "names_with_word",
+    EASY,
+    "List the names of the {items} whose name ends with the word '{WORD}'.",
+    "Which {items} have '{WORD}' as the last word of their name?",
+    "Name every {item} with a name of which '{WORD}' is the last word.",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    word = source.choice(world.items).name.split()[-1]
+    found = [item.name for item in world.items if item.name.split()[-1] == word]
+    return Draw(texts(found), {"WORD": word}) if len(found) > 1 else None
+
+
+@family(
+    "largest_group",
+    EASY,
+    "Which {group} has the most {items}?",
+    "To which {group} do the most {items} belong?",
+    "Name the {group} with the greatest number of {items}.",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
+    sizes = {group.name: sum(item.group == group for item in world.items) for group in world.groups}
+    name = single(sizes)
+    return Draw(text(name)) if name else None
+
+
+# Medium: joins and groups.
+
+
+@family(
+    "units_of_item",
+    MEDIUM,
+    "How many {units} does the {item} '{ITEM}' come to in all {events} together?",
+    "Add up the {units} of the {item} '{ITEM}' over all {events}.",
+    "What is the total of {units} for the {item} '{ITEM}'?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    item = source.choice(events).item
+    return Draw(number(sum(event.units for event in events if event.item == item)), {"ITEM": item.name})
+
+
+@family(
+    "amount_in_month",
+    MEDIUM,
+    "What is the total of {amount}, in euros, from all {events} dated in {MONTH} {YEAR}?",
+    "Add up the {amount} of all {events} of {MONTH} {YEAR}, in euros.",
+    "How many euros of {amount} did {MONTH} {YEAR} bring?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    day = source.choice(events).day
+    cents = sum(e.amount for e in events if (e.day.year, e.day.month) == (day.year, day.month))
+    return Draw(number(Fraction(cents, 100), 2), {"MONTH": MONTHS[day.month - 1], "YEAR": str(day.year)})
+
+
+@family(
+    "never_used",
+    MEDIUM,
+    "List the names of the {items} that have never been {used}.",
+    "Which {items} has nobody ever {used}?",
+    "Name every {item} that does not occur in any of the {events}.",
+)
+def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
+    used = {event.item.id for event in events}
+    return Draw(texts([item.name for item in world.items if item.id not in used]))
+
+
+@family(
+    "idle_in_city",
+    MEDIUM,
+    "How many {people} from {CITY} have no {events} at all?",
+    "Count the {people} living in {CITY} without a single {event}.",
+    "In {CITY}, how many {people} live for whom there is not one {event}?",
+)
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    city = source.choice(world.people).city
+    busy = {event.person.id for event in events}
+    found = sum(person.city == city and person.id not in busy for person in world.people)
+    return Draw(number(found), {"CITY": city}) if found else None
+
+
+@family(
+    "at_least",
+    MEDIUM,
+    "How many {people} have at least {COUNT} {events}?",
+    "Count the {people} with {COUNT} or more {events}.",
+    "For how many {people} are there no fewer than {COUNT} {events}?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    each = headers_by_person(events)
+    least = source.randint(3, 7)
+    found = sum(count >= least for count in each.values())
+    return Draw(number(found), {"COUNT": str(least)}) if found > 1 else None
+
+
+@family(
+    "average_score",
+    MEDIUM,
+    "What is the average {score} of the {item} '{ITEM}', leaving out where none was given?",
+    "Average the {score} of the {item} '{ITEM}' over those that were given.",
+    "How high is the mean {score} that the {item} '{ITEM}' was given?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    item = source.choice(events).item
+    scores = [event.score for event in events if event.item == item and event.score is not None]
+    if len(scores) < 3:
+        return None
+    return Draw(number(Fraction(sum(scores), len(scores)), 2), {"ITEM": item.name})
+
+
+@family(
+    "top_items",
+    MEDIUM,
+    "Which {COUNT} {items} have the most {units} in total? Put the one with the most first; where two have as many, "
+    "go by the alphabet.",
+    "List the top {COUNT} {items} by total {units}, greatest first, and by name where they are equal.",
+    "Rank the {items} by their total of {units}, highest first and alphabetically where equal, and give the first "
+    "{COUNT}.",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    totals: Counter[str] = Counter()
+    for event in events:
+        totals[event.item.name] += event.units
+    count = source.randint(3, 5)
+    ranked = sorted(totals, key=lambda name: (-totals[name], name))
+    return Draw(sequence(ranked[:count]), {"COUNT": str(count)})
+
+
+@family(
+    "busiest_month",
+    MEDIUM,
+    "Which month of {YEAR} had the most {events}? Give it as YYYY-MM; of months with as many, the earliest.",
+    "In {YEAR}, which month saw the greatest number of {events} (as YYYY-MM, the earliest if several did)?",
+    "Give the month of {YEAR} with the most {events}, written YYYY-MM; the first of them where there is a tie.",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    year = source.choice(events).day.year
+    each: dict[str, set[int]] = defaultdict(set)
+    for event in events:
+        if event.day.year == year:
+            each[f"{event.day:%Y-%m}"].add(event.header)
+    best = min(each, key=lambda month: (-len(each[month]), month))
+    return Draw(text(best), {"YEAR": str(year)})
+
+
+@family(
+    "different_items",
+    MEDIUM,
+    "How many different {items} has {PERSON} {used}?",
+    "Count the distinct {items} that {PERSON} has {used}.",
+    "{PERSON} has {used} how many {items}, each counted once?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    person = source.choice(events).person
+    found = {event.item.id for event in events if event.person == person}
+    return Draw(number(len(found)), {"PERSON": person.name})
+
+
+@family(
+    "on_weekday",
+    MEDIUM,
+    "How many {events} were on a {WEEKDAY}?",
+    "Count the {events} whose date is a {WEEKDAY}.",
+    "On {WEEKDAY}s, how many {events} were there altogether?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    weekday = source.choice(events).day.weekday()
+    found = headers(event for event in events if event.day.weekday() == weekday)
+    return Draw(number(found), {"WEEKDAY": WEEKDAYS[weekday]})
+
+
+@family(
+    "best_city",
+    MEDIUM,
+    "The {people} of which city account for the highest total {amount}?",
+    "Taking all {people} of a city together, from which city is the total of {amount} the highest?",
+    "Add up the {amount} by the city of the {person}: which city comes first?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
+    totals: Counter[str] = Counter()
+    for event in events:
+        totals[event.person.city] += event.amount
+    name = single(totals)
+    return Draw(text(name)) if name else None
+
+
+@family(
+    "events_by_group",
+    MEDIUM,
+    "For each {group}, in how many {events} of {YEAR} does it occur? Leave out those without any.",
+    "Give each {group} with the number of {events} in {YEAR} that had one of its {items}; only those that have some.",
+    "Count the {events} of {YEAR} by {group}, and list each {group} that has any with its number.",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    year = source.choice(events).day.year
+    each: dict[str, set[int]] = defaultdict(set)
+    for event in events:
+        if event.day.year == year:
+            each[event.item.group.name].add(event.header)
+    return Draw(pairs([(name, len(found)) for name, found in each.items()]), {"YEAR": str(year)})
+
+
+# Hard: windows, comparisons within groups, several steps.
+
+
+@family(
+    "rank_in_group",
+    HARD,
+    "Within the {group} '{GROUP}', which {item} has the {NTH} highest total {amount}?",
+    "Rank the {items} of the {group} '{GROUP}' by total {amount}, highest first: which one is {NTH}?",
+    "By total {amount}, which {item} is the {NTH} in the {group} '{GROUP}'?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    group, place = source.choice(events).item.group, source.randint(1, 2)
+    totals: Counter[str] = Counter()
+    for event in events:
+        if event.item.group == group:
+            totals[event.item.name] += event.amount
+    ranked = totals.most_common()
+    if len(ranked) <= place or len(set(totals.values())) < len(totals):
+        return None
+    return Draw(text(ranked[place][0]), {"GROUP": group.name, "NTH": ORDINALS[place]})
+
+
+@family(
+    "best_of_each_group",
+    HARD,
+    "For each {group}, what is the highest total of {units} that one of its {items} has? Leave out each {group} "
+    "without {events}.",
+    "Total the {units} of each {item}, and give for every {group} that occurs the greatest of these totals.",
+    "Of the totals of {units} by {item}, which is the greatest in each {group} that has any {events}?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
+    totals: Counter[tuple[str, int]] = Counter()
+    for event in events:
+        totals[event.item.group.name, event.item.id] += event.units
+    best: dict[str, int] = {}
+    for (name, _), total in totals.items():
+        best[name] = max(total, best.get(name, 0))
+    return Draw(pairs(list(best.items())))
+
+
+@family(
+    "longest_gap",
+    HARD,
+    "Which {person} had the longest time, in days, between two {events} that followed one another?",
+    "Between consecutive {events} of the same {person}, whose pause was the longest? Give the name.",
+    "Who waited the most days from one of their {events} to their next?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
+    days: dict[str, set[date]] = defaultdict(set)
+    for event in events:
+        days[event.person.name].add(event.day)
+    gaps: dict[str, int] = {}
+    for name, found in days.items():
+        ordered = sorted(found)
+        pauses = [(after - before).days for before, after in pairwise(ordered)]
+        if pauses:
+            gaps[name] = max(pauses)
+    longest = single(gaps)
+    return Draw(text(longest)) if longest else None
+
+
+@family(
+    "above_group_average",
+    HARD,
+    "How many {items} have a {price} above the average {price} of their own {group}?",
+    "Count the {items} whose {price} is higher than the mean {price} in the {group} they belong to.",
+    "In their own {group}, how many {items} are dearer than its average, by {price}?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
+    found = 0
+    for group in world.groups:
+        prices = [item.price for item in world.items if item.group == group]
+        mean = Fraction(sum(prices), len(prices))
+        if any(abs(price - mean) < 1 for price in prices):
+            return None  # where a float may fall on either side
+        found += sum(price > mean for price in prices)
+    return Draw(number(found))
+
+
+@family(
+    "amount_of_largest_city",
+    HARD,
+    "What is the total of {amount} in {YEAR}, in euros, from the {people} of the city in which the most {people} live?",
+    "Take the city with the greatest number of {people}. How many euros of {amount} came from there in {YEAR}?",
+    "Add up the {amount} of {YEAR}, in euros, from the {people} of the city with the most {people}: what is the sum?",
+)
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    city = single(Counter(person.city for person in world.people))
+    if city is None:
+        return None
+    year = source.choice(events).day.year
+    cents = sum(e.amount for e in events if e.person.city == city and e.day.year == year)
+    return Draw(number(Fraction(cents, 100), 2), {"YEAR": str(year)}) if cents else None
+
+
+@family(
+    "used_both",
+    HARD,
+    "Which {people} have {used} both '{ITEM}' and '{OTHER}'? List their names.",
+    "Name the {people} that have {used} '{ITEM}' as well as '{OTHER}', on whichever days.",
+    "List everybody who has {used} each of the two, '{ITEM}' and '{OTHER}'.",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    first, second = source.choice(events).item, source.choice(events).item
+    both = {e.person.name for e in events if e.item == first} & {
+        e.person.name for e in events if e.item == second
+    }
+    if first == second or not both:
+        return None
+    return Draw(texts(sorted(both)), {"ITEM": first.name, "OTHER": second.name})
+
+
+@family(
+    "greatest_growth",
+    HARD,
+    "Which {group} had the greatest increase of {units} from {YEAR} to {NEXT}?",
+    "From {YEAR} to {NEXT}, the {units} of which {group} grew the most, in absolute numbers?",
+    "Compare the {units} of {YEAR} with those of {NEXT}: which {group} gained the most?",
+)
+def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
+    year = world.today.year - 2  # the events of both years are there whole
+    change: Counter[str] = Counter()
+    for event in events:
+        sign = {year: -1, year + 1: 1}.get(event.day.year, 0)
+        change[event.item.group.name] += sign * event.units
+    name = single(change)
+    if name is None or change[name] <= 0:
+        return None
+    return Draw(text(name), {"YEAR": str(year), "NEXT": str(year + 1)})
+
+
+@family(
+    "share_of_status",
+    HARD,
+    "What percentage of all {events} of {YEAR}, whatever their status, have the status '{STATUS}'?",
+    "Of all {events} in {YEAR}, how many percent have the status '{STATUS}'?",
+    "How large is the share of {events} with the status '{STATUS}' among all those of {YEAR}, in percent?",
+    counts_events=False,
+)
+def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
+    chosen = source.choice(world.events)
+    year = [event for event in world.events if event.day.year == chosen.day.year]
+    share = Fraction(100 * headers(e for e in year if e.status == chosen.status), headers(year))
+    return Draw(number(share, 1), {"YEAR": str(chosen.day.year), "STATUS": chosen.status})
+
+
+@family(
+    "with_archive",
+    HARD,
+    "How many {events} does {PERSON} have, those of the archive included?",
+    "Counting the archive too, how many {events} of {PERSON} are there?",
+    "Add the {events} of {PERSON} that are archived to those that are not: how many is that?",
+)
+def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    person = source.choice(world.archive).person
+    void = world.domain.statuses[-1]
+    valid_only = len(events) < len(world.events)
+    old = sum(one.person == person and not (valid_only and one.status == void) for one in world.archive)
+    new = headers(event for event in events if event.person == person)
+    return Draw(number(old + new), {"PERSON": person.name}) if old and new else None
+
+
+@family(
+    "soon_after_joining",
+    HARD,
+    "How many {people} had their first {event} within {DAYS} days of the day on which they {joined}? An {event} "
+    "exactly {DAYS} days later counts.",
+    "Count the {people} whose earliest {event} was at most {DAYS} days after they {joined}.",
+    "From the day on which they {joined} to their first {event}, no more than {DAYS} days passed for how many "
+    "{people}?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    days = source.choice((60, 90, 120, 180, 240, 365))
+    waits: dict[int, int] = {}
+    for event in events:
+        wait = (event.day - event.person.joined).days
+        waits[event.person.id] = min(wait, waits.get(event.person.id, wait))
+    found = sum(wait <= days for wait in waits.values())
+    return Draw(number(found), {"DAYS": str(days)}) if found > 2 else None
+
+
+@family(
+    "running_total",
+    HARD,
+    "On which date did the total of {amount} since the beginning of {YEAR} first reach {SUM} euros? Give it as "
+    "YYYY-MM-DD.",
+    "Add up the {amount} of {YEAR} day by day: on which day (YYYY-MM-DD) did the sum come to {SUM} euros or more?",
+    "In {YEAR}, what was the first day, as YYYY-MM-DD, by whose end {amount} had reached {SUM} euros in all?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
+    year = source.choice(events).day.year
+    each: Counter[date] = Counter()
+    for event in events:
+        if event.day.year == year:
+            each[event.day] += event.amount
+    whole = sum(each.values())
+    if whole <= 20000:
+        return None
+    wanted = source.randrange(1, 1 + whole // 10000) * 10000
+    total = 0
+    for day in sorted(each):
+        total += each[day]
+        if total >= wanted:
+            break
+    # A sum of floats may fall short of a bound that whole cents just reach.
+    slots = {"YEAR": str(year), "SUM": str(wanted // 100)}
+    return Draw(text(day.isoformat()), slots) if total > wanted else None
+
+
+@family(
+    "above_average_people",
+    HARD,
+    "How many {people} have more {events} than the average number among those {people} that have any?",
+    "Take the {people} with {events}, and the mean number of {events} they have. How many of them are above it?",
+    "Among {people} with at least one {event}, how many have more of them than these {people} have on average?",
+)
+def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
+    each = headers_by_person(events)
+    return Draw(number(sum(count * len(each) > each.total() for count in each.values())))

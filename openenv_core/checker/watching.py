@@ -1,0 +1,224 @@
+"""A server that is looked at as it serves: what it holds, here or in a container."""
+
+import inspect
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.checker import inside
+from openenv_core.checker.check import CheckError, NotApplicableError
+from openenv_core.checker.subject import RunningServer, Subject
+from openenv_core.errors import ProviderError
+from openenv_core.targets import TargetKind
+
+MIB: Final = 1 << 20
+
+_ALLOWED_BYTES: Final = 768 * MIB
+"""What a server may take beyond what it began with."""
+
+_POLL_INTERVAL_S: Final = 0.02
+
+_SETTLE_INTERVAL_S: Final = 0.1
+"""Pause between two looks at what is held; two that are alike count."""
+
+_SETTLE_TIMEOUT_S: Final = 2.0
+"""Seconds after which the last look counts, whatever it was."""
+
+_PYTHON: Final = "python3"
+
+_NOTES_IN_CONTAINER: Final = "/tmp/ropewalk-collected"
+
+_BEGIN: Final = """\
+import os, sys
+folder = "/tmp/ropewalk-check"
+os.makedirs(folder, exist_ok=True)
+with open(folder + "/sitecustomize.py", "w") as file:
+    file.write(sys.argv[1])
+path = os.environ.get("PYTHONPATH")
+os.environ["PYTHONPATH"] = folder + (os.pathsep + path if path else "")
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Puts `inside` in front of the server's interpreter, and becomes the image's own command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a server holds.
+
+    Attributes:
+        memory: Bytes of memory that are its own.
+        threads: Threads.
+        files: Open files and sockets.
+        processes: Processes; each has threads and files too.
+    """
+
+    memory: int
+    threads: int
+    files: int
+    processes: int
+
+    @property
+    def things(self) -> tuple[int, int, int]:
+        """All but the memory, which never rests."""
+        return self.threads, self.files, self.processes
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedServer:
+    """A server of one's own that can be looked at.
+
+    Attributes:
+        server: The server.
+        notes: Where its processes note that they have thrown their garbage away.
+    """
+
+    server: RunningServer
+    notes: str
+
+    def settled(self) -> Held:
+        """Look at what the server holds, once what has ended is gone.
+
+        Raises:
+            NotApplicableError: It is in a container that cannot be looked into.
+        """
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        time.sleep(_SETTLE_INTERVAL_S)  # the last sessions are being closed
+        self._collect_garbage()
+        first = self._held()
+        while time.monotonic() < deadline:
+            time.sleep(_SETTLE_INTERVAL_S)
+            second = self._held()
+            if second.things == first.things:
+                return second
+            first = second
+        return first
+
+    def _collect_garbage(self) -> None:
+        if self.server.container is None:
+            inside.collect_garbage(self.server.pids(), self.notes)
+        elif not self._run_inside("collect", self.notes).get("told"):
+            raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
+
+    def _held(self) -> Held:
+        here = self.server.container is None
+        return Held(**(inside.usage(self.server.pids()) if here else self._run_inside("look")))
+
+    def _run_inside(self, *arguments: str) -> dict[str, Any]:
+        from openenv_core.providers.docker.engine import DockerEngine
+
+        container, engine = self.server.container, DockerEngine.find()
+        command = [_PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
+        # With a terminal the engine sends what is printed as it is, without headers of its own.
+        body = {"Cmd": command, "AttachStdout": True, "Tty": True}
+        try:
+            started = engine.call("POST", f"/containers/{container.id}/exec", body=body)["Id"]
+            found = engine.call("POST", f"/exec/{started}/start", body={"Detach": False, "Tty": True})
+        except ProviderError as error:
+            raise NotApplicableError(f"the container cannot be looked into: {error}") from error
+        if not isinstance(found, dict):
+            raise NotApplicableError(f"the container cannot be looked into: it has no {_PYTHON} that answers")
+        return found
+
+
+@contextmanager
+def watching(subject: Subject) -> Iterator[WatchedServer]:
+    """Start a server that can be looked at.
+
+    Raises:
+        NotApplicableError: What it holds cannot be seen from here.
+    """
+    if subject.kind is TargetKind.URL:
+        raise NotApplicableError("what a server at a URL holds cannot be seen from here")
+    if subject.kind is TargetKind.IMAGE:
+        with _in_container(subject) as server:
+            yield WatchedServer(server, _NOTES_IN_CONTAINER)
+        return
+    with hooked() as (folder, env_vars):
+        notes = str(folder / "collected")
+        with subject.server(env_vars={**env_vars, inside.COLLECTED: notes}) as server:
+            yield WatchedServer(server, notes)
+
+
+@contextmanager
+def _in_container(subject: Subject) -> Iterator[RunningServer]:
+    """Start a container whose interpreters throw their garbage away when told to."""
+    from openenv_core.providers.docker.engine import DockerEngine
+
+    assert subject.url  # a container that does not start by itself is another check's to tell
+    config = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json").get("Config") or {}
+    if config.get("Entrypoint") or not config.get("Cmd"):
+        raise NotApplicableError(
+            "the image has an ENTRYPOINT, before which nothing can be put that looks into its server; with CMD "
+            "alone there can"
+        )
+    options = {
+        "command": [_PYTHON, "-c", _BEGIN, inspect.getsource(inside), *config["Cmd"]],
+        "env_vars": {inside.COLLECTED: _NOTES_IN_CONTAINER},
+    }
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(subject.server(docker_options=options))
+        except CheckError as error:
+            raise NotApplicableError(
+                f"the image starts, but not so that it can be looked into: {error}"
+            ) from error
+        yield server
+
+
+@contextmanager
+def hooked() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield a folder for notes, and the environment variables that put `inside` into a server's interpreters."""
+    with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as text:
+        folder = Path(text)
+        shutil.copyfile(inside.__file__, folder / "sitecustomize.py")
+        path = os.pathsep.join(part for part in (text, os.environ.get("PYTHONPATH")) if part)
+        yield folder, {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@contextmanager
+def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
+    """Kill a server that takes too much; yield a list that then has the bytes that it took.
+
+    Args:
+        server: Whose; None, or one in a container, is not watched.
+    """
+    taken: list[int] = []
+    if server is None or server.container is not None:
+        yield taken
+        return
+    before = inside.usage(server.pids())["memory"]
+
+    def look() -> None:
+        more = inside.usage(server.pids())["memory"] - before
+        if more > _ALLOWED_BYTES and not taken:
+            taken.append(more)
+            server.kill()
+
+    with polling("openenv-check-memory", look):
+        yield taken
+
+
+@contextmanager
+def polling(name: str, look: Callable[[], None]) -> Iterator[None]:
+    """Look again and again, in a thread of that name, for as long as the block lasts."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(_POLL_INTERVAL_S):
+            look()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

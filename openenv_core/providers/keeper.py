@@ -1,0 +1,427 @@
+"""Who keeps a pool full: its members, and the thread that starts, looks after and removes them."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from openenv_core.errors import ConfigurationError, ImageNotFoundError, OptionUnavailableError, ProviderError
+from openenv_core.providers.base import health_of
+
+logger = logging.getLogger("openenv_core")
+
+
+class PoolError(ProviderError):
+    """The pool hands out nothing any more."""
+
+
+class PoolClosedError(PoolError):
+    """The pool was closed."""
+
+
+class PoolTimeoutError(PoolError, TimeoutError):
+    """No container was free in time. The pool goes on.
+
+    Attributes:
+        last_failure: What the last start that failed failed of; None where all succeeded.
+    """
+
+    def __init__(self, message: str, last_failure: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.last_failure = last_failure
+
+
+class PoolMember(Protocol):
+    """What a pool keeps warm; a `Container` is one."""
+
+    url: str
+
+    def remove(self) -> None:
+        """End it, and leave nothing of it. May be called again after it has failed."""
+
+
+MemberT = TypeVar("MemberT", bound=PoolMember)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """How a pool stands.
+
+    Attributes:
+        size: Members that it keeps, in all.
+        ready: Those that can be handed out.
+        starting: Those that are being started.
+        used: Those that somebody has.
+        leaving: Those that are being removed, beyond the size.
+        started: Starts that succeeded so far.
+        failed: Starts that failed so far.
+        last_failure: What the last of them failed of, if no start has succeeded since.
+    """
+
+    size: int
+    ready: int
+    starting: int
+    used: int
+    leaving: int
+    started: int
+    failed: int
+    last_failure: BaseException | None
+
+    def __str__(self) -> str:
+        text = (
+            f"of {self.size} containers {self.ready} are ready, {self.starting} starting, {self.used} used; "
+            f"{self.leaving} are being removed"
+        )
+        if self.last_failure is not None:
+            said = str(self.last_failure).strip() or type(self.last_failure).__name__
+            text += f"; {self.failed} starts failed, the last of: {said}"
+        return text
+
+
+LASTING: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
+"""Failures that no wait mends."""
+
+POLL_INTERVAL_S: Final = 0.5
+"""How often whoever waits looks whether there is still somebody who makes members."""
+
+IDLE_INTERVAL_S: Final = 1.0
+"""How often the keeper looks after members that wait, and retries what failed."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
+"""How long a member that waits may take to say that it is healthy."""
+
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
+"""Pauses between starts that fail. An engine that restarts is met again within the last."""
+
+PERSISTENT_FAILURE_BACKOFF_S: Final = 30.0
+"""The same for failures that need somebody to do something: an image to be built."""
+
+REMOVE_RETRY_INTERVAL_S: Final = 0.2
+"""The pause after a removal that failed."""
+
+CLEAR_TIMEOUT_S: Final = 60.0
+"""How long a pool that is closed tries to remove its members. The companion of containers goes on after that."""
+
+CLEAR_POLL_INTERVAL_S: Final = 0.05
+
+
+class PoolKeeper(Generic[MemberT]):
+    """The members of a pool, and the thread that keeps it full, with its helpers: one a start, one a removal.
+
+    At most `max_starting` starts and `size` removals run at once. The threads are daemons, and none of them
+    knows the pool: one that is forgotten is closed when it is collected.
+    """
+
+    def __init__(self, start: Callable[[threading.Event], MemberT], size: int, max_starting: int) -> None:
+        self._start = start
+        self._size = size
+        self._max_starting = max_starting
+        # Everything in this block is under it; it is notified when anything becomes ready, or nothing ever will.
+        self.changed = threading.Condition()
+        self._ready: deque[MemberT] = deque()  # the freshest last
+        self._used: dict[int, MemberT] = {}
+        self._leaving: list[MemberT] = []  # to be removed, or under removal
+        self._removing: set[int] = set()
+        self._starting = self._started = self._failed = 0
+        self._failures = 0  # since a start succeeded
+        self._last_failure: BaseException | None = None
+        self._closed = False
+        self._dead: BaseException | None = None  # why nobody replaces anything any more
+        self._stopping = threading.Event()
+        self._wake: SimpleQueue[MemberT | None] = SimpleQueue()  # its put may be called from a finalizer
+        self._next_start = 0.0
+        self._next_look = time.monotonic() + IDLE_INTERVAL_S
+        self._silent: set[int] = set()
+        self._pid: int | None = None
+        self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
+
+    def run(self) -> None:
+        """Begin to fill the pool. Idempotent. Raises PoolClosedError after its end."""
+        with self.changed:
+            self._require_open()
+            if self._pid is None:
+                self._pid = os.getpid()
+                self._thread.start()
+
+    def state(self) -> PoolState:
+        """Return how the pool stands."""
+        with self.changed:
+            return PoolState(
+                self._size,
+                len(self._ready),
+                self._starting,
+                len(self._used),
+                len(self._leaving),
+                self._started,
+                self._failed,
+                self._last_failure,
+            )
+
+    def wait(
+        self,
+        ready: int,
+        wanted: str,
+        deadline: float,
+        timeout_s: float,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """Wait until so many members are ready; under the lock.
+
+        Args:
+            ready: How many.
+            wanted: What is expected, for the error.
+            deadline: Until when, in monotonic time.
+            timeout_s: The whole time, for the error.
+            stopping: Ends the wait when it is set.
+
+        Raises:
+            PoolTimeoutError: They were not in time, or will never be.
+            PoolError: The pool was closed, or whoever makes members has died, or the wait was ended.
+        """
+        while True:
+            if stopping is not None and stopping.is_set():
+                raise PoolError("expected a container, but its taker was stopped meanwhile")
+            self._require_open()
+            self._require_thread()
+            if len(self._ready) >= ready:
+                return
+            left_s = deadline - time.monotonic()
+            why = ""
+            if isinstance(self._last_failure, LASTING) and not self._starting and not self._used:
+                why = f"expected {wanted}, got {len(self._ready)}, and no wait will bring one"
+            elif left_s <= 0:
+                why = f"expected {wanted} within {timeout_s:g} s, got {len(self._ready)}"
+            if why:
+                failure = self._last_failure
+                hint = "see the failure" if failure else "give containers back, or raise size or timeout_s"
+                raise PoolTimeoutError(f"{why}: {self.state()}; {hint}", failure) from failure
+            self.changed.wait(min(left_s, POLL_INTERVAL_S))
+
+    def take(self, deadline: float, timeout_s: float, stopping: threading.Event | None) -> MemberT:
+        """Wait for a member, and return it as one that is used. Arguments and errors are those of `wait`."""
+        with self.changed:
+            self.wait(1, "a container", deadline, timeout_s, stopping)
+            # The one that has waited longest: it is the surest to have settled.
+            member = self._ready.popleft()
+            self._used[id(member)] = member
+            return member
+
+    def give_back(self, member: MemberT) -> None:
+        """Take a used member back, to be removed and replaced. Never blocks."""
+        self._wake.put(member)
+
+    def abandon(self) -> None:
+        """Start nothing more, and let the thread remove every member. Does not wait; for finalizers too."""
+        if os.getpid() == self._pid:
+            self._stopping.set()
+            self._wake.put(None)
+
+    def close(self, timeout_s: float) -> int:
+        """Start nothing more, remove every member, and return how many could not be removed in time.
+
+        Removes nothing in a fork of the process that has the pool.
+        """
+        with self.changed:
+            self._closed = True
+        if os.getpid() != self._pid:
+            return 0
+        self.abandon()
+        deadline = time.monotonic() + timeout_s
+        self._thread.join(timeout_s)
+        self._clear(deadline)  # all that is left where the thread has died, or has not come to it
+        with self.changed:
+            return len(self._leaving)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
+
+    def _require_thread(self) -> None:
+        dead = self._dead
+        if dead is None and not self._thread.is_alive():
+            here = os.getpid() == self._pid
+            dead = RuntimeError("it is not there" if here else "this process is a fork of the pool's")
+        if dead is not None:
+            raise PoolError(
+                f"expected a pool that replaces what is used, but its thread died of "
+                f"{type(dead).__name__}: {dead}; close it and make a new one"
+            ) from dead
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+                self._sleep()
+            self._clear(time.monotonic() + CLEAR_TIMEOUT_S)
+        except BaseException as error:
+            with self.changed:
+                self._dead = error
+                self.changed.notify_all()
+            logger.exception("the keeper of a pool has died; close the pool and make a new one")
+
+    def _clear(self, deadline: float) -> None:
+        """Remove every member, those included whose start comes to its end meanwhile."""
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+        while True:
+            with self.changed:
+                self._drain()
+                self._leaving += [*self._ready, *self._used.values()]
+                self._ready.clear()
+                self._used.clear()
+            self._remove_some(deadline)
+            with self.changed:
+                if not (self._leaving or self._starting) or time.monotonic() >= deadline:
+                    return
+                self.changed.wait(CLEAR_POLL_INTERVAL_S)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        with self.changed:
+            self._drain()
+        self._remove_some()
+        with self.changed:
+            starts = self._startable() if now >= self._next_start else 0
+            self._starting += starts
+        for begun in range(starts):
+            try:
+                _begin(self._start_one, "openenv-pool-start")
+            except RuntimeError as error:  # no thread is to be had, at the interpreter's exit for one
+                with self.changed:
+                    self._starting -= starts - begun
+                    self._note_failure(error)
+                break
+        if now >= self._next_look:
+            self._look_after_waiting()
+            self._next_look = time.monotonic() + IDLE_INTERVAL_S
+
+    def _startable(self) -> int:
+        """Return how many starts there may be beside those under way; under the lock."""
+        if len(self._leaving) >= self._size:
+            return 0  # an engine that removes nothing would fill up
+        missing = self._size - len(self._ready) - len(self._used) - self._starting
+        most = 1 if self._failures else self._max_starting  # one is enough to find out
+        return max(0, min(missing, most - self._starting))
+
+    def _sleep(self) -> None:
+        until = self._next_look
+        with self.changed:
+            if self._startable() > 0:
+                until = min(until, max(self._next_start, time.monotonic() + 0.01))
+        with suppress(Empty):
+            member = self._wake.get(timeout=max(0.0, until - time.monotonic()))
+            with self.changed:
+                self._take_back(member)
+
+    def _drain(self) -> None:
+        """Take in what was given back; under the lock."""
+        with suppress(Empty):
+            while True:
+                self._take_back(self._wake.get_nowait())
+
+    def _take_back(self, member: MemberT | None) -> None:
+        if member is not None and self._used.pop(id(member), None) is not None:
+            self._leaving.append(member)
+
+    def _remove_some(self, deadline: float = math.inf) -> None:
+        """Begin to remove what is to go; not under the lock. What failed is tried again at a later turn."""
+        with self.changed:
+            waiting = [member for member in self._leaving if id(member) not in self._removing]
+            chosen = waiting[: max(0, self._size - len(self._removing))]
+            self._removing.update(map(id, chosen))
+        for member in chosen:
+            try:
+                _begin(partial(self._remove_one, member), "openenv-pool-remove")
+            except RuntimeError:  # no thread is to be had, at the interpreter's exit for one: one by one then
+                if time.monotonic() < deadline:
+                    self._remove_one(member)
+                else:
+                    with self.changed:
+                        self._removing.discard(id(member))
+
+    def _start_one(self) -> None:
+        member: MemberT | None = None
+        failure: BaseException | None = None
+        try:
+            member = self._start(self._stopping)
+        except BaseException as error:
+            failure = error
+        with self.changed:
+            self._starting -= 1
+            if member is not None:
+                self._started += 1
+                self._failures, self._last_failure = 0, None
+                (self._leaving if self._closed else self._ready).append(member)
+            elif failure is not None and not self._closed:
+                self._note_failure(failure)
+            self.changed.notify_all()
+        self._wake.put(None)
+
+    def _note_failure(self, failure: BaseException) -> None:
+        """Take down that a start failed; under the lock."""
+        self._failed += 1
+        self._failures += 1
+        self._last_failure = failure
+        pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(self._failures - 1, 10))
+        if isinstance(failure, LASTING):
+            pause_s = PERSISTENT_FAILURE_BACKOFF_S
+        self._next_start = time.monotonic() + pause_s
+        logger.warning("a pool's container could not be started: %s", failure)
+
+    def _remove_one(self, member: MemberT) -> None:
+        failure: BaseException | None = None
+        try:
+            member.remove()
+        except BaseException as error:
+            failure = error
+            logger.warning("a pool's container could not be removed, and will be: %s", failure)
+            time.sleep(REMOVE_RETRY_INTERVAL_S)
+        with self.changed:
+            self._removing.discard(id(member))
+            if failure is None:
+                self._leaving[:] = [each for each in self._leaving if each is not member]
+            self.changed.notify_all()
+        self._wake.put(None)
+
+    def _look_after_waiting(self) -> None:
+        """Take out members that were silent twice: once may be the machine that stood still."""
+        with self.changed:
+            waiting = list(self._ready)
+        self._silent &= {id(member) for member in waiting}
+        begin = time.monotonic()
+        for member in waiting:
+            # Members that hang are replaced before the next are looked at, which may hang as well.
+            if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_TIMEOUT_S:
+                return
+            if healthy(member, HEALTH_TIMEOUT_S):
+                self._silent.discard(id(member))
+            elif id(member) not in self._silent:
+                self._silent.add(id(member))
+            else:
+                with self.changed:
+                    if any(each is member for each in self._ready):
+                        self._ready.remove(member)
+                        self._leaving.append(member)
+                        self._wake.put(None)  # it is replaced at once
+
+
+def _begin(work: Callable[[], None], name: str) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
+def healthy(member: PoolMember, timeout_s: float) -> bool:
+    """Whether a member says so within that many seconds."""
+    options = getattr(member, "options", None)  # of a container; its server may want a token
+    token = None if options is None else options.token
+    return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None

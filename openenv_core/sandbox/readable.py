@@ -1,0 +1,81 @@
+"""What code may read of this machine."""
+
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+_SYSTEM: Final = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+)
+
+_OURS: Final = (
+    "openenv_core",
+    "servers",
+    "envs",
+    "rl_bridge",
+    "dockerfiles",
+    "examples",
+    "benchmarks",
+    "tests",
+    "code_interpreter_env",
+)
+"""Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
+
+
+def find_readable(
+    more: Iterable[Path] = (), hidden: Iterable[Path] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what code may read of this machine: files and folders, and what of them it may not.
+
+    Args:
+        more: Beside Python's and the system's.
+        hidden: Not to be read, beside this project's own packages.
+    """
+    python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    wanted = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
+    shown = [
+        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+    ]
+    own = (folder / name for folder in _places() for name in _OURS)
+    away = {path.resolve() for path in (*hidden, *own) if path.exists()}
+    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
+    return tuple(sorted(map(str, shown))), tuple(sorted(map(str, below)))
+
+
+def _places() -> set[Path]:
+    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
+    beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
+    for scheme in sysconfig.get_scheme_names():
+        paths += sysconfig.get_paths(scheme, beneath).values()
+    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
+    return {*map(Path, paths), Path(__file__).resolve().parents[2]}
+
+
+def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ...]:
+    """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+    away = {Path(path) for path in hidden}
+    # One that is itself a link, as a virtual environment may be, is not there under another name.
+    return tuple(str(found) for path in shown for found in _without(Path(path).resolve(), away))
+
+
+def _without(path: Path, away: set[Path]) -> list[Path]:
+    real = path.resolve()
+    if any(real.is_relative_to(other) for other in away):
+        return []
+    if not any(other.is_relative_to(real) for other in away):
+        return [path]
+    if path.is_symlink():
+        return []  # the folder that it leads to is there under its own name, or it is not to be seen
+    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]

@@ -1,6 +1,0 @@
-"""Place Holder as an environment: the models and the client. The server is in :mod:`.server`."""
-
-from .client import PlaceHolderEnv
-from .models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
-
-__all__ = ["PlaceHolderAction", "PlaceHolderEnv", "PlaceHolderObservation", "PlaceHolderState"]

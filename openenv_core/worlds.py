@@ -1,0 +1,322 @@
+"""Worlds of tools to train on, with tasks made from numbers: their episodes, clients, scripted policies and figures."""
+
+import argparse
+import random
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from uuid import uuid4
+
+from pydantic import Field
+
+from openenv_core.client.tools import MCPToolClient
+from openenv_core.errors import EpisodeOverError
+from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError, check_reset, draw_seed
+from openenv_core.tools import (
+    CallToolAction,
+    CallToolObservation,
+    ToolEnvironment,
+    ToolResult,
+    prompt,
+    resource,
+)
+from openenv_core.types import EnvironmentMetadata, Observation, State, StepResult
+
+MAX_CALLS: Final = 200
+
+_OPTIONS: Final = ("seed", "episode_id", "split", "index", "difficulty", "max_calls")
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
+
+
+class Level(StrEnum):
+    """How much a task asks for; what that is differs from world to world."""
+
+    EASY = "easy"
+    MEDIUM = "medium"
+    HARD = "hard"
+
+
+class WorldState(State):
+    """Where an episode stands, for the one who runs it. Whoever knows the task's index can work out what is right."""
+
+    seed: int | None = Field(default=None, description="what chose the task; null where its index was given")
+    split: Split | None = Field(default=None, description="the split of the task; null before a reset")
+    index: int | None = Field(default=None, description="the index of the task in its split")
+    difficulty: Difficulty | None = None
+    calls_left: int = Field(default=0, ge=0)
+    done: bool = Field(default=False, description="whether the episode has ended")
+
+
+class WorldTask(Protocol):
+    """One task, with all that is hidden of it."""
+
+    @property
+    def level(self) -> Level:
+        """How much it asks for."""
+
+    def text(self, calls: int) -> str:
+        """Put it into words: all that a policy needs to begin."""
+
+
+TaskT = TypeVar("TaskT", bound=WorldTask)
+WorldStateT = TypeVar("WorldStateT", bound=WorldState)
+
+
+class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, WorldStateT]):
+    """A world of tools whose tasks are made from numbers: a subclass has the tools, and what is below.
+
+    The task decides everything, so the same task and calls give the same episode. A call earns 0 but for the one that
+    sets `_finished`.
+
+    Attributes:
+        NAME: Of the environment.
+        ABOUT: What it says of itself.
+        CALLS: How many calls an episode has, unless reset says otherwise.
+        STATE: The class of its state.
+    """
+
+    DETERMINISTIC = True
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    NAME: ClassVar[str]
+    ABOUT: ClassVar[str]
+    CALLS: ClassVar[int]
+    STATE: ClassVar[type[WorldState]]
+
+    def __init__(self) -> None:
+        self._task: TaskT | None = None
+        self._calls = self.CALLS
+        self._finished = False
+        self._state = cast(WorldStateT, self.STATE())
+
+    @abstractmethod
+    def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> TaskT:
+        """Make the task of a number; see the `make_task` beside the subclass."""
+
+    @abstractmethod
+    def begin_task(self, task: TaskT, calls: int) -> Observation:
+        """Begin an episode with a task, and return what the reset answers."""
+
+    @abstractmethod
+    def earned(self) -> float:
+        """Return what the episode that has just been finished is worth."""
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        difficulty: str | None = None,
+        max_calls: int | None = None,
+        **unknown: Any,
+    ) -> Any:
+        """Begin an episode.
+
+        Args:
+            seed: Chooses the task of a split where `index` does not; None draws a seed, which `state` then tells.
+            episode_id: The caller's name for the episode; None makes a uuid4.
+            split: train (also where it is None), validation or test.
+            index: The task of the split.
+            difficulty: easy, medium or hard; None leaves it to the task. With another difficulty an index is another
+                task.
+            max_calls: After how many calls the episode ends; None for `CALLS`.
+            **unknown: Refused.
+
+        Raises:
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
+        """
+        check_reset(_OPTIONS, unknown, seed, episode_id)
+        if difficulty is not None and (not isinstance(difficulty, str) or difficulty not in set(Level)):
+            known = ", ".join(Level)
+            raise InvalidResetOptionError(
+                f"expected {known} or null for the difficulty, got {difficulty!r:.40}"
+            )
+        calls = self.CALLS if max_calls is None else max_calls
+        if isinstance(calls, bool) or not isinstance(calls, int) or not 1 <= calls <= MAX_CALLS:
+            raise InvalidResetOptionError(
+                f"expected 1 to {MAX_CALLS} or null for max_calls, got {max_calls!r:.40}"
+            )
+        split = "train" if split is None else split
+        try:
+            size = self.split_size(split)
+            if index is None:
+                seed = draw_seed() if seed is None else seed
+                index = seed % size
+            else:
+                seed = None
+            number = self.task_number(split, index)
+        except (KeyError, IndexError) as error:
+            raise InvalidResetOptionError(str(error.args[0])) from None
+        level = None if difficulty is None else Level(difficulty)
+        task = self.make_task(number, held_out=split != "train", level=level)
+        self.close()
+        self._task, self._calls, self._finished = task, calls, False
+        observation = self.begin_task(task, calls)
+        state = self.STATE(
+            episode_id=str(uuid4()) if episode_id is None else episode_id,
+            seed=seed,
+            split=cast(Split, split),
+            index=index,
+            difficulty=task.level.value,
+            calls_left=calls,
+        )
+        self._state = cast(WorldStateT, state)
+        return observation
+
+    @property
+    def state(self) -> WorldStateT:
+        """Where the episode stands: a copy, so that the holder of it cannot change the task."""
+        return self._state.model_copy()
+
+    def close(self) -> None:
+        """Let go of the task. Idempotent."""
+        self._task = None
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself."""
+        return EnvironmentMetadata(name=self.NAME, description=self.ABOUT)
+
+    def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
+        """Return a task's words, without what would be right."""
+        task = self.make_task(self.task_number(split, index), held_out=split != "train")
+        known = {"id": f"{self.NAME}-{split}-{index}", "task": task.text(self.CALLS)}
+        return {**known, **self.describe_more(task), "difficulty": task.level.value}
+
+    def describe_more(self, task: TaskT) -> Mapping[str, Any]:
+        """Return what else `describe_task` tells."""
+        return {}
+
+    # An agent that calls the tools over MCP sees no reset; it reads the task here.
+
+    @resource("task://current", mime_type="text/plain")
+    def task(self) -> str:
+        """What is to be done with the tools."""
+        return self._current().text(self._calls)
+
+    @prompt(name="task")
+    def begin(self) -> str:
+        """What is to be done with the tools, to begin a conversation with."""
+        return self.task()
+
+    # Around every call, one that fails too.
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse calls outside of an episode."""
+        self._current()
+        if self._state.done:
+            raise EpisodeOverError
+
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        """Count the call, and say what it earned."""
+        state = self._state
+        state.step_count += 1
+        state.calls_left = self._calls - state.step_count
+        state.done = self._finished or state.calls_left == 0
+        return replace(result, reward=self.earned() if self._finished else 0.0, done=state.done)
+
+    def _current(self) -> TaskT:
+        if self._task is None:
+            raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
+        return self._task
+
+
+class WorldClient(MCPToolClient):
+    """Plays a world of tools behind a server: at a URL, or with `from_process()` in a process of its own.
+
+    `reset` takes, besides `seed` and `episode_id`, the options `split`, `index`, `difficulty` and `max_calls`.
+    `call_tool` returns what a tool gave; `step(CallToolAction(...))` what it earned as well.
+
+    Attributes:
+        reset_type: The model of what a reset answers; it has a field `task`.
+    """
+
+    reset_type: ClassVar[type[Observation]]
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
+        """Read what a reset answers as its own model, and the rest as tools answer."""
+        seen = payload["observation"]
+        if "task" not in seen:
+            return super()._parse_result(payload)
+        return StepResult(self.reset_type.model_validate(seen), None, False, payload.get("metadata"))
+
+
+Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
+"""Calls a tool: its name and arguments, and what the step answers."""
+
+Policy: TypeAlias = Callable[[str, Call, random.Random], float]
+"""Plays a task, given its text, and returns the reward of it all."""
+
+
+class SolverError(Exception):
+    """A scripted policy does not know what it sees."""
+
+
+class ToolUser:
+    """Calls tools for a scripted policy.
+
+    Attributes:
+        total: The rewards so far.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.total = 0.0
+
+    def use(self, name: str, /, **arguments: Any) -> Any:
+        """Call a tool and return what it gives.
+
+        Raises:
+            SolverError: The tool failed.
+        """
+        seen = self._call(name, arguments)
+        self.total += float(seen.reward or 0.0)
+        if seen.error is not None:
+            raise SolverError(f"{name}({arguments}) failed: {seen.error.message}")
+        return seen.result
+
+
+def measure(world: ToolWorld[Any, Any], policy: Policy, split: str, tasks: int) -> tuple[float, float]:
+    """Play the first tasks of a split, and return the mean reward and the mean number of calls."""
+    source = random.Random(0)
+
+    def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
+        seen = world.step(CallToolAction(tool_name=name, arguments=arguments))
+        assert isinstance(seen, CallToolObservation)
+        return seen
+
+    earned = calls = 0.0
+    for index in range(tasks):
+        earned += policy(world.reset(split=split, index=index).task, call, source)
+        calls += world.state.step_count
+    world.close()
+    return earned / tasks, calls / tasks
+
+
+def print_measures(
+    about: str,
+    world: ToolWorld[Any, Any],
+    policies: Mapping[str, Policy],
+    figures: Mapping[str, Callable[[str, int], float]] | None = None,
+) -> None:
+    """Print a line a policy, as the command line asks.
+
+    Args:
+        about: What the command does.
+        world: What is played.
+        policies: By name.
+        figures: By name, what earns so much by one call each, given a split and a number of tasks.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--split", default="test", choices=list(world.SPLITS))
+    parser.add_argument("--tasks", type=int, default=300)
+    given = parser.parse_args()
+    rows = [(name, figure(given.split, given.tasks), 1.0) for name, figure in (figures or {}).items()]
+    rows += [(name, *measure(world, policy, given.split, given.tasks)) for name, policy in policies.items()]
+    for name, reward, calls in rows:
+        sys.stdout.write(f"{name:24} mean reward {reward:.3f}, {calls:.1f} calls\n")

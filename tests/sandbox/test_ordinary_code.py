@@ -1,0 +1,110 @@
+"""What ordinary code needs works behind the walls."""
+
+import importlib.util
+
+import pytest
+
+from openenv_core.sandbox import Limits, Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CODE = {
+    "signals": """
+        import os, signal
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(heard) == 2
+        """,
+    "threads and event loops": """
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(abs, range(-50, 0))) == 1275
+        await asyncio.gather(*(asyncio.sleep(0.001) for _ in range(20)))
+        assert await asyncio.to_thread(abs, -1) == 1
+        """,
+    "files": """
+        import fcntl, os, shutil, tempfile
+        with tempfile.TemporaryDirectory() as name, tempfile.NamedTemporaryFile(dir=name) as file:
+            file.write(b"x" * 10000)
+            file.flush()
+            assert os.path.getsize(file.name) == 10000
+        with open("a", "w") as text:
+            fcntl.lockf(text, fcntl.LOCK_EX)
+            text.write("text")
+            os.fsync(text.fileno())
+        shutil.copy("a", "b")
+        shutil.copy2("a", "g")
+        os.rename("b", "c")
+        os.link("a", "d")
+        os.symlink("a", "e")
+        os.mkdir("f")
+        shutil.move("c", "f")
+        assert os.listdir("f") == ["c"]
+        shutil.rmtree("f")
+        """,
+    "archives and databases": """
+        import sqlite3, tarfile, zipfile
+        with open("z", "w") as file:
+            file.write("text" * 1000)
+        with zipfile.ZipFile("z.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write("z")
+        with zipfile.ZipFile("z.zip") as archive:
+            archive.extractall("unzipped")
+        with tarfile.open("z.tar.gz", "w:gz") as packed:
+            packed.add("z")
+        with sqlite3.connect("base.sqlite") as connection:
+            connection.execute("create table t (x)")
+            connection.executemany("insert into t values (?)", [(n,) for n in range(1000)])
+            assert connection.execute("select sum(x) from t").fetchone() == (499500,)
+        """,
+    "memory maps and randomness": """
+        import ctypes, mmap, os, random, uuid
+        with mmap.mmap(-1, 1 << 20) as area:
+            area[:4] = b"abcd"
+        ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)()
+        with open("/dev/urandom", "rb") as device:
+            device.read(8)
+        os.urandom(8), random.SystemRandom().random(), uuid.uuid4()
+        """,
+    "pairs and pipes": """
+        import os, select, socket
+        left, right = socket.socketpair()
+        left.sendall(b"x" * 100)
+        assert select.select([right], [], [], 5)[0]
+        assert len(right.recv(200)) == 100
+        read, write = os.pipe()
+        os.write(write, b"x")
+        assert os.read(read, 1) == b"x"
+        """,
+}
+ARRAYS = """
+    import numpy
+    assert float((numpy.ones((200, 200)) @ numpy.ones((200, 200))).sum()) == 8000000.0
+    numpy.random.default_rng().normal(size=10)
+    """
+FIGURE = """
+    import matplotlib.pyplot
+    matplotlib.pyplot.plot([1, 3, 2])
+    """
+
+
+@pytest.mark.parametrize("name", CODE)
+async def test_the_standard_library_works(sandbox: Sandbox, name: str) -> None:
+    session = await sandbox.open()
+    done = await session.execute(f"if True:{CODE[name]}")
+    await session.close()
+    assert done.status == "ok", done.error
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+async def test_what_is_imported_behind_the_walls_works(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(timeout_s=60.0))
+    for code in (ARRAYS, FIGURE):
+        done = await session.execute(f"if True:{code}")
+        assert done.status == "ok", done.error
+    await session.close()
+    assert "image/png" in done.outputs[0].data
