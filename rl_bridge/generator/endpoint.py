@@ -58,7 +58,7 @@ class EndpointEngine:
         self.version: PolicyVersion = 0
         self.statistics = None
         self._rollout = config.rollout
-        self._endpoint: GeneratorConfig = config.generator
+        self._generator: GeneratorConfig = config.generator
         self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
@@ -97,7 +97,7 @@ class EndpointEngine:
             WeightsError: The weights of a server cannot be updated.
         """
         raise WeightsError(
-            f"expected an engine of the run's own to take version {version}, got the server at {self._endpoint.url}; "
+            f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
         )
 
@@ -118,7 +118,7 @@ class EndpointEngine:
     async def _start(self) -> None:
         PROCESS_SPANS.rest("prompts")
         self._http = EndpointClient(
-            self._endpoint,
+            self._generator,
             connections=self._rollout.max_num_seqs,
             longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
         )
@@ -129,20 +129,20 @@ class EndpointEngine:
             models = {model.id: model for model in _Models.model_validate_json(content).data}
         except ValidationError as error:
             raise ConfigError(
-                f"expected {self._endpoint.url}/models to list models as the OpenAI protocol does, "
+                f"expected {self._generator.url}/models to list models as the OpenAI protocol does, "
                 f"got {plain(repr(content[:200]))}"
             ) from error
-        if self._endpoint.model not in models:
+        if self._generator.model not in models:
             named = ", ".join(plain(name) for name in sorted(models)[:NAMED]) or "none"
             more = f" and {len(models) - NAMED} more" if len(models) > NAMED else ""
             raise ConfigError(
-                f"expected generator.model to be one of {named}{more}, which {self._endpoint.url} serves, "
-                f"got {self._endpoint.model!r}"
+                f"expected generator.model to be one of {named}{more}, which {self._generator.url} serves, "
+                f"got {self._generator.model!r}"
             )
-        longest = models[self._endpoint.model].max_model_len
+        longest = models[self._generator.model].max_model_len
         if longest is not None and longest < self._rollout.max_length:
             raise ConfigError(
-                f"expected rollout.max_length of at most {longest}, which is what {self._endpoint.url} takes, "
+                f"expected rollout.max_length of at most {longest}, which is what {self._generator.url} takes, "
                 f"got {self._rollout.max_length}"
             )
 
@@ -171,7 +171,7 @@ class EndpointEngine:
     async def _complete(
         self, place: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
-        answer = await self._ask(openai_api.body(str(self._endpoint.model), prompt, sampling, seed), place)
+        answer = await self._ask(openai_api.body(str(self._generator.model), prompt, sampling, seed), place)
         return openai_api.completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _look(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
@@ -184,7 +184,7 @@ class EndpointEngine:
                 openai_api.first_alternatives(
                     await self._ask(
                         openai_api.body(
-                            str(self._endpoint.model),
+                            str(self._generator.model),
                             prompt,
                             replace(first, temperature=temperature),
                             None,
@@ -220,7 +220,7 @@ class EndpointEngine:
         except TimeoutError:
             trouble = "no answer" if self._http is None else self._http.trouble
             raise GeneratorError(
-                f"expected {what} from {self._endpoint.url} within {limit_s:g} s; last there was {trouble}"
+                f"expected {what} from {self._generator.url} within {limit_s:g} s; last there was {trouble}"
             ) from None
 
     async def _clean_up(self) -> None:

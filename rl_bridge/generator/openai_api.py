@@ -38,7 +38,7 @@ class EndpointClient:
     """Asks a server. Belongs to the event loop in which it is made.
 
     Args:
-        endpoint: Says where the server is, and where its key.
+        generator: Says where the server is, and where its key.
         connections: Requests under way at most.
         longest: Bytes of an answer at most; nobody shall fill this process's memory.
 
@@ -49,12 +49,12 @@ class EndpointClient:
         ConfigError: There is no key, or none that can be sent; or the environment's proxies or certificates are wrong.
     """
 
-    def __init__(self, endpoint: GeneratorConfig, *, connections: int, longest: int) -> None:
+    def __init__(self, generator: GeneratorConfig, *, connections: int, longest: int) -> None:
         self.trouble = "no answer"
-        self._endpoint = endpoint
-        self._url = str(endpoint.url)
+        self._generator = generator
+        self._url = str(generator.url)
         self._longest = longest
-        self._key = _key(endpoint)
+        self._key = _key(generator)
         self._told: float | None = None
         try:
             self._http = httpx.AsyncClient(
@@ -148,7 +148,7 @@ class EndpointClient:
             ) from error
 
     def _refusal(self, status: int, said: str) -> ConfigError:
-        url, variable = self._url, self._endpoint.key_variable
+        url, variable = self._url, self._generator.key_variable
         if status in (401, 403):
             remedy = (
                 f"see the value of {variable}"
@@ -198,18 +198,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _key(endpoint: GeneratorConfig) -> str | None:
-    if endpoint.key_variable is None:
+def _key(generator: GeneratorConfig) -> str | None:
+    if generator.key_variable is None:
         return None
-    key = os.environ.get(endpoint.key_variable, "").strip()  # files of keys often end with a new line
+    key = os.environ.get(generator.key_variable, "").strip()  # files of keys often end with a new line
     if not key:
         raise ConfigError(
-            f"expected the environment variable {endpoint.key_variable} (generator.key_variable) to hold the key of "
-            f"{endpoint.url}, it is not set here; roles on other hosts need it there"
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold the key of "
+            f"{generator.url}, it is not set here; roles on other hosts need it there"
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
-            f"expected the environment variable {endpoint.key_variable} (generator.key_variable) to hold a key that "
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold a key that "
             "can be sent, of printable ASCII characters without spaces; it has others"
         )
     return key

@@ -24,9 +24,9 @@ from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
-from rl_bridge.loops.observation import RunObserver, snapshot
+from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import GroupHistory, Run
+from rl_bridge.loops.run import GroupHistory, Run, snapshot
 from rl_bridge.loops.settings import (
     dataset_settings,
     dispatch_settings,

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import math
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -14,19 +17,28 @@ from rich.console import Console
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
+from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
-from rl_bridge.loops.observation import RunObserver
+from rl_bridge.loops.observation import (
+    RunObserver,
+    event_rows,
+    group_counts,
+    lease_rows,
+    server_row,
+    service_rows,
+)
 from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, rewind, span
 from rl_bridge.metrics.console import iteration_line
+from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
-from rl_bridge.services import LocalService
+from rl_bridge.services import Fleet, LocalService
 from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
 
 HISTORY_FILE = "groups.jsonl"
@@ -347,3 +359,33 @@ class Run:
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()
+
+
+BEGAN = time.time()
+"""When this process was started, near enough."""
+
+
+def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
+    """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
+    return StatusSnapshot(
+        name=run.folder.name,
+        folder=str(run.folder.absolute()),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        began=BEGAN,
+        taken=time.time(),
+        iterations=run.config.trainer.iterations,
+        version=run.version,
+        served=run.buffer.admission.served,
+        max_staleness=run.config.rollout.max_staleness,
+        services=(
+            *service_rows(fleet, run.observer.versions),
+            *(() if servers is None else (server_row(servers),)),
+        ),
+        groups=group_counts(run.buffer.ledger),
+        leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
+        events=event_rows(fleet),
+        spans=run.observer.spans.known,
+        # What is no number JSON has no word for, and whoever asks would not understand the rest either.
+        figures={name: value for name, value in run.newest.items() if math.isfinite(value)},
+    )

@@ -32,7 +32,8 @@ SETTLED_AT_ONCE = {"algorithm.name", "trainer.num_gpus"}
 
 
 def last_name(node: ast.expr) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    return None if name is None else name.lstrip("_")  # a section may be kept: `self._rollout`
 
 
 def bindings(function: ast.AST) -> Iterator[tuple[str, str | None]]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -76,3 +78,17 @@ def test_handed_over_tensors_are_read_as_written_and_their_memory_is_reused() ->
     assert third["inode"] != first["inode"]
     assert same(receiver.read(third), larger)
     sender.close()
+
+
+@pytest.mark.heavy
+def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
+    from rl_bridge.generator.actor import PolicyActor
+
+    def environment(**options: Any) -> Mapping[str, str]:
+        return PolicyActor.options(environment={"OWN": "1"}, **options).options.environment
+
+    on_cpu, on_gpu = environment(), environment(with_gpus=True)
+    # Whoever starts generators says this once, and no settings for CPUs meet an engine on a GPU.
+    assert on_cpu["TORCHDYNAMO_DISABLE"] == "1"
+    assert not {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"} & on_gpu.keys()
+    assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"
