@@ -10,8 +10,7 @@ from typing import Any
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
 from rl_bridge.errors import ConfigError
 from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles, trainer_bytes
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, by_need
 
 
 def broadcast_seconds(size_bytes: float, gbps: float) -> float:

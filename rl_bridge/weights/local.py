@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +74,7 @@ class SegmentPublisher:
         name = key if isinstance(key, str) else None
         ring = self._rings.setdefault(name, SegmentRing(self._depth))
         deadline = time.monotonic() + self._timeout_s
-        while (segment := ring.reserve(nbytes)) is None:
+        while (segment := await _reserved(ring, nbytes)) is None:
             if time.monotonic() > deadline:
                 raise WeightsError(
                     f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
@@ -91,6 +93,23 @@ class SegmentPublisher:
         rings, self._rings = self._rings, {}
         for ring in rings.values():
             ring.close()
+
+
+async def _reserved(ring: SegmentRing, nbytes: int) -> Segment | None:
+    """A segment of the ring; in a thread, for a new one of gigabytes takes seconds."""
+    reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes))
+    try:
+        return await asyncio.shield(reserving)
+    except asyncio.CancelledError:
+        reserving.add_done_callback(partial(_give_back, ring))
+        raise
+
+
+def _give_back(ring: SegmentRing, reserved: "asyncio.Future[Any]") -> None:
+    """Nobody will write into it: who reserved it has gone."""
+    if reserved.cancelled() or reserved.exception() is not None or reserved.result() is None:
+        return
+    ring.release(reserved.result(), whole=False)
 
 
 class SegmentReader:
