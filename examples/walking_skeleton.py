@@ -8,14 +8,12 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-import torch
-
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from examples.grpo_blackjack import chat
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, Config, RolloutConfig, TrainerConfig
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
+from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.services import Fleet
 from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -26,7 +24,7 @@ from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
 from rl_bridge.weights import WeightStore
 
 ONE_TOKEN = SamplingSettings(temperature=1.0, max_new_tokens=1)
-ENVIRONMENT = engine_environment(on_gpu=torch.cuda.is_available())
+CONFIG = Config(rollout=RolloutConfig(max_length=32, max_num_seqs=8, kv_cache_mb=64))
 
 
 async def main() -> None:
@@ -36,7 +34,7 @@ async def main() -> None:
         tokenizer = ChatTokenizer(policy)
         async with Fleet(Path(folder) / "logs"), await BlackjackEnv.from_process() as env:
             store = WeightStore.create()
-            generator = await PolicyActor.options(environment=ENVIRONMENT).as_service(_engine(policy), store)
+            generator = await PolicyActor.as_service(CONFIG, policy, store)
             trainer = await TrainerActor.options(environment=ONE_THREAD).as_service(
                 _trainer(policy, folder), store
             )
@@ -69,18 +67,6 @@ async def main() -> None:
             await generator.update_weights.fanout(1)
             second = await episode(seed=2)
             assert (first.version, second.version) == (0, 1)
-
-
-def _engine(policy: Path) -> EngineSettings:
-    return EngineSettings(
-        model_path=str(policy),
-        dtype="float32",
-        max_length=32,
-        max_num_seqs=8,
-        kv_cache_bytes=64 << 20,
-        gpu_memory_utilization=0.4,
-        seed=0,
-    )
 
 
 def _trainer(policy: Path, folder: str) -> TrainerSettings:

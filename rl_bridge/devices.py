@@ -8,7 +8,7 @@ from rl_bridge.errors import ModelError
 
 GPU_VARIABLE = "ROPEWALK_GPU"
 """Which GPU of its host a process has been given, in those on other hosts (services/hosts.py); the shell that starts
-them (services/incarnation.py) makes CUDA_VISIBLE_DEVICES of it."""
+them (services/processes.py) makes CUDA_VISIBLE_DEVICES of it."""
 
 GPUS_VARIABLE = "ROPEWALK_GPUS"
 """What that was before, as the worker was told it."""

@@ -3,27 +3,27 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
+from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
 from openenv_core.protocol.requests import RequestDecoder
-from servers.execution import Executor, Factory
+from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
-from servers.methods import name_of
+from servers.mcp.requests import MCP_PATH
 from servers.routes.about import MetadataSource, about_router, page_router
-from servers.routes.connection import MCP_PATH, SESSION_PATH, Sockets, path_of
 from servers.routes.description import describe_api
-from servers.routes.http import http_router
+from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.tasks import tasks_router
-from servers.routes.websocket import McpSocketRoute, WebSocketRoute, mcp_router
+from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable
 from servers.settings import MODES, Mode, ServerSettings
@@ -31,7 +31,7 @@ from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
 
-API_VERSION = "1.0.0"
+_API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
 
@@ -41,16 +41,7 @@ Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppSettings:
-    """What an app serves, as `create_app` was told.
-
-    Attributes:
-        factory: The environment class, or a callable without arguments that returns an environment.
-        action: The action model.
-        models: The models to describe, under the keys of /schema.
-        name: What the environment is called; None: as its class.
-        cap: The greatest number of sessions, unless the settings say otherwise.
-        lifespan: What the environments share for as long as the app is served.
-    """
+    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema."""
 
     factory: Factory
     action: Any
@@ -72,7 +63,7 @@ class EnvironmentApp(FastAPI):
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
         super().__init__(
-            title=_title(served), version=API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
+            title=_title(served), version=_API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
         )
         self._served = served
         self._settings = settings
@@ -155,12 +146,14 @@ class EnvironmentApp(FastAPI):
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
+        # The framework would read nothing of these, and cost each request as much as the rest of it.
+        unseen: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
         if not production:
-            self.include_router(http_router(sessions, decoder))
+            unseen += HttpRoutes(sessions, decoder).routes()
+        self.router.routes.extend(unseen)
         metadata = MetadataSource(sessions, served.name)
         self.include_router(about_router(sessions, served.models, metadata))
         self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
-        self.include_router(mcp_router(rpc))
         self.include_router(tasks_router(sessions, _title(served)))
         routes = len(self.router.routes) - self._routes_at
         self.router.routes.extend(added)
@@ -170,8 +163,12 @@ class EnvironmentApp(FastAPI):
             sessions=sessions,
             tooling=tooling,
             sockets=sockets,
-            session_socket=WebSocketRoute(sessions, decoder, rpc, sockets, settings.send_timeout_s),
-            mcp_socket=McpSocketRoute(sessions, rpc, sockets, settings.send_timeout_s),
+            routes_of_sockets={
+                SESSION_PATH: SocketRoute(
+                    sessions, FrameDialect(decoder, rpc), sockets, settings.send_timeout_s, attaching=True
+                ),
+                MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
+            },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
             guard=Guard(self.serve_admitted, settings),
         )
@@ -198,28 +195,28 @@ class EnvironmentApp(FastAPI):
         """Return the OpenAPI document."""
         self._built()
         if self.openapi_schema is None:
-            self.openapi_schema = describe_api(super().openapi(), self._served.models)
+            self.openapi_schema = describe_api(
+                super().openapi(), self._served.models, production=self._settings.mode == "production"
+            )
         return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
         if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, self._without_traceback(send))
+            await self.serve_admitted(scope, receive, send)
         else:
             await self._built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that the guard has let in."""
+        """Serve a connection that the guard has let in, or the application's lifespan."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, self._without_traceback(send))
+            return
         parts = self._built()
-        if scope["type"] == "websocket":
-            path = path_of(scope)
-            if path == SESSION_PATH:
-                await parts.session_socket(scope, receive, send)
-                return
-            if path == MCP_PATH:
-                await parts.mcp_socket(scope, receive, send)
-                return
-        if scope["type"] == "http":
+        path = path_of(scope)
+        if scope["type"] == "websocket" and path in parts.routes_of_sockets:
+            await parts.routes_of_sockets[path](scope, receive, send)
+        elif scope["type"] == "http" and path.startswith(MCP_PATH):
             await parts.mcp(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -229,11 +226,16 @@ class EnvironmentApp(FastAPI):
         """Be served; for the application's lifespan. An app may be served again after its server has stopped.
 
         Raises:
+            ConfigurationError: The settings cannot be heeded.
             Exception: Whatever the author's lifespan raised.
         """
-        parts = self._built()
-        self._started = True
         self._refusal = None
+        try:
+            parts = self._built()
+        except OpenEnvError as error:
+            self._refusal = error
+            raise
+        self._started = True
         parts.sessions.draining = parts.sockets.draining = False
         lifespan = self._served.lifespan
         try:
@@ -269,8 +271,7 @@ class _Parts:
     sessions: SessionTable
     tooling: Tooling
     sockets: Sockets
-    session_socket: WebSocketRoute
-    mcp_socket: McpSocketRoute
+    routes_of_sockets: Mapping[str, SocketRoute]
     mcp: McpEntry
     guard: Guard
 

@@ -1,4 +1,4 @@
-"""Where a method of an environment runs: on the event loop, or in a thread of a bounded pool.
+"""How the methods of an environment are called, and where: on the event loop, or in a thread of a bounded pool.
 
 - async methods run on the loop;
 - plain methods of a class with `BLOCKING = False` run on the loop too, without a hop;
@@ -12,13 +12,18 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
+from openenv_core.protocol.errors import text_of
 from openenv_core.tools import is_tool_host
-from servers.methods import accepted, is_environment, plan_of
-from servers.threads import Outcome, ThreadCall, ThreadPool, contained
 
 logger = logging.getLogger("servers")
 
@@ -26,20 +31,260 @@ Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
 
 T = TypeVar("T")
 
-MAX_THREADS = 64
+_MAX_THREADS: Final = 64
 """Threads of the shared pool, unless the cap on sessions needs fewer."""
 
-MIN_THREADS = 4
+_MIN_THREADS: Final = 4
 """Even one session's server needs a second thread, for the calls of plain HTTP and of closing."""
 
-MAX_ABANDONED = 64
+_MAX_ABANDONED: Final = 64
 """Threads that abandoned calls may hold. Beyond them a server takes no further sessions."""
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment gets to close, or an async method to heed its cancellation."""
 
-FATAL = (Exception, SystemExit)
+FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without ending its server."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Which options a method takes: their names, or None for any; and parameters that are none (itself, the action)."""
+
+    names: frozenset[str] | None
+    barred: frozenset[str]
+
+    def accept(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options that the method takes."""
+        if self.names is None:
+            return {name: value for name, value in given.items() if name not in self.barred}
+        return {name: value for name, value in given.items() if name in self.names}
+
+
+@dataclass(frozen=True, slots=True)
+class _EnvironmentMethods:
+    """What there is to know of an environment class, worked out once.
+
+    Attributes:
+        inline: Every method runs on the loop and returns without waiting.
+        on_loop: Plain methods run on the loop.
+        reset: Name of the method that resets, which may be `reset_async`.
+        step: Likewise.
+        close: Likewise.
+        step_async: `step` is a coroutine function.
+        reset_options: What the method takes.
+        step_options: What the method takes beside the action.
+    """
+
+    inline: bool
+    on_loop: bool
+    reset: str
+    step: str
+    close: str
+    step_async: bool
+    reset_options: _Options
+    step_options: _Options
+
+
+@lru_cache(maxsize=256)
+def plan_of(cls: type) -> _EnvironmentMethods:
+    """Work out how the methods of an environment class are run."""
+    reset, step, close = (
+        f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
+    )
+    reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
+    on_loop = not getattr(cls, "BLOCKING", True)
+    # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
+    # all that share the session.
+    may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
+    return _EnvironmentMethods(
+        inline=on_loop and not reset_async and not step_async and not may_wait,
+        on_loop=on_loop,
+        reset=reset,
+        step=step,
+        close=close,
+        step_async=step_async,
+        reset_options=_options_of(getattr(cls, reset), skip=1),
+        step_options=_options_of(getattr(cls, step), skip=2),
+    )
+
+
+def _options_of(method: Callable[..., Any], skip: int) -> _Options:
+    parameters = list(inspect.signature(method).parameters.values())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return _Options(None, barred)
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
+
+
+def _is_environment(value: object) -> bool:
+    """Whether a factory has returned what can be served; the class need not be ours, but has to have the methods."""
+    return hasattr(type(value), "reset") and hasattr(type(value), "step")
+
+
+def name_of(factory: Callable[..., Any]) -> str:
+    """Return what a class, or whatever else makes environments, is called."""
+    return str(getattr(factory, "__name__", type(factory).__name__))
+
+
+_Outcome: TypeAlias = tuple[bool, Any]
+"""(True, what was returned) or (False, what was raised)."""
+
+
+def _contained(error: BaseException) -> Exception:
+    """Return an exception that tells of one which would end more than the call that raised it.
+
+    Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
+    """
+    told = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
+    told.__cause__ = error
+    return told
+
+
+class _ThreadCall:
+    """One call that waits for a thread, or runs in one.
+
+    Attributes:
+        outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
+        on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
+            is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
+        running: A thread has taken it up; under the pool's lock, like the next two.
+        dropped: It was given up before that, and no thread takes it up any more.
+        left: It was given up after that, and its thread has been replaced.
+    """
+
+    __slots__ = ("_fn", "_loop", "dropped", "left", "on_begin", "on_late", "outcome", "running", "waiter")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fn: Callable[[], Any],
+        on_begin: Callable[[], None] | None,
+    ) -> None:
+        self._loop = loop
+        self._fn = fn
+        self.waiter: asyncio.Future[_Outcome] = loop.create_future()
+        self.outcome: _Outcome | None = None
+        self.on_begin = on_begin
+        self.on_late: Callable[[_Outcome], None] | None = None
+        self.running = self.dropped = self.left = False
+
+    def run(self) -> None:
+        """Run the call; for the pool's threads."""
+        if self.on_begin is not None:
+            with suppress(RuntimeError):  # a closed loop, as below
+                self._loop.call_soon_threadsafe(self._begin, self.on_begin)
+        try:
+            outcome = (True, self._fn())
+        except (Exception, SystemExit) as error:
+            outcome = (False, error)
+        except BaseException as error:
+            outcome = (False, _contained(error))
+        with suppress(RuntimeError):  # a closed loop: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliver, outcome)
+
+    def _begin(self, told: Callable[[], None]) -> None:
+        if not self.waiter.done():
+            told()
+
+    def _deliver(self, outcome: _Outcome) -> None:
+        self.outcome = outcome
+        if not self.waiter.done():
+            self.waiter.set_result(outcome)
+        elif self.on_late is not None:
+            self.on_late(outcome)
+
+
+class ThreadPool:
+    """At most `size` daemon threads, started when first needed.
+
+    The standard pool joins its threads when the interpreter ends, so one hung step would keep a server from
+    ever stopping; and every call through it makes two futures. This one does neither.
+
+    Its queue is bounded by its callers: a session has one call at a time, and sessions are capped.
+
+    Args:
+        size: The greatest number of threads.
+        name: What the threads are called.
+    """
+
+    def __init__(self, size: int, name: str = "environment") -> None:
+        self.size = size
+        self._name = name
+        self._queue: SimpleQueue[_ThreadCall | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._outstanding = 0
+
+    def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> _ThreadCall:
+        """Queue a call from a running event loop.
+
+        Args:
+            fn: What to call.
+            on_begin: Called on the loop once a thread has taken it up.
+        """
+        call = _ThreadCall(asyncio.get_running_loop(), fn, on_begin)
+        with self._lock:
+            self._outstanding += 1
+            number = self._grow() if self._outstanding > self._threads else None
+        self._queue.put(call)
+        if number is not None:
+            self._start(number)
+        return call
+
+    def _grow(self) -> int | None:
+        """Return the number of a thread to start, where one more is of use; under the lock."""
+        if self._outstanding <= self._threads or self._threads >= self.size:
+            return None
+        self._threads += 1
+        return self._threads
+
+    def _start(self, number: int) -> None:
+        threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+
+    def abort(self, call: _ThreadCall, replace: bool = True) -> bool:
+        """Stop waiting for a call; return whether it still holds a thread.
+
+        Args:
+            call: A call that nobody waits for any more.
+            replace: Another thread takes the place of the one that it holds, which ends with it.
+        """
+        with self._lock:
+            if not call.running:
+                call.dropped = True
+                return False
+            if not replace:
+                return True
+            call.left = True
+            self._threads -= 1
+            self._outstanding -= 1
+            number = self._grow()
+        if number is not None:
+            self._start(number)
+        return True
+
+    def close(self) -> None:
+        """Let every thread end after the calls that are already queued, without waiting for them.
+
+        A later call starts threads anew: an app may be served again after its server has stopped.
+        """
+        with self._lock:
+            threads, self._threads = self._threads, 0
+        for _ in range(threads):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (call := self._queue.get()) is not None:
+            with self._lock:
+                call.running = not call.dropped
+            if call.running:
+                call.run()
+            with self._lock:
+                if call.left:
+                    return
+                self._outstanding -= 1
 
 
 class Executor:
@@ -54,9 +299,9 @@ class Executor:
     """
 
     def __init__(self, sessions: int) -> None:
-        self.pool = ThreadPool(min(MAX_THREADS, max(MIN_THREADS, 2 * sessions)))
+        self.pool = ThreadPool(min(_MAX_THREADS, max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
-        self.limit = MAX_ABANDONED
+        self.limit = _MAX_ABANDONED
 
     @property
     def exhausted(self) -> bool:
@@ -86,7 +331,7 @@ class Executor:
             elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
                 self.end(pool)
             raise
-        if succeeded and is_environment(value):
+        if succeeded and _is_environment(value):
             return EnvironmentRunner(value, self, pool)
         self.end(pool)
         if succeeded:
@@ -101,7 +346,7 @@ class Executor:
         if pool is not self.pool:
             pool.close()
 
-    def abort(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
+    def abort(self, call: _ThreadCall, pool: ThreadPool, then: Callable[[_Outcome], None]) -> bool:
         """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
 
         The one thread of an environment that asked for one is not replaced: closing has to follow in it.
@@ -109,7 +354,7 @@ class Executor:
         if not pool.abort(call, replace=pool is self.pool):
             return False
 
-        def late(outcome: Outcome) -> None:
+        def late(outcome: _Outcome) -> None:
             self.abandoned -= 1
             then(outcome)
 
@@ -121,10 +366,10 @@ class Executor:
         call.on_late = late
         return True
 
-    def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
+    def _reject(self, outcome: _Outcome, pool: ThreadPool) -> None:
         """Close what a constructor has brought, if it has, after its caller had left."""
         succeeded, value = outcome
-        if succeeded and is_environment(value):
+        if succeeded and _is_environment(value):
             EnvironmentRunner(value, self, pool).discard()
         else:
             self.end(pool)
@@ -133,22 +378,13 @@ class Executor:
 class EnvironmentRunner:
     """One environment and the place where its methods run. One call at a time.
 
+    What an environment raises comes out of every method here that awaits one of its own.
+
     Attributes:
         plan: How its methods are run.
-        step_inline: The environment's own `step`, where it may be called straight away; else None.
     """
 
-    __slots__ = (
-        "_closing",
-        "_environment",
-        "_executor",
-        "_late",
-        "_pool",
-        "_reset",
-        "_step",
-        "plan",
-        "step_inline",
-    )
+    __slots__ = ("_closing", "_environment", "_executor", "_late", "_pool", "_reset", "_step", "plan")
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
@@ -157,48 +393,36 @@ class EnvironmentRunner:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._late: ThreadCall | None = None
+        self._late: _ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
-        self.step_inline = self._step if plan.inline else None
 
     async def reset(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode with the options that the environment takes.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        options = accepted(options, self.plan.reset_options)
-        if self.plan.reset_async:
-            return await _awaited(self._reset(**options))  # type: ignore[no-any-return]
-        return await self._run(self._reset, (), options)  # type: ignore[no-any-return]
+        """Start an episode with the options that the environment takes."""
+        return await self._run(self._reset, options=self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
 
     async def step(self, action: Action, options: Mapping[str, Any] | None = None) -> Observation:
-        """Apply an action.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        options = accepted(options, self.plan.step_options) if options else {}
-        if self.plan.step_async:
-            return await _awaited(self._step(action, **options))  # type: ignore[no-any-return]
-        return await self._run(self._step, (action,), options)  # type: ignore[no-any-return]
+        """Apply an action."""
+        plan = self.plan
+        if plan.inline and not options:
+            return _on_loop(self._step, action)  # type: ignore[no-any-return]
+        return await self._run(  # type: ignore[no-any-return]
+            self._step,
+            (action,),
+            plan.step_options.accept(options) if options else {},
+            on_loop=plan.on_loop or plan.step_async,
+        )
 
     async def state(self) -> State:
-        """Read the environment's state.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
-        return await self._run(lambda: self._environment.state, (), {})  # type: ignore[no-any-return]
+        """Read the environment's state."""
+        return await self._run(lambda: self._environment.state)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's.
 
         Raises:
             AttributeError: It has none of that name.
-            Exception: Whatever the environment raised.
         """
-        return await self._run(getattr(self._environment, name), args, {})
+        return await self._run(getattr(self._environment, name), args)
 
     async def begin(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's up to its first wait.
@@ -209,9 +433,8 @@ class EnvironmentRunner:
 
         Raises:
             AttributeError: It has none of that name.
-            Exception: Whatever the environment raised.
         """
-        return await self._start(getattr(self._environment, name), args, {}, None)
+        return await self._run(getattr(self._environment, name), args, whole=False)
 
     @property
     def is_tool_host(self) -> bool:
@@ -246,20 +469,19 @@ class EnvironmentRunner:
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
+        end_own_pool = partial(self._executor.end, self._pool)
         try:
             # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
                     getattr(self._environment, self.plan.close),
-                    (),
-                    {},
-                    then=self._end_own_pool,
+                    then=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
         except FATAL:
-            logger.exception("closing %s failed", type(self._environment).__name__)
+            logger.exception("closing %s failed", self.name)
         if self._late is None:
-            self._end_own_pool()
+            end_own_pool()
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it."""
@@ -272,7 +494,7 @@ class EnvironmentRunner:
         if late is not None:
             follow = late.on_late
 
-            def both(outcome: Outcome) -> None:
+            def both(outcome: _Outcome) -> None:
                 if follow is not None:
                     follow(outcome)
                 self.on_free(then)
@@ -286,47 +508,48 @@ class EnvironmentRunner:
     async def _run(
         self,
         fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
+        args: tuple[Any, ...] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        on_loop: bool | None = None,
+        whole: bool = True,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Any:
-        """Run a method.
+        """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        Args:
-            fn: The method.
-            args: Its arguments.
-            options: Its options.
-            then: What follows an abandoned call; by default it closes the environment.
-            on_begin: Called on the loop once it begins, which is later where it has to wait for a thread.
+        `then` follows an abandoned call, which by default closes the environment. `on_begin` is called on the loop
+        once the method begins, which is later where it has to wait for a thread.
         """
-        result = await self._start(fn, args, options, then, on_begin)
-        return await _awaited(result) if inspect.isawaitable(result) else result
-
-    async def _start(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: Mapping[str, Any],
-        then: Callable[[], None] | None,
-        on_begin: Callable[[], None] | None = None,
-    ) -> Any:
-        if self.plan.on_loop or inspect.iscoroutinefunction(fn):
+        if on_loop is None:
+            on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
+        if on_loop:
             if on_begin is not None:
                 on_begin()
-            return _on_loop(fn, *args, **options)
-        call = self._pool.submit(lambda: fn(*args, **options), on_begin=on_begin)
+            result = _on_loop(fn, *args, **options)
+        else:
+            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
+            try:
+                succeeded, result = await call.waiter
+            except asyncio.CancelledError:
+                if call.outcome is None:
+                    self._abandon(call, then or self.discard)
+                else:
+                    _drop(call.outcome)
+                raise
+            if not succeeded:
+                raise result
+        if not whole or not inspect.isawaitable(result):
+            return result
         try:
-            return await outcome_of(call)
-        except asyncio.CancelledError:
-            if call.outcome is None:
-                self._abandon(call, then or self.discard)
-            else:
-                _drop(call.outcome)
+            return await result
+        except (*FATAL, asyncio.CancelledError):
             raise
+        except BaseException as error:
+            raise _contained(error) from error
 
-    def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
-        def late(outcome: Outcome) -> None:
+    def _abandon(self, call: _ThreadCall, then: Callable[[], None]) -> None:
+        def late(outcome: _Outcome) -> None:
             self._late = None
             _drop(outcome)
             then()
@@ -334,11 +557,8 @@ class EnvironmentRunner:
         if self._executor.abort(call, self._pool, late):
             self._late = call
 
-    def _end_own_pool(self) -> None:
-        self._executor.end(self._pool)
 
-
-def _drop(outcome: Outcome) -> None:
+def _drop(outcome: _Outcome) -> None:
     """Let go of what nobody waits for any more; of an async method it is what was to be awaited."""
     _, value = outcome
     if inspect.iscoroutine(value):
@@ -351,24 +571,7 @@ def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     except FATAL:
         raise
     except BaseException as error:
-        raise contained(error) from error
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    try:
-        return await result
-    except (*FATAL, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise contained(error) from error
-
-
-async def outcome_of(call: ThreadCall) -> Any:
-    """Wait for a call; return what it returned or raise what it raised."""
-    succeeded, value = await call.waiter
-    if not succeeded:
-        raise value
-    return value
+        raise _contained(error) from error
 
 
 _kept: set[asyncio.Task[Any]] = set()

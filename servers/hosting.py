@@ -16,9 +16,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import uvicorn
 
-from openenv_core.errors import OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from servers.app import EnvironmentApp
 from servers.listening import BACKLOG
 from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
+from servers.security import Guard
+from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
 
@@ -37,6 +40,29 @@ class Assembled(NamedTuple):
     app: Any
     drain: Drain | None = None
     refusal: Callable[[], OpenEnvError | None] = lambda: None
+
+
+def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
+    """Apply the settings.
+
+    Args:
+        app: The ASGI application that was loaded.
+        name: What it was asked for by.
+        settings: The settings.
+        options: Options that were given and that only an application of ours can heed.
+
+    Raises:
+        ConfigurationError: A foreign application cannot heed the options.
+    """
+    if isinstance(app, EnvironmentApp):
+        app.configure(settings)
+        return Assembled(app, app.drain, app.take_refusals())
+    if options:
+        raise ConfigurationError(
+            f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
+            "leave the options out, or build the app with create_app"
+        )
+    return Assembled(Guard(app, settings))
 
 
 SETTINGS: Final[dict[str, Any]] = {

@@ -1,8 +1,13 @@
-"""uvicorn's two protocols, with the bounds that a server needs which strangers can reach.
+"""uvicorn's two protocols, with the bounds that a server needs which strangers can reach, and a fast lane.
 
 uvicorn waits for ever for a request that never ends and for a client that never reads, answers pings without
 limit, and keeps one object for every fragment of a message. Nothing here is done for a message that comes
 whole and is read: timers run while a request's head is incomplete or a reply lies unread.
+
+Nearly every frame of the OpenEnv wire is one unfragmented text frame that arrives in one piece while the
+application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
+and, before and after, a system call that stops and starts reading. The lane reads it where it lies. Whatever is not
+that simple goes the general way, as if there were no lane.
 """
 
 import asyncio
@@ -10,17 +15,29 @@ import functools
 import logging
 import resource
 import socket
+import struct
 from contextlib import suppress
+from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
 
-from servers.lane import FastLane
-from servers.routes.connection import ABORT
+from servers.routes.websocket import ABORT
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # a build without compiled parts
+    from websockets.utils import apply_mask
 
 PING_INTERVAL_S: Final = 20.0
 """Seconds between pings on a WebSocket. They keep proxies from taking a long thought for the end."""
@@ -57,30 +74,6 @@ def connection_limit() -> int:
     return soft - max(64, soft // 16)
 
 
-class _Unread:
-    """Drops a client that does not read: a timer that runs while something lies unsent."""
-
-    __slots__ = ("_seen", "_timer", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, patience_s: float) -> None:
-        self._transport = transport
-        self._seen = transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self._look, patience_s)
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def _look(self, patience_s: float) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        if not unsent:
-            return
-        if unsent >= self._seen:
-            self._transport.abort()
-            return
-        self._seen = unsent  # it is slow, but it reads
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self._look, patience_s)
-
-
 def _tune(transport: asyncio.Transport) -> None:
     """Set what a connection needs of the system.
 
@@ -101,28 +94,39 @@ def _tune(transport: asyncio.Transport) -> None:
 
 
 class _Watched(asyncio.Protocol):
-    """A protocol that watches what lies unsent."""
+    """A protocol that drops a client that does not read: a timer runs while something lies unsent."""
 
     unread_s: float = 30.0
     """Seconds without progress after which a client that does not read is dropped."""
 
     transport: Any
-    _unread: _Unread | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
         """Watch from now on."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = _Unread(self.transport, self.unread_s)
+            self._watch_unread(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """All is sent."""
         super().resume_writing()
-        self._has_read()
+        self._stop_watching()
 
-    def _has_read(self) -> None:
+    def _watch_unread(self, unsent: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._unread = loop.call_later(self.unread_s, self._check_unread, unsent)
+
+    def _check_unread(self, before: int) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent >= before:
+            self.transport.abort()
+        elif unsent:  # it is slow, but it reads
+            self._watch_unread(unsent)
+
+    def _stop_watching(self) -> None:
         if self._unread is not None:
-            self._unread.close()
+            self._unread.cancel()
             self._unread = None
 
 
@@ -150,7 +154,7 @@ class HttpProtocol(_Watched, H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with every timer."""
         self._head_came()
-        self._has_read()
+        self._stop_watching()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -170,7 +174,7 @@ class HttpProtocol(_Watched, H11Protocol):
     def handle_websocket_upgrade(self, event: Any) -> None:
         """Hand the connection over."""
         self._head_came()
-        self._has_read()  # the response to an earlier request; the next protocol watches from here
+        self._stop_watching()  # the response to an earlier request; the next protocol watches from here
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -188,15 +192,104 @@ class HttpProtocol(_Watched, H11Protocol):
             self._head_timer = None
 
 
-class SocketProtocol(_Watched, FastLane):
-    """WebSockets whose memory and patience are bounded; the application can drop one at once."""
+_WHOLE_TEXT: Final = 0x81
+"""First byte of a frame: the last of its message, no extension, text."""
+_MASKED: Final = 0x80
+_SHORT: Final = 126
+_MASK_BYTES: Final = 4
+
+_OF_UVICORN: Final = (
+    "queue",
+    "conn",
+    "frames",
+    "writable",
+    "handshake_complete",
+    "close_sent",
+    "disconnected",
+)
+_OVERRIDDEN: Final = (
+    "handle_connect",
+    "handle_cont",
+    "handle_ping",
+    "send_receive_event_to_app",
+    "resume_writing",
+)
+_OF_WEBSOCKETS: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
+
+
+def missing() -> list[str]:
+    """Return what this file relies on of uvicorn and websockets beyond what these promise, and does not find."""
+    base = WebSocketsSansIOProtocol
+    names = [f"uvicorn's {name}" for name in _OF_UVICORN if name not in base.__init__.__code__.co_names]
+    names += [f"uvicorn's {name}()" for name in _OVERRIDDEN if not hasattr(base, name)]
+    if not hasattr(StreamReader, "at_eof"):
+        names.append("websockets' at_eof()")
+    connection = ServerProtocol()
+    for name in _OF_WEBSOCKETS:
+        try:
+            attrgetter(name)(connection)
+        except AttributeError:
+            names.append(f"websockets' {name}")
+    return names
+
+
+def _is_safe() -> bool:
+    """Whether the lane can be taken; say so where it cannot."""
+    if names := missing():
+        logging.getLogger("servers").warning(
+            "this release of uvicorn (%s) or websockets (%s) has no %s: frames go the general way, slower, and "
+            "not every bound on strangers may hold; pip install 'ropewalk[server]' brings releases that fit",
+            version("uvicorn"),
+            version("websockets"),
+            ", ".join(names),
+        )
+    return not names
+
+
+SAFE: Final = _is_safe()
+"""Whether the lane is taken at all."""
+
+
+class _ReceiveQueue:
+    """What the application has yet to receive: a few hundred bytes where asyncio's queue takes some thousand.
+
+    How many events there can be is bounded by the protocol, which stops reading.
+    """
+
+    __slots__ = ("_events", "waiter")
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+        self.waiter: asyncio.Future[None] | None = None
+
+    def put_nowait(self, event: Any) -> None:
+        self._events.append(event)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def get(self) -> Any:
+        """Wait for the next event; for one caller at a time."""
+        while not self._events:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        return self._events.pop(0)
+
+    def empty(self) -> bool:
+        return not self._events
+
+
+class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
+    """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once."""
 
     _pong: bytes = b""
     _message: bytearray | None = None
+    _plain: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # it would log headers, and with them tokens
+        if SAFE:
+            self.queue = _ReceiveQueue()  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -205,21 +298,87 @@ class SocketProtocol(_Watched, FastLane):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with every timer."""
-        self._has_read()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
+        if self._plain and (text := self._read_whole_frame(data)) is not None:
+            # The application waits for it, so reading goes on.
+            self.queue.put_nowait({"type": "websocket.receive", "text": text})
+            return
         super().data_received(data)
         if not self.handshake_initiated:
             # The whole head was there, and the WebSocket library did not like it; its answer waits to be sent.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
+    def _read_whole_frame(self, data: bytes) -> str | None:
+        """Return the text of a frame that is all there is, and that the application waits for; else None."""
+        waiter = self.queue.waiter  # type: ignore[attr-defined]  # it is ours
+        length = len(data)
+        if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] != _WHOLE_TEXT:
+            return None
+        size = data[1] - _MASKED
+        start = 2
+        if size >= _SHORT:
+            if size > _SHORT or length < 4 + _MASK_BYTES:
+                return None
+            size = data[2] << 8 | data[3]
+            start = 4
+        if size < 0 or length != start + _MASK_BYTES + size:
+            return None
+        # Nothing may be under way that the frame could belong to. Of one whose head has been read nothing may be left
+        # in the buffer: where the parser stands tells whether what comes is its payload.
+        if (
+            self.conn.reader.buffer
+            or self.frames
+            or self._message is not None
+            or not self.handshake_complete
+            or self.close_sent
+            or self.conn.state is not State.OPEN
+        ):
+            return None
+        parser: Any = self.conn.parser
+        while (inner := parser.gi_yieldfrom) is not None:
+            parser = inner
+        if parser.gi_code is not StreamReader.at_eof.__code__:
+            return None
+        body = start + _MASK_BYTES
+        try:
+            return apply_mask(data[body:], data[start:body]).decode()
+        except UnicodeDecodeError:
+            return None
+
+    async def send(self, message: Any) -> None:
+        """Send a frame, or accept, refuse or close."""
+        kind = message["type"]
+        if (
+            self._plain
+            and kind == "websocket.send"
+            and self.writable.is_set()
+            and self.handshake_complete
+            and not self.disconnected
+            and not self.close_sent
+            and self.conn.state is State.OPEN
+            and (text := message.get("text")) is not None
+        ):
+            payload = text.encode()
+            size = len(payload)
+            head = bytes((_WHOLE_TEXT, size)) if size < _SHORT else _long_head(size)
+            self.transport.write(head + payload)
+            return
+        if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
+            # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
+            # application cannot know; to uvicorn that is a fault of the application.
+            raise ClientDisconnected
+        await super().send(message)
+
     def handle_connect(self, event: Request) -> None:
         """Start the application on a handshake."""
         super().handle_connect(event)
         if self.response.status_code == 101:
+            self._plain = SAFE and not self.conn.extensions
             # The task that was made has not run yet.
             extensions: Any = self.scope["extensions"]
             extensions[ABORT] = self.transport.abort
@@ -234,9 +393,6 @@ class SocketProtocol(_Watched, FastLane):
             self.frames = [bytes(self._message)]
             self._message = None
             self.send_receive_event_to_app()
-
-    def _between_frames(self) -> bool:
-        return self._message is None and super()._between_frames()
 
     def send_receive_event_to_app(self) -> None:
         """Hand over a message that is complete."""
@@ -256,3 +412,10 @@ class SocketProtocol(_Watched, FastLane):
         if self._pong:
             pong, self._pong = self._pong, b""
             self.transport.write(pong)
+
+
+def _long_head(size: int) -> bytes:
+    """Return the head of an unmasked text frame whose length does not fit into its first two bytes."""
+    if size < 1 << 16:
+        return struct.pack("!BBH", _WHOLE_TEXT, 126, size)
+    return struct.pack("!BBQ", _WHOLE_TEXT, 127, size)

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias, cast
+
+from pydantic import TypeAdapter
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token
@@ -82,6 +84,34 @@ class ServerSettings:
         if path := environ.get("ROPEWALK_TOKEN_FILE", "").strip():
             tokens += token_lines("ROPEWALK_TOKEN_FILE", path)
         return cls(tokens=tokens, **found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServePlan:
+    """What a process that serves is told by the one that starts it.
+
+    Attributes:
+        app: What to load.
+        options: Options that were given and that only an application of create_app can heed.
+        log_level: How much to print.
+        settings: The server's settings.
+        listener: The descriptor of the socket that callers connect to.
+    """
+
+    app: str
+    options: tuple[str, ...]
+    log_level: str
+    settings: ServerSettings = field(repr=False)
+    listener: int = -1
+
+    def to_json(self) -> bytes:
+        """Return the plan as one line, without its end."""
+        return TypeAdapter(type(self)).dump_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the plan that a line holds."""
+        return TypeAdapter(cls).validate_json(text)
 
 
 def _split_words(_: str, value: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Tooling:
 
     def __init__(self, factory: Factory, action: Any) -> None:
         self._owner = factory if isinstance(factory, type) else None
-        self._steps = takes_tools(action)
+        self._steps = _takes_tools(action)
         self.toolset = _declared(self._owner)
 
     @property
@@ -121,11 +121,11 @@ class NoToolsError(Exception):
     """The environment has no tools."""
 
 
-def takes_tools(action: Any) -> bool:
+def _takes_tools(action: Any) -> bool:
     """Whether an action model, or one of a union, is the call of a tool."""
     if isinstance(action, type):
         return issubclass(action, CallToolAction)
-    return any(takes_tools(part) for part in get_args(action))
+    return any(_takes_tools(part) for part in get_args(action))
 
 
 def _declared(owner: Any) -> Toolset | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.wire.figures import Figures
-from rl_bridge.synthetic.settings import SyntheticSettings
+from rl_bridge.synthetic.job import SyntheticSettings
 
 if TYPE_CHECKING:
-    from rl_bridge.synthetic.run import SyntheticRun
+    from rl_bridge.synthetic.actor import SyntheticRun
 
 SYNCHRONOUS: Final = 0
 BOUNDS: Final = (SYNCHRONOUS, 1, 4)
@@ -53,7 +53,7 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
     Raises:
         rl_bridge.errors.BridgeError: A job failed, or Monarch is not installed.
     """
-    from rl_bridge.synthetic.run import run_synthetic
+    from rl_bridge.synthetic.actor import run_synthetic
 
     for number in range(1, plan.rounds + 1):
         for bound in plan.bounds:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from rl_bridge.errors import StatusError
-from rl_bridge.loops.history import HISTORY_FILE
+from rl_bridge.loops.run import HISTORY_FILE
 from rl_bridge.metrics.status import StatusSnapshot, ask_status, served_address
 
 CONFIG = "examples/grpo_blackjack/config.yaml"

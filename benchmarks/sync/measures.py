@@ -11,9 +11,9 @@ import torch
 from monarch.actor import concurrent_endpoint
 
 from benchmarks.wire.figures import Figures
+from rl_bridge.config import Config, RolloutConfig
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.checkpoint import Checkpoint
-from rl_bridge.generator.settings import EngineSettings, engine_environment
+from rl_bridge.generator.replica import Checkpoint
 from rl_bridge.services import Fleet
 from rl_bridge.types import SamplingSettings
 from rl_bridge.weights import WeightStore
@@ -23,14 +23,17 @@ IDLE, BUSY = "an idle engine", "an engine at work"
 WARM_UP = 3
 DIM, HIDDEN, VOCABULARY, HEADS, MAX_LENGTH = 640, 1728, 32_768, 10, 256
 LAYER_PARAMETERS = 3 * DIM * DIM + 3 * DIM * HIDDEN
+CONFIG = Config(
+    rollout=RolloutConfig(max_length=MAX_LENGTH, max_num_seqs=16, kv_cache_mb=128, weight_update="continue")
+)
 WORK = SamplingSettings(temperature=1.0, max_new_tokens=32)
 
 
 class MeasuredPolicy(PolicyActor):
     """A policy that says what its engine's own reload takes."""
 
-    def __init__(self, settings: EngineSettings, store: WeightStore) -> None:
-        super().__init__(settings, store)
+    def __init__(self, config: Config, model_path: Path, store: WeightStore) -> None:
+        super().__init__(config, model_path, store)
         self._store = store
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
@@ -79,9 +82,7 @@ async def synchronisations(
         store = WeightStore.create()
         async with Fleet(Path(scratch) / "logs"):
             progress("starting the engine")
-            policy = await MeasuredPolicy.options(environment=engine_environment(on_gpu=False)).as_service(
-                _settings(checkpoint), store
-            )
+            policy = await MeasuredPolicy.as_service(CONFIG, checkpoint, store)
             version = 0
             for state in (IDLE, BUSY):
                 for number in range(WARM_UP + rounds):
@@ -119,16 +120,3 @@ async def _synchronise(
         "pause ms": 1000 * taken.pause_s,
         WHOLE: whole / (transport + reload),
     }
-
-
-def _settings(checkpoint: Path) -> EngineSettings:
-    return EngineSettings(
-        model_path=str(checkpoint),
-        dtype="float32",
-        max_length=MAX_LENGTH,
-        max_num_seqs=16,
-        kv_cache_bytes=128 << 20,
-        gpu_memory_utilization=0.4,
-        seed=0,
-        weight_update="continue",
-    )

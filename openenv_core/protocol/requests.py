@@ -125,6 +125,8 @@ class RequestDecoder(Generic[ActT]):
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
         self._read_frame = TypeAdapter(frame).validator.validate_json
         self._read_action = TypeAdapter(read).validator.validate_json
+        whole = build("_StepBody", __base__=StepOptions, action=(read, ...))
+        self._read_step = TypeAdapter(whole).validator.validate_json
 
     def frame(self, text: str) -> "Request[ActT]":
         """Read one text frame; a step is returned as its action.
@@ -157,6 +159,11 @@ class RequestDecoder(Generic[ActT]):
         Raises:
             RefusalError: VALIDATION_ERROR.
         """
+        if b"NaN" not in body and b"Infinity" not in body:
+            with suppress(ValidationError):
+                step = self._read_step(body)
+                return step.action, {name: getattr(step, name) for name in step.model_fields_set - {"action"}}
+        # An action by itself, or a fault: which one is told as the released server tells it, of one part at a time.
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
             with suppress(RefusalError):

@@ -3,19 +3,18 @@
 import argparse
 import asyncio
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
+from rl_bridge.cli.reporting import exit_status
+from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.metrics.throughput import Throughput
 
-FAILED = 1
-MISUSED = 2
 DEFAULT_SECONDS = 10.0
 MIN_ITERATIONS = 3
 """Of a synthetic job: with fewer it has not got going."""
@@ -48,18 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0, 1 where there is nothing to measure, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+    return exit_status("bench", lambda: _bench(arguments))
 
-    try:
-        if not 0 < arguments.seconds < float("inf"):
-            raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
-        _print(_measure(arguments), as_json=arguments.json)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk bench: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except BridgeError as error:
-        print(f"ropewalk bench: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.seconds < float("inf"):
+        raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
+    _print(_measure(arguments), as_json=arguments.json)
     return 0
 
 
@@ -82,8 +76,8 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
 
 
 def _synthetic(seconds: float) -> "Throughput":
-    from rl_bridge.synthetic.run import run_synthetic
-    from rl_bridge.synthetic.settings import SyntheticSettings
+    from rl_bridge.synthetic.actor import run_synthetic
+    from rl_bridge.synthetic.job import SyntheticSettings
 
     settings = SyntheticSettings()
     iterations = max(MIN_ITERATIONS, round(seconds / settings.train_s))
@@ -96,7 +90,7 @@ def _print(found: "Throughput", *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from rl_bridge.cli.spent_view import spent_table, throughput_lines
+    from rl_bridge.cli.status_view import spent_table, throughput_lines
 
     console = Console()
     console.print(throughput_lines(found), highlight=False, soft_wrap=True)

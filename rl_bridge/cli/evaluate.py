@@ -1,15 +1,12 @@
 """`ropewalk evaluate`: a policy plays held-out episodes, and is not trained."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
-
-FAILED = 1
-MISUSED = 2
+from rl_bridge.cli.reporting import exit_status
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,31 +23,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit status: 0, 1 if it failed, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
-
-    try:
-        _evaluate(arguments)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk evaluate: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except ConfigError as error:
-        print(f"ropewalk evaluate: {error}", file=sys.stderr)
-        return MISUSED
-    except BridgeError as error:
-        print(f"ropewalk evaluate: {type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
-    return 0
+    return exit_status("evaluate", lambda: _evaluate(arguments))
 
 
-def _evaluate(arguments: argparse.Namespace) -> None:
+def _evaluate(arguments: argparse.Namespace) -> int:
     from rl_bridge.config import load_config, require_name
 
     config = load_config(arguments.config, arguments.overrides)
     require_name(arguments.name, what="evaluations")
-    from rl_bridge.loops.evaluation_session import evaluate_run
+    from rl_bridge.loops.session import evaluate_run
 
     name = arguments.name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
     evaluate_run(config, Path(config.output_dir) / name)
+    return 0
 
 
 COMMAND = Command(

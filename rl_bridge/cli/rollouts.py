@@ -2,18 +2,17 @@
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
+from rl_bridge.cli.reporting import exit_status
+from rl_bridge.errors import ConfigError, NoRecordsError
 
 if TYPE_CHECKING:
     from rl_bridge.rollouts_page.server import PageServer
 
-FAILED = 1
-MISUSED = 2
 MAX_PORT = 65_535
 
 
@@ -33,25 +32,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError
+    return exit_status("rollouts", lambda: _rollouts(arguments))
 
-    try:
-        if not 0 <= arguments.port <= MAX_PORT:
-            raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
-        folder = _folder(arguments.run)
-        if arguments.out is not None:
-            _write(folder, Path(arguments.out))
-        else:
-            _serve(folder, arguments.port)
-    except BridgeError as error:
-        print(f"ropewalk rollouts: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.port <= MAX_PORT:
+        raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
+    folder = _folder(arguments.run)
+    if arguments.out is not None:
+        _write(folder, Path(arguments.out))
+    else:
+        _serve(folder, arguments.port)
     return 0
 
 
 def _folder(named: str | None) -> Path:
     from rl_bridge.cli.status import RUNS
-    from rl_bridge.errors import NoRecordsError
     from rl_bridge.records.writer import FOLDER, segment_files
 
     if named is not None:
@@ -74,7 +70,6 @@ def _folder(named: str | None) -> Path:
 
 
 def _write(folder: Path, out: Path) -> None:
-    from rl_bridge.errors import ConfigError
     from rl_bridge.rollouts_page.page import whole_page
 
     if not out.name or out.is_dir():
@@ -95,7 +90,6 @@ def _write(folder: Path, out: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[bytes]:
-    from rl_bridge.errors import NoRecordsError
     from rl_bridge.records.writer import read_lines
 
     try:
@@ -105,7 +99,6 @@ def _lines(folder: Path) -> Iterator[bytes]:
 
 
 def _serve(folder: Path, port: int) -> None:
-    from rl_bridge.errors import ConfigError
     from rl_bridge.rollouts_page.server import PageServer
 
     try:

@@ -8,18 +8,17 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.errors import StatusError
+from rl_bridge.cli.reporting import FAILED, exit_status
+from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 
-FAILED = 1
-MISUSED = 2
 DEFAULT_WATCH_S = 2.0
+RUNS = "runs"
+"""Where runs are looked for; the default of `output_dir`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    from rl_bridge.cli.status import add_source
-
     add_source(parser)
     parser.add_argument(
         "--num_nodes",
@@ -42,25 +41,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
-
-    try:
-        if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
-            raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
-        if arguments.num_nodes is not None and arguments.num_nodes < 1:
-            raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
-        return _watch(arguments) if arguments.watch is not None else _look(arguments)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk status: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except BridgeError as error:
-        print(f"ropewalk status: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+    return exit_status("status", lambda: _status(arguments))
 
 
-def _look(arguments: argparse.Namespace) -> int:
-    from rl_bridge.cli.status import ask, live_address
+def _status(arguments: argparse.Namespace) -> int:
+    if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
+        raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
+    if arguments.num_nodes is not None and arguments.num_nodes < 1:
+        raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
+    return _watch(arguments) if arguments.watch is not None else _once(arguments)
 
+
+def _once(arguments: argparse.Namespace) -> int:
     snapshot = ask(live_address(arguments))
     if arguments.json:
         print(snapshot.model_dump_json())
@@ -77,9 +69,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from rl_bridge.cli.status import ask, live_address
     from rl_bridge.cli.status_view import view
-    from rl_bridge.errors import StatusError
 
     address = live_address(arguments)
     snapshot = ask(address)
@@ -102,7 +92,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     return _missing_hosts(snapshot, arguments.num_nodes)
 
 
-def _missing_hosts(snapshot: "StatusSnapshot", wanted: int | None) -> int:
+def _missing_hosts(snapshot: StatusSnapshot, wanted: int | None) -> int:
     if wanted is None or len(snapshot.hosts) >= wanted:
         return 0
     print(
@@ -111,24 +101,6 @@ def _missing_hosts(snapshot: "StatusSnapshot", wanted: int | None) -> int:
         file=sys.stderr,
     )
     return FAILED
-
-
-COMMAND = Command(
-    name="status",
-    help="show how a run stands: its mesh, replicas, versions, leases",
-    configure=configure,
-    run=run,
-    examples=(
-        "ropewalk status",
-        "ropewalk status --addr 10.0.0.1:29501 --num_nodes 8",
-        "ropewalk status --run runs/seven --watch",
-        "ropewalk status --json",
-    ),
-)
-
-
-RUNS = "runs"
-"""Where runs are looked for; the default of `output_dir`."""
 
 
 def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -189,3 +161,17 @@ def ask(address: str) -> StatusSnapshot:
         StatusError: Nobody answers there, or not as a run does.
     """
     return asyncio.run(ask_status(address))
+
+
+COMMAND = Command(
+    name="status",
+    help="show how a run stands: its mesh, replicas, versions, leases",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk status",
+        "ropewalk status --addr 10.0.0.1:29501 --num_nodes 8",
+        "ropewalk status --run runs/seven --watch",
+        "ropewalk status --json",
+    ),
+)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.cli.reporting import exit_status
+from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
-
-FAILED = 1
-MISUSED = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,34 +34,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit status: 0, 1 if the run failed, 2 if it was asked for wrongly, 130 on Ctrl-C."""
-    from rl_bridge.errors import BridgeError, ConfigError
+    return exit_status("train", lambda: _train(arguments))
 
-    try:
-        config, folder = _prepare(arguments)
-        _warn(config)
-        from rl_bridge.rollout.rehearsal import rehearse
 
-        rehearse(config)
-        # The heavy stack loads only now, after everything that can be wrong with the words has been said.
-        from rl_bridge.loops.session import train_run
+def _train(arguments: argparse.Namespace) -> int:
+    config, folder = _prepare(arguments)
+    _warn(config)
+    from rl_bridge.rollout.rehearsal import rehearse
 
-        return train_run(config, folder, resume=arguments.resume is not None)
-    except ConfigError as error:
-        print(f"ropewalk train: {error}", file=sys.stderr)
-        return MISUSED
-    except BridgeError as error:
-        print(f"ropewalk train: {type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
+    rehearse(config)
+    # The heavy stack loads only now, after everything that can be wrong with the words has been said.
+    from rl_bridge.loops.session import train_run
+
+    return train_run(config, folder, resume=arguments.resume is not None)
 
 
 def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
-    from rl_bridge.errors import ConfigError, MissingDependencyError
+    from rl_bridge.config import CONFIG_FILE, folder_exists, load_config, ready_to_train, require_name
+    from rl_bridge.loops.folder_lock import is_unused
 
-    try:
-        from rl_bridge.config import CONFIG_FILE, folder_exists, load_config, ready_to_train, require_name
-        from rl_bridge.loops.folder_lock import is_unused
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(str(error.name)) from error
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
@@ -94,8 +84,6 @@ def _warn(config: "Config") -> None:
 
 def _same_run(before: "Config", now: "Config") -> None:
     """Refuse what would make a resumed run another one: its weights would not be those that it reports."""
-    from rl_bridge.errors import ConfigError
-
     for key, old, new in (
         ("seed", before.seed, now.seed),
         ("model.path", before.model.path, now.model.path),

@@ -42,7 +42,7 @@ class GeneratorConfig(Section):
                 "expected generator.url as http://HOST:PORT/v1, got something else, or more: what lets in is the key "
                 "in the environment variable that generator.key_variable names, never a part of the address"
             )
-        return url
+        return url.rstrip("/")
 
     @field_validator("key_variable")
     @classmethod

@@ -80,7 +80,7 @@ class RolesConfig(Section):
         )
 
 
-class RestartConfig(Section):
+class RestartPolicy(Section):
     """`monarch.restarts.*`: how often a lost replica is started again."""
 
     budget: Annotated[int, Field(ge=0)] = 3
@@ -109,7 +109,7 @@ class MonarchConfig(Section):
     """How long a replica may take from its process to its first call: it loads the model, and a generator that joins
     later fetches the weights."""
     roles: RolesConfig = RolesConfig()
-    restarts: RestartConfig = RestartConfig()
+    restarts: RestartPolicy = RestartPolicy()
     workers: tuple[str, ...] = ()
     """Addresses of other hosts' workers, such as `tcp://10.0.0.2:26600`; none: everything runs on this machine."""
     job: str | None = None

@@ -131,7 +131,7 @@ class RolloutConfig(Section):
     """A worker that is told to go (SIGTERM) hands back the episodes that it has finished; and a run that is told to
     go writes a checkpoint before it ends."""
     generate_timeout_s: Positive = 300.0
-    """How long one answer of the policy may take, other replicas' attempts included."""
+    """How long a generator may sample no token at all before what it was asked for is given up."""
     timeout_s: Positive = 1200.0
     """How long the collection of one batch may take, all told; a straggler has to have been waited for by then."""
     max_num_seqs: Count = 256
@@ -251,6 +251,16 @@ class Config(Section):
             raise ValueError(
                 "expected no rollout.episode_timeout_s with deterministic: where an episode ends would be a matter of "
                 "timing; use rollout.num_turns"
+            )
+        if self.deterministic and self.rollout.weight_update == "continue":
+            raise ValueError(
+                'expected rollout.weight_update "drain" with deterministic, got "continue": when an answer is '
+                "interrupted is a matter of timing"
+            )
+        if self.deterministic and self.generator.engine == "openai":
+            raise ValueError(
+                "expected an engine of the run's own with deterministic, got openai: what a server answers depends on "
+                "what else it is asked"
             )
         return self
 

@@ -110,9 +110,13 @@ class RewardConfig(Section):
 
     @model_validator(mode="after")
     def _a_weight_a_vote(self) -> Self:
-        functions = 1 if isinstance(self.function, str) else len(self.function)
-        if self.weights and len(self.weights) != functions:
+        if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(
-                f"expected reward.weights with one a function, {functions}, got {len(self.weights)}"
+                f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"
             )
         return self
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The dotted paths of the functions that vote; none where there is a model, or nothing."""
+        return (self.function,) if isinstance(self.function, str) else self.function

@@ -4,10 +4,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from openenv_core import EnvClient, StepResult
 from openenv_core.errors import CapacityError, ClientError, RequestTimeoutError, ValidationFailedError
+from rl_bridge.config import Config
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -26,6 +27,18 @@ class SessionDeadlines:
     connect_s: float = 60.0
     reset_s: float = 60.0
     step_s: float = 30.0
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """As a run's configuration says; it is one on an environment."""
+        env = config.env
+        assert env is not None
+        return cls(
+            free_s=config.rollout.timeout_s,
+            connect_s=env.connect_timeout_s,
+            reset_s=env.reset_timeout_s,
+            step_s=env.message_timeout_s,
+        )
 
 
 Client: TypeAlias = EnvClient[Any, Any, Any]

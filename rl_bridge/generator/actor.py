@@ -4,17 +4,18 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from monarch.actor import concurrent_endpoint
 
+from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError
 from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
-from rl_bridge.generator.settings import EngineSettings
-from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.starts import own_seed
+from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
+from rl_bridge.services.actor import BoundOptions, ServiceActor
+from rl_bridge.services.options import own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
@@ -34,8 +35,16 @@ class PolicyActor(ServiceActor):
     REPLAYED = ("update_weights",)
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
-    def __init__(self, settings: EngineSettings, store: WeightStore | None = None) -> None:
-        self._replica = PolicyReplica(replace(settings, seed=own_seed(settings.seed)), store)
+    def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
+        self._replica = PolicyReplica(config, model_path, store, seed=own_seed(config.seed))
+
+    @classmethod
+    def options(
+        cls, *, with_gpus: bool = False, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> BoundOptions:
+        """See `ServiceActor.options`; vLLM's own variables follow from whether a replica has a GPU."""
+        own = engine_environment(on_gpu=with_gpus) | dict(environment or {})
+        return super().options(with_gpus=with_gpus, environment=own, **options)
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -92,6 +101,11 @@ class PolicyActor(ServiceActor):
     async def version(self) -> PolicyVersion:
         """See `PolicyReplica.version`."""
         return self._replica.version()
+
+    @concurrent_endpoint
+    async def statistics(self) -> EngineTotals | None:
+        """See `PolicyReplica.statistics`."""
+        return self._replica.statistics()
 
     @concurrent_endpoint
     async def health(self) -> None:

@@ -8,25 +8,25 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from torch import Tensor
 
+from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.batches import require_tokens
-from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures
-from rl_bridge.generator.handover import WeightSender
+from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures, require_tokens
 from rl_bridge.generator.loop_thread import EngineLoopThread
-from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.generator.vllm_api import (
+    EngineStatistics,
     build_async_engine,
     completion_of,
     end_async_engine,
     refusals,
     sampling_params,
 )
+from rl_bridge.generator.vllm_worker import WeightSender
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -42,15 +42,22 @@ class AsyncVllmEngine:
     """A policy that answers batches of prompts, and takes new weights; it has the surface of `VllmEngine`.
 
     Args:
-        settings: What the engine is started with.
+        config: The run's: `rollout`, `model.dtype` and `deterministic` count.
+        model_path: The checkpoint.
+        seed: Of the engine's own generator of random numbers.
 
     Attributes:
         version: The weights that it samples from.
+        statistics: What vLLM says of its cache and its tokens.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, config: Config, model_path: str, *, seed: int) -> None:
         self.version: PolicyVersion = 0
-        self._settings = settings
+        self.statistics = EngineStatistics()
+        self._config = config
+        self._rollout = config.rollout
+        self._model_path = model_path
+        self._seed = seed
         self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
         self._sender = WeightSender()
@@ -88,7 +95,7 @@ class AsyncVllmEngine:
 
         The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
         `weight_update` "continue" computes those of answers under way anew when it goes on. An engine that has not
-        done it within twice `settings.timeout_s`, with what it answers first, has failed and ends.
+        done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed and ends.
         """
         return self._thread.submit(self._load(version, state))
 
@@ -101,9 +108,9 @@ class AsyncVllmEngine:
         self._thread.require_open()
         asked = self._asked
         silent_s = 0.0 if asked is None else time.monotonic() - asked
-        if silent_s > self._settings.timeout_s:
+        if silent_s > self._rollout.generate_timeout_s:
             raise GeneratorError(
-                f"expected the engine to make a step within {self._settings.timeout_s:g} s, "
+                f"expected the engine to make a step within {self._rollout.generate_timeout_s:g} s, "
                 f"it has been at one for {silent_s:.0f} s"
             )
 
@@ -116,7 +123,9 @@ class AsyncVllmEngine:
     async def _start(self) -> None:
         try:
             with span("start"):
-                self._llm = build_async_engine(self._settings)
+                self._llm = build_async_engine(
+                    self._config, self._model_path, seed=self._seed, statistics=self.statistics
+                )
             await self._llm.update_weight_version(str(self.version))
         except Exception as error:
             self._thread.end(error)
@@ -130,7 +139,7 @@ class AsyncVllmEngine:
     ) -> list[Completion]:
         collectors: list[Any] = []  # of what is under way
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with self._while_it_samples():
                 with self._place_in_line():
                     await self._in_order.acquire()
                 with self._at("generate"):
@@ -143,8 +152,8 @@ class AsyncVllmEngine:
                 return answers
         except TimeoutError:
             raise GeneratorError(
-                f"expected answers to {len(prompts)} prompts within {self._settings.timeout_s:g} s, "
-                "not all of them came"
+                f"the engine has sampled no token for {self._rollout.generate_timeout_s:g} s "
+                f"(rollout.generate_timeout_s); not all of {len(prompts)} prompts were answered"
             ) from None
         except GeneratorError:
             raise
@@ -154,6 +163,27 @@ class AsyncVllmEngine:
         finally:
             if collectors:
                 await self._abort(collectors)
+
+    @contextlib.asynccontextmanager
+    async def _while_it_samples(self) -> AsyncIterator[None]:
+        """Raise TimeoutError once the engine has sampled no token for too long, whoever it works for."""
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+        again: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal again
+            left = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(began)
+            if left <= 0.0:
+                deadline.reschedule(loop.time())
+            else:
+                again = loop.call_later(left, look)
+
+        async with asyncio.timeout(None) as deadline:
+            again = loop.call_later(self._rollout.generate_timeout_s, look)
+            try:
+                yield
+            finally:
+                again.cancel()
 
     async def _abort(self, collectors: Sequence[Any]) -> None:
         try:
@@ -195,11 +225,11 @@ class AsyncVllmEngine:
             told = time.monotonic()
             handover = await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
-            limit_s = LOAD_FACTOR * self._settings.timeout_s
+            limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
             deadline = asyncio.timeout(limit_s)
             try:
                 async with deadline, self._in_order:
-                    if self._settings.weight_update == "drain":
+                    if self._rollout.weight_update == "drain":
                         # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
                         await self._idle.wait()
                     await self._llm.pause_generation(mode="keep")

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
+from rl_bridge.services.handle import StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
 GenerateCall = Callable[
@@ -18,9 +20,6 @@ GenerateCall = Callable[
 TOKENS_A_CALL = 512
 """The longest answers that a call may ask for together: who is answered early waits for all others of it."""
 
-FINAL_REPLY_TIMEOUT_S = 5.0
-"""Beyond what an answer may take, for the engine to say what it waited for."""
-
 _CLOSED = "the generator is closed"
 
 
@@ -29,10 +28,26 @@ class _Ask:
     prompt: Sequence[int]
     sampling: SamplingSettings
     seed: int | None
+    session: StickySession | None
     future: "asyncio.Future[Completion]" = field(default_factory=asyncio.Future)
 
     def goes_with(self, other: "_Ask") -> bool:
         return self.sampling == other.sampling and (self.seed is None) == (other.seed is None)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What waits for one replica, or for any of them, and the calls there that are under way.
+
+    Attributes:
+        waiting: Prompts that are in no call yet.
+        calls: Each with the room that it takes: the prompts that it could have carried.
+        scheduled: Whether it is about to be looked at.
+    """
+
+    waiting: deque[_Ask] = field(default_factory=deque)
+    calls: "dict[asyncio.Task[None], int]" = field(default_factory=dict)
+    scheduled: bool = False
 
 
 class GeneratorClient:
@@ -48,6 +63,7 @@ class GeneratorClient:
         max_calls: Full calls under way at most a replica: one being generated, one waiting at the engine.
         replicas: Tells how many replicas there are now.
         timeout_s: How long one call may take, what it waits for a replica to serve included.
+        open_session: Opens a session of `generate_many`, near another one; None where there is but one replica.
     """
 
     def __init__(
@@ -58,20 +74,38 @@ class GeneratorClient:
         max_calls: int = 2,
         replicas: Callable[[], int] = lambda: 1,
         timeout_s: float = 300.0,
+        open_session: Callable[[StickySession | None], StickySession] | None = None,
     ) -> None:
         self._call = call
         self._max_batch = max_batch
         self._max_calls = max_calls
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._waiting: deque[_Ask] = deque()
-        self._calls: dict[asyncio.Task[None], int] = {}
-        """Each with the room that it takes: the prompts that it could have carried."""
-        self._scheduled = False
+        self._open_session = open_session
+        self._lanes: defaultdict[int | None, _Lane] = defaultdict(_Lane)
+        """By replica; that of None is for prompts which any replica may answer."""
         self._closed = False
 
+    @contextmanager
+    def settled(self, near: StickySession | None = None) -> Iterator["SettledClient"]:
+        """Answer the prompts of one conversation where their beginnings are known: at one replica, while it serves.
+
+        Args:
+            near: Of a conversation that begins like this one; its replica is the first choice.
+        """
+        session = None if self._open_session is None else self._open_session(near)
+        try:
+            yield SettledClient(self, session)
+        finally:
+            if session is not None:
+                session.close()
+
     async def complete(
-        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingSettings,
+        seed: int | None = None,
+        session: StickySession | None = None,
     ) -> Completion:
         """Answer one prompt.
 
@@ -79,6 +113,7 @@ class GeneratorClient:
             prompt: Token ids.
             sampling: How to sample; prompts with equal settings travel together.
             seed: Decides the answer; None draws.
+            session: Says which replica answers; None has the least loaded.
 
         Raises:
             GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is
@@ -87,46 +122,49 @@ class GeneratorClient:
         """
         if self._closed:
             raise GeneratorError(_CLOSED)
-        ask = _Ask(prompt, sampling, seed)
-        self._waiting.append(ask)
-        if not self._scheduled and self._room(self._size(sampling)):
+        ask = _Ask(prompt, sampling, seed, session)
+        replica = None if session is None else session.replica
+        lane = self._lanes[replica]
+        lane.waiting.append(ask)
+        if not lane.scheduled and self._room(replica, self._size(sampling)):
             # After everything that is ready to run now: those callers' prompts go along.
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            lane.scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush, replica)
         return await ask.future
 
     def _size(self, sampling: SamplingSettings) -> int:
         """How many prompts a call may carry."""
         return max(1, min(self._max_batch, TOKENS_A_CALL // max(1, sampling.max_new_tokens)))
 
-    def _room(self, size: int) -> bool:
+    def _room(self, replica: int | None, size: int) -> bool:
         """Whether one more call of this size may be under way."""
-        replicas = max(1, self._replicas())
-        return sum(self._calls.values()) + size <= self._max_calls * self._max_batch * replicas
+        replicas = max(1, self._replicas()) if replica is None else 1
+        return sum(self._lanes[replica].calls.values()) + size <= self._max_calls * self._max_batch * replicas
 
-    def _flush(self) -> None:
-        self._scheduled = False
-        idle = max(1, self._replicas() - len(self._calls))
-        share = math.ceil(len(self._waiting) / idle)
-        while self._waiting and self._room(self._size(self._waiting[0].sampling)):
-            first = self._waiting[0]
+    def _flush(self, replica: int | None) -> None:
+        lane = self._lanes[replica]
+        lane.scheduled = False
+        idle = max(1, self._replicas() - len(lane.calls)) if replica is None else 1
+        share = math.ceil(len(lane.waiting) / idle)
+        while lane.waiting and self._room(replica, self._size(lane.waiting[0].sampling)):
+            first = lane.waiting[0]
             size = self._size(first.sampling)
             batch: list[_Ask] = []
-            while self._waiting and len(batch) < min(size, share) and self._waiting[0].goes_with(first):
-                ask = self._waiting.popleft()
+            while lane.waiting and len(batch) < min(size, share) and lane.waiting[0].goes_with(first):
+                ask = lane.waiting.popleft()
                 if not ask.future.done():  # its caller has been cancelled
                     batch.append(ask)
             if batch:
                 task = asyncio.ensure_future(self._send(batch))
-                self._calls[task] = size
-                task.add_done_callback(partial(self._finished, batch))
+                lane.calls[task] = size
+                task.add_done_callback(partial(self._finished, replica, batch))
 
-    def _finished(self, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
-        del self._calls[task]
+    def _finished(self, replica: int | None, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
+        del self._lanes[replica].calls[task]
         for ask in batch:  # a task that is cancelled before it begins has told nobody
             if not ask.future.done():
                 ask.future.set_exception(GeneratorError(_CLOSED))
-        self._flush()
+        self._flush(replica)
 
     async def _send(self, batch: list[_Ask]) -> None:
         completions: list[Completion] = []
@@ -158,7 +196,10 @@ class GeneratorClient:
 
     async def _ask(self, batch: list[_Ask]) -> list[Completion]:
         seeds = [ask.seed for ask in batch if ask.seed is not None] or None
-        completions = await self._call([ask.prompt for ask in batch], batch[0].sampling, seeds)
+        # Whose replica is lost meanwhile goes where the first of them goes, this once.
+        session = batch[0].session
+        call = self._call if session is None else session.generate_many.route
+        completions = await call([ask.prompt for ask in batch], batch[0].sampling, seeds)
         if len(completions) != len(batch):
             raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
         return completions
@@ -166,12 +207,32 @@ class GeneratorClient:
     async def close(self) -> None:
         """Cancel what is under way and fail whoever waits."""
         self._closed = True
-        waiting = list(self._waiting)  # first, so that a call that ends sends nothing more
-        self._waiting.clear()
-        _fail(waiting, GeneratorError(_CLOSED))
-        for task in list(self._calls):
+        calls = [call for lane in self._lanes.values() for call in lane.calls]
+        for lane in self._lanes.values():
+            waiting = list(lane.waiting)  # first, so that a call that ends sends nothing more
+            lane.waiting.clear()
+            _fail(waiting, GeneratorError(_CLOSED))
+        for task in calls:
             task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+@dataclass(slots=True, frozen=True)
+class SettledClient:
+    """A client whose prompts go to one replica; see `GeneratorClient.settled`."""
+
+    client: GeneratorClient
+    session: StickySession | None
+
+    async def complete(
+        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+    ) -> Completion:
+        """Answer one prompt; see `GeneratorClient.complete`."""
+        return await self.client.complete(prompt, sampling, seed, self.session)
+
+    def settled(self) -> "AbstractContextManager[SettledClient]":
+        """Answer the prompts of a conversation that begins like this one."""
+        return self.client.settled(self.session)
 
 
 def _fail(asks: Sequence[_Ask], error: BaseException) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
+from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
 from rl_bridge.generator import openai_api
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.openai_api import EndpointClient, plain
-from rl_bridge.generator.settings import EngineSettings, OpenAiEndpoint
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -46,22 +46,25 @@ class EndpointEngine:
     A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take.
 
     Args:
-        settings: With an endpoint. At most `max_num_seqs` requests are under way at a time.
+        config: The run's: `generator` says where the server is. At most `rollout.max_num_seqs` requests are under way
+            at a time.
 
     Attributes:
         version: Always 0: the server's weights are what they are.
+        statistics: None: a server keeps its own.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
-        assert settings.endpoint is not None
+    def __init__(self, config: Config) -> None:
         self.version: PolicyVersion = 0
-        self._settings = settings
-        self._endpoint: OpenAiEndpoint = settings.endpoint
+        self.statistics = None
+        self._rollout = config.rollout
+        self._generator: GeneratorConfig = config.generator
         self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
         self._looked_at: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
+        self._deadlines: set[asyncio.Timeout] = set()
 
     @property
     def ended(self) -> "Future[None]":
@@ -72,7 +75,7 @@ class EndpointEngine:
         """Ask the server for the model; the future is done when it has it.
 
         The future's errors: ConfigError where the server does not serve the model, or not to us; GeneratorError
-        where it does not answer within `settings.timeout_s`.
+        where it does not answer within `rollout.generate_timeout_s`.
         """
         self._thread.start()
         return self._thread.submit(self._start())
@@ -94,7 +97,7 @@ class EndpointEngine:
             WeightsError: The weights of a server cannot be updated.
         """
         raise WeightsError(
-            f"expected an engine of the run's own to take version {version}, got the server at {self._endpoint.url}; "
+            f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
         )
 
@@ -115,9 +118,9 @@ class EndpointEngine:
     async def _start(self) -> None:
         PROCESS_SPANS.rest("prompts")
         self._http = EndpointClient(
-            self._endpoint,
-            connections=self._settings.max_num_seqs,
-            longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._settings.max_length,
+            self._generator,
+            connections=self._rollout.max_num_seqs,
+            longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
         )
         with span("start", waits_for="endpoint"):
             async with self._in_time("its models"):
@@ -126,21 +129,21 @@ class EndpointEngine:
             models = {model.id: model for model in _Models.model_validate_json(content).data}
         except ValidationError as error:
             raise ConfigError(
-                f"expected {self._endpoint.url}/models to list models as the OpenAI protocol does, "
+                f"expected {self._generator.url}/models to list models as the OpenAI protocol does, "
                 f"got {plain(repr(content[:200]))}"
             ) from error
-        if self._endpoint.model not in models:
+        if self._generator.model not in models:
             named = ", ".join(plain(name) for name in sorted(models)[:NAMED]) or "none"
             more = f" and {len(models) - NAMED} more" if len(models) > NAMED else ""
             raise ConfigError(
-                f"expected generator.model to be one of {named}{more}, which {self._endpoint.url} serves, "
-                f"got {self._endpoint.model!r}"
+                f"expected generator.model to be one of {named}{more}, which {self._generator.url} serves, "
+                f"got {self._generator.model!r}"
             )
-        longest = models[self._endpoint.model].max_model_len
-        if longest is not None and longest < self._settings.max_length:
+        longest = models[self._generator.model].max_model_len
+        if longest is not None and longest < self._rollout.max_length:
             raise ConfigError(
-                f"expected rollout.max_length of at most {longest}, which is what {self._endpoint.url} takes, "
-                f"got {self._settings.max_length}"
+                f"expected rollout.max_length of at most {longest}, which is what {self._generator.url} takes, "
+                f"got {self._rollout.max_length}"
             )
 
     async def _generate(
@@ -168,7 +171,7 @@ class EndpointEngine:
     async def _complete(
         self, place: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
-        answer = await self._ask(openai_api.body(self._endpoint.model, prompt, sampling, seed), place)
+        answer = await self._ask(openai_api.body(str(self._generator.model), prompt, sampling, seed), place)
         return openai_api.completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _look(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
@@ -181,7 +184,7 @@ class EndpointEngine:
                 openai_api.first_alternatives(
                     await self._ask(
                         openai_api.body(
-                            self._endpoint.model,
+                            str(self._generator.model),
                             prompt,
                             replace(first, temperature=temperature),
                             None,
@@ -197,18 +200,27 @@ class EndpointEngine:
 
     async def _ask(self, body: dict[str, object], place: int) -> openai_api.CompletionResponse:
         assert self._http is not None
-        return openai_api.read(await self._http.request("POST", "/completions", body, place))
+        answer = await self._http.request("POST", "/completions", body, place)
+        for (
+            deadline
+        ) in self._deadlines:  # a server that answers is not late, however many wait for their turn
+            deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
+        return openai_api.read(answer)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
-        limit_s = self._settings.timeout_s
+        limit_s = self._rollout.generate_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                yield
+            async with asyncio.timeout(limit_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
         except TimeoutError:
             trouble = "no answer" if self._http is None else self._http.trouble
             raise GeneratorError(
-                f"expected {what} from {self._endpoint.url} within {limit_s:g} s; last there was {trouble}"
+                f"expected {what} from {self._generator.url} within {limit_s:g} s; last there was {trouble}"
             ) from None
 
     async def _clean_up(self) -> None:

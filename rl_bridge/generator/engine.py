@@ -5,19 +5,26 @@ on a CPU it starts several times faster. Everything that touches the engine happ
 order in which it was asked for.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from rl_bridge.errors import EngineFailedError, GeneratorError
-from rl_bridge.generator.batches import Batch, Batches, answer, fail
-from rl_bridge.generator.settings import EngineSettings
-from rl_bridge.generator.vllm_api import build_engine
+from rl_bridge.config import Config
+from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
+from rl_bridge.generator.vllm_api import (
+    EngineStatistics,
+    build_engine,
+    completion_of,
+    refusals,
+    sampling_params,
+)
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -44,6 +51,146 @@ class LoadFigures:
     handover_s: float = 0.0
 
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Prompts that were asked together; done when every one is answered.
+
+    Attributes:
+        prompts: Token ids.
+        sampling: How to sample.
+        seeds: One a prompt, or None.
+        future: Their completions, in order. Cancelling it ends the work.
+        under_way: The engine's name of each request not answered yet, and its place among the prompts.
+        completions: What is answered, by place.
+        asked: On the clock of `time.monotonic`.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    sampling: SamplingSettings
+    seeds: Sequence[int] | None
+    future: "Future[list[Completion]]" = field(default_factory=Future)
+    under_way: dict[str, int] = field(default_factory=dict)
+    completions: dict[int, Completion] = field(default_factory=dict)
+    asked: float = field(default_factory=time.monotonic)
+
+
+class Batches:
+    """Adds batches to an engine and answers them, step by step. Not for several threads.
+
+    Args:
+        engine: A `vllm.LLMEngine`.
+        statistics: Its own.
+    """
+
+    def __init__(self, engine: Any, statistics: EngineStatistics) -> None:
+        self._engine = engine
+        self._statistics = statistics
+        self._vocabulary = int(engine.model_config.get_vocab_size())
+        self._requests: dict[str, Batch] = {}
+        self._ids = itertools.count()
+        self._batches: dict[Batch, None] = {}  # a set that keeps its order
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: Batch) -> None:
+        """Begin with a batch. What the engine refuses fails that batch alone."""
+        if batch.future.cancelled():
+            return
+        if not batch.prompts:
+            answer(batch.future, [])
+            return
+        try:
+            params = sampling_params(batch.sampling, batch.seeds, prompts=len(batch.prompts))
+        except refusals() as error:
+            fail(batch.future, GeneratorError(f"the engine refused settings: {error}"))
+            return
+        self._batches[batch] = None
+        index = 0
+        try:
+            for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
+                require_tokens(prompt, self._vocabulary)
+                request_id = str(next(self._ids))
+                self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, how)
+                self._requests[request_id] = batch
+                batch.under_way[request_id] = index
+        except refusals() as error:
+            self._abort(batch)
+            fail(batch.future, PromptRefusedError(index, str(error)))
+
+    def step(self, timeout_s: float) -> None:
+        """Make one step of the engine; tell who is answered, and give up what waits in vain.
+
+        Args:
+            timeout_s: How long the engine may go without a token. However many wait for their turn, and however long
+                their answers are, an engine that samples is not late.
+        """
+        for output in self._engine.step():
+            batch = self._requests.get(output.request_id)
+            if batch is None or not output.finished:
+                continue
+            del self._requests[output.request_id]
+            index = batch.under_way.pop(output.request_id)
+            batch.completions[index] = completion_of(output.outputs[0])
+            if not batch.under_way:
+                del self._batches[batch]
+                answer(batch.future, [batch.completions[i] for i in range(len(batch.prompts))])
+        for batch in list(self._batches):
+            if batch.future.cancelled():
+                self._abort(batch)
+            elif self._statistics.seconds_without_token(batch.asked) > timeout_s:
+                self._abort(batch)
+                late = (
+                    f"the engine has sampled no token for {timeout_s:g} s (rollout.generate_timeout_s); "
+                    f"{len(batch.completions)} of {len(batch.prompts)} prompts were answered"
+                )
+                fail(batch.future, GeneratorError(late))
+
+    def _abort(self, batch: Batch) -> None:
+        del self._batches[batch]
+        self._engine.abort_request(list(batch.under_way))
+        for request_id in batch.under_way:
+            del self._requests[request_id]
+
+    def abort(self, error: GeneratorError) -> None:
+        """Fail every batch with `error`, without asking the engine for anything."""
+        batches = list(self._batches)
+        self._batches.clear()
+        self._requests.clear()
+        for batch in batches:
+            fail(batch.future, error)
+
+
+def require_tokens(prompt: Sequence[int], vocabulary: int) -> None:
+    """Check a prompt, which vLLM does not without a tokenizer: it would fail when it looks up the embedding.
+
+    Raises:
+        ValueError: There is a token that the model does not have.
+    """
+    for place, token in enumerate(prompt):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {place}")
+
+
+def answer(future: "Future[T]", value: T) -> None:
+    """Give a future its result, unless its caller has cancelled it."""
+    try:
+        future.set_result(value)
+    except InvalidStateError:
+        return
+
+
+def fail(future: "Future[Any]", error: GeneratorError) -> None:
+    """Give a future an error, unless it is done."""
+    try:
+        future.set_exception(error)
+    except InvalidStateError:
+        return
+
+
 @dataclass(slots=True)
 class _Load:
     version: PolicyVersion
@@ -55,15 +202,22 @@ class VllmEngine:
     """A policy that answers batches of prompts, and takes new weights.
 
     Args:
-        settings: What the engine is started with.
+        config: The run's: `rollout`, `model.dtype` and `deterministic` count.
+        model_path: The checkpoint.
+        seed: Of the engine's own generator of random numbers.
 
     Attributes:
         version: The weights that it samples from.
         ended: Done when its thread has ended: with None after `close`, otherwise with what it died of.
+        statistics: What vLLM says of its cache and its tokens.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, config: Config, model_path: str, *, seed: int) -> None:
+        self._config = config
+        self._rollout = config.rollout
+        self._model_path = model_path
+        self._seed = seed
+        self.statistics = EngineStatistics()
         self._commands: deque[Batch | _Load] = deque()
         self.version: PolicyVersion = 0
         self.ended: Future[None] = Future()
@@ -98,16 +252,17 @@ class VllmEngine:
 
         Raises:
             GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has
-                one, too, where a prompt is refused, or is not answered within `settings.timeout_s`.
+                one, too, where a prompt is refused, or the engine has sampled no token for
+                `rollout.generate_timeout_s` while it waited.
         """
-        batch = Batch(prompts, sampling, seeds, self._settings.timeout_s)
+        batch = Batch(prompts, sampling, seeds)
         self._submit(batch)
         return batch.future
 
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
         """Take new weights.
 
-        With `settings.weight_update` "drain", what was asked for before is answered first, under the old ones.
+        With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
 
         With "continue", answers under way go on under the new ones. The keys and values of their tokens so
         far are computed anew. So every token is sampled from the distribution that the weights it names have
@@ -134,9 +289,9 @@ class VllmEngine:
         with self._changed:
             self._require_open()
             silent_s = 0.0 if self._idle else time.monotonic() - self._beat
-        if silent_s > self._settings.timeout_s:
+        if silent_s > self._rollout.generate_timeout_s:
             raise GeneratorError(
-                f"expected the engine to make a step within {self._settings.timeout_s:g} s, "
+                f"expected the engine to make a step within {self._rollout.generate_timeout_s:g} s, "
                 f"it has been at one for {silent_s:.0f} s"
             )
 
@@ -170,9 +325,11 @@ class VllmEngine:
     def _run(self) -> None:
         try:
             with span("start"):
-                self._engine = build_engine(self._settings)
+                self._engine = build_engine(
+                    self._config, self._model_path, seed=self._seed, statistics=self.statistics
+                )
             self._engine.set_weight_version(str(self.version))
-            self._batches = Batches(self._engine)
+            self._batches = Batches(self._engine, self.statistics)
         except BaseException as error:
             self._end(error)
             self._ready.set_exception(error)
@@ -201,7 +358,7 @@ class VllmEngine:
             command = self._commands.popleft() if self._commands else None
         if command is None:
             with span("generate"):
-                self._batches.step()
+                self._batches.step(self._rollout.generate_timeout_s)
             return True
         try:
             if isinstance(command, Batch):
@@ -219,14 +376,14 @@ class VllmEngine:
         if not command.future.set_running_or_notify_cancel():
             return
         asked = time.monotonic()
-        if self._settings.weight_update == "drain":
+        if self._rollout.weight_update == "drain":
             while self._batches:
                 if self._closed:
                     fail(command.future, GeneratorError(CLOSED))
                     return
                 self._beat = time.monotonic()
                 with span("generate"):
-                    self._batches.step()
+                    self._batches.step(self._rollout.generate_timeout_s)
         began = time.monotonic()
         try:
             self._engine.collective_rpc("load_policy", args=(command.state,))

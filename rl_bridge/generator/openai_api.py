@@ -13,8 +13,8 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from openenv_core.proxies import proxy_for
+from rl_bridge.config import GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import Completion, SamplingSettings
 
 CONNECT_TIMEOUT_S = 10.0
@@ -38,7 +38,7 @@ class EndpointClient:
     """Asks a server. Belongs to the event loop in which it is made.
 
     Args:
-        endpoint: The server.
+        generator: Says where the server is, and where its key.
         connections: Requests under way at most.
         longest: Bytes of an answer at most; nobody shall fill this process's memory.
 
@@ -49,21 +49,22 @@ class EndpointClient:
         ConfigError: There is no key, or none that can be sent; or the environment's proxies or certificates are wrong.
     """
 
-    def __init__(self, endpoint: OpenAiEndpoint, *, connections: int, longest: int) -> None:
+    def __init__(self, generator: GeneratorConfig, *, connections: int, longest: int) -> None:
         self.trouble = "no answer"
-        self._endpoint = endpoint
+        self._generator = generator
+        self._url = str(generator.url)
         self._longest = longest
-        self._key = _key(endpoint)
+        self._key = _key(generator)
         self._told: float | None = None
         try:
             self._http = httpx.AsyncClient(
                 headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                transport=_transport(endpoint.url, connections),
+                transport=_transport(self._url, connections),
             )
         except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
             raise ConfigError(
-                f"expected to be able to ask {endpoint.url}, got {type(error).__name__}: {self._plain(str(error))}; "
+                f"expected to be able to ask {self._url}, got {type(error).__name__}: {self._plain(str(error))}; "
                 "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
             ) from error
 
@@ -86,7 +87,7 @@ class EndpointClient:
         while True:
             wait_s = pause_s
             try:
-                async with self._http.stream(method, self._endpoint.url + path, json=body) as response:
+                async with self._http.stream(method, self._url + path, json=body) as response:
                     status = response.status_code
                     content = await self._read(response)
             except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
@@ -130,24 +131,24 @@ class EndpointClient:
         now = time.monotonic()
         if self._told is None or now - self._told >= WARNING_INTERVAL_S:
             self._told = now
-            _log.warning("%s is asked again, since there was %s", self._endpoint.url, self.trouble)
+            _log.warning("%s is asked again, since there was %s", self._url, self.trouble)
 
     def _require_tls(self, error: BaseException) -> None:
         """Asking again gives no other certificate."""
         fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
         if isinstance(fault, ssl.SSLCertVerificationError):
             raise ConfigError(
-                f"expected a certificate of {self._endpoint.url} that can be verified, got {self.trouble}; "
+                f"expected a certificate of {self._url} that can be verified, got {self.trouble}; "
                 "the variable SSL_CERT_FILE names a file of authorities of your own"
             ) from error
         if fault is not None and fault.reason in NO_TLS:
             raise ConfigError(
-                f"expected TLS at {self._endpoint.url}, got {self.trouble}; "
+                f"expected TLS at {self._url}, got {self.trouble}; "
                 "where it has none generator.url begins with http:"
             ) from error
 
     def _refusal(self, status: int, said: str) -> ConfigError:
-        url, variable = self._endpoint.url, self._endpoint.key_variable
+        url, variable = self._url, self._generator.key_variable
         if status in (401, 403):
             remedy = (
                 f"see the value of {variable}"
@@ -162,7 +163,7 @@ class EndpointClient:
 
     def _unusable(self, got: str) -> ConfigError:
         return ConfigError(
-            f"expected generator.url to answer as the OpenAI completions protocol does, {self._endpoint.url} gave "
+            f"expected generator.url to answer as the OpenAI completions protocol does, {self._url} gave "
             f"{self._plain(got)}"
         )
 
@@ -197,18 +198,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _key(endpoint: OpenAiEndpoint) -> str | None:
-    if endpoint.key_variable is None:
+def _key(generator: GeneratorConfig) -> str | None:
+    if generator.key_variable is None:
         return None
-    key = os.environ.get(endpoint.key_variable, "").strip()  # files of keys often end with a new line
+    key = os.environ.get(generator.key_variable, "").strip()  # files of keys often end with a new line
     if not key:
         raise ConfigError(
-            f"expected the environment variable {endpoint.key_variable} (generator.key_variable) to hold the key of "
-            f"{endpoint.url}, it is not set here; roles on other hosts need it there"
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold the key of "
+            f"{generator.url}, it is not set here; roles on other hosts need it there"
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
-            f"expected the environment variable {endpoint.key_variable} (generator.key_variable) to hold a key that "
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold a key that "
             "can be sent, of printable ASCII characters without spaces; it has others"
         )
     return key

@@ -1,21 +1,23 @@
 """One replica of the policy: an engine, and where its weights come from."""
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_bridge.errors import WeightsError
+from rl_bridge.config import Config
+from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
-from rl_bridge.generator.checkpoint import Checkpoint
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import LoadFigures, VllmEngine
-from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
 
@@ -33,6 +35,10 @@ class Engine(Protocol):
     @property
     def ended(self) -> "Future[None]":
         """Done when it is no more: with None after `close`, otherwise with what it died of."""
+
+    @property
+    def statistics(self) -> EngineStatistics | None:
+        """What vLLM says of its cache and its tokens; None of an engine that is not ours."""
 
     def start(self) -> "Future[None]":
         """Begin loading; the future is done when it can answer, or has failed."""
@@ -52,13 +58,18 @@ class Engine(Protocol):
         """End it. What is under way fails."""
 
 
-def make_engine(settings: EngineSettings) -> Engine:
-    """An engine of the kind that the settings name, not started yet."""
-    if settings.engine == "openai":
-        return EndpointEngine(settings)
-    if settings.engine == "vllm_async":
-        return AsyncVllmEngine(settings)
-    return VllmEngine(settings)
+def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
+    """Make an engine of the kind that `generator.engine` names, not started yet.
+
+    Args:
+        config: The run's.
+        model_path: The checkpoint; of a server's model a folder with its tokenizer.
+        seed: Of the engine's own generator of random numbers; None takes the run's.
+    """
+    if config.generator.engine == "openai":
+        return EndpointEngine(config)
+    kind = AsyncVllmEngine if config.generator.engine == "vllm_async" else VllmEngine
+    return kind(config, str(model_path), seed=config.seed if seed is None else seed)
 
 
 INITIAL: PolicyVersion = 0
@@ -85,17 +96,26 @@ class PolicyReplica:
     """Answers prompts, and serves the version that it is told to.
 
     Args:
-        settings: What the engine is started with.
+        config: The run's.
+        model_path: The checkpoint that it begins with.
         store: Where versions after the first are found; None for a policy that is never trained.
+        seed: As of `make_engine`.
     """
 
-    def __init__(self, settings: EngineSettings, store: "WeightStore | None" = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        config: Config,
+        model_path: str | Path,
+        store: "WeightStore | None" = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self._config = config
         self._store = store
-        self._checkpoint = Checkpoint(settings.model_path)
-        self._engine = make_engine(settings)
+        self._checkpoint = Checkpoint(model_path)
+        self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
-        self._device = "cuda" if settings.engine == "vllm" and torch.cuda.is_available() else "cpu"
+        self._device = "cuda" if config.generator.engine == "vllm" and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 
     @property
@@ -130,14 +150,17 @@ class PolicyReplica:
 
         Args:
             prompts: Token ids.
-            sampling: How to sample; None as the settings say.
+            sampling: How to sample; None as `rollout` says.
             seeds: One a prompt, which decides its answer; None draws.
 
         Raises:
             PromptRefusedError: The engine does not take one of the prompts; it works on none of them.
             GeneratorError: The engine failed, refused, or did not answer in time.
         """
-        sampling = sampling or self._settings.sampling
+        rollout = self._config.rollout
+        sampling = sampling or SamplingSettings(
+            temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
+        )
         return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
 
     async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
@@ -154,7 +177,7 @@ class PolicyReplica:
                 if self._engine.version == INITIAL:
                     return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
                 return await self._load(version, await asyncio.to_thread(self._checkpoint.tensors), began)
-            if self._settings.endpoint is not None:
+            if self._config.generator.engine == "openai":
                 return await self._load(version, {}, began)  # which refuses, before a store is asked
             if self._store is None:
                 raise WeightsError(f"expected a store of weights to take version {version} from, got none")
@@ -181,6 +204,10 @@ class PolicyReplica:
         """The version being served."""
         return self._engine.version
 
+    def statistics(self) -> EngineTotals | None:
+        """What the engine has counted since it began; None of a server."""
+        return None if self._engine.statistics is None else self._engine.statistics.totals
+
     def health(self) -> None:
         """Look whether the engine works.
 
@@ -192,3 +219,100 @@ class PolicyReplica:
     async def close(self) -> None:
         """End the engine. What is under way fails."""
         await asyncio.to_thread(self._engine.close)
+
+
+OUTPUT = "lm_head.weight"
+
+
+class Checkpoint:
+    """The tensors of a folder in the Hugging Face layout.
+
+    Args:
+        path: The folder; its weights are in `*.safetensors`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read the weights.
+
+        Returns:
+            Tensors on the CPU under their names.
+
+        Raises:
+            ModelError: They cannot be read.
+        """
+        return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
+
+    def require_like(self, state: Mapping[str, Tensor]) -> None:
+        """Check that a state dict has every tensor of the checkpoint, in its shape.
+
+        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
+        some tensors have been replaced already.
+
+        Raises:
+            WeightsError: It has not.
+            ModelError: The checkpoint cannot be read.
+        """
+        if self._shapes is None:
+            self._shapes = {
+                name: shape
+                for file in self._files()
+                for name, shape in _shapes(file).items()
+                if not (name == OUTPUT and self._tied())
+            }
+        missing = [name for name in self._shapes if name not in state]
+        if missing:
+            raise WeightsError(
+                f"expected all {len(self._shapes)} tensors of the checkpoint at {str(self._path)!r}, "
+                f"got {len(state)} without {', '.join(missing[:3])}"
+            )
+        for name, shape in self._shapes.items():
+            if tuple(state[name].shape) != shape:
+                raise WeightsError(
+                    f"expected {name} of shape {list(shape)}, as in the checkpoint at {str(self._path)!r}, "
+                    f"got {list(state[name].shape)}"
+                )
+
+    def _tied(self) -> bool:
+        """Whether the output layer is the embedding. Some files have it a second time; no trainer sends it so."""
+        try:
+            config = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"expected a checkpoint with a config.json at {str(self._path)!r}: {error}"
+            ) from error
+        return bool(config.get("tie_word_embeddings"))
+
+    def _files(self) -> list[Path]:
+        files = sorted(self._path.glob("*.safetensors"))
+        if not files:
+            raise ModelError(f"expected weights in *.safetensors at {str(self._path)!r}, found none")
+        return files
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise MissingDependencyError("safetensors") from error
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error
+    return tensors
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise MissingDependencyError("safetensors") from error
+    try:
+        with safe_open(file, framework="pt") as weights:
+            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error

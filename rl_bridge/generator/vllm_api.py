@@ -1,17 +1,19 @@
-"""What we ask of vLLM, in its own words: an engine, sampling parameters, a finished answer."""
+"""What we ask of vLLM, in its own words: an engine, its statistics, sampling parameters, a finished answer."""
 
 import asyncio
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 from types import ModuleType
 from typing import Any
 
+from rl_bridge.config import Config
 from rl_bridge.errors import GeneratorError, MissingDependencyError
-from rl_bridge.generator.settings import EngineSettings
 from rl_bridge.types import Completion, SamplingSettings
 
 OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
@@ -20,7 +22,65 @@ SEED_LIMIT = 2**63
 """Seeds are from 0 to below this: what PyTorch's generators take, less the negative ones; vLLM takes -1 for none."""
 
 
-def build_engine(settings: EngineSettings) -> Any:
+@dataclass(slots=True)
+class EngineTotals:
+    """What an engine has counted since it began; travels between processes.
+
+    Attributes:
+        prompt_tokens: Tokens of prompts that were looked up in the prefix cache.
+        cached_tokens: Those of them that were found there, and not computed again.
+        generated_tokens: Tokens that were sampled.
+        preemptions: Requests that lost their keys and values to others, and are computed anew.
+        kv_cache_usage: The share of the key-value cache that is in use now.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class EngineStatistics:
+    """Takes the place of vLLM's own stat loggers, and adds up what they are told.
+
+    Attributes:
+        totals: Since the engine began.
+        last_token_at: When the last token was sampled, on the clock of `time.monotonic`; 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.totals = EngineTotals()
+        self.last_token_at = 0.0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take the statistics of one step; vLLM calls this."""
+        totals = self.totals
+        if scheduler_stats is not None:
+            totals.kv_cache_usage = scheduler_stats.kv_cache_usage
+            totals.prompt_tokens += scheduler_stats.prefix_cache_stats.queries
+            totals.cached_tokens += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None:
+            totals.preemptions += iteration_stats.num_preempted_reqs
+            if iteration_stats.num_generation_tokens:
+                totals.generated_tokens += iteration_stats.num_generation_tokens
+                self.last_token_at = time.monotonic()
+
+    def log(self) -> None:
+        """VLLM calls this now and then; there is nothing to print."""
+
+    def seconds_without_token(self, since: float) -> float:
+        """How long no token has been sampled, counted from a moment at the earliest."""
+        return time.monotonic() - max(since, self.last_token_at)
+
+
+def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
     """Load a `vllm.LLMEngine` in this process.
 
     Raises:
@@ -33,20 +93,22 @@ def build_engine(settings: EngineSettings) -> Any:
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
-    options = _options(settings)
-    if settings.weight_update == "continue":
+    options = _options(config, model_path, seed)
+    if config.rollout.weight_update == "continue":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
         with _semaphores_without_a_name(), _modules_that_can_be_looked_at():
-            return LLMEngine.from_engine_args(
+            engine = LLMEngine.from_engine_args(
                 EngineArgs(worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader", **options)
             )
     except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
+    engine.logger_manager.stat_loggers = [statistics]
+    return engine
 
 
-def build_async_engine(settings: EngineSettings) -> Any:
+def build_async_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
     """Start a `vllm.v1.engine.async_llm.AsyncLLM`, whose engine has a process of its own. Blocks until it is loaded.
 
     It belongs to the event loop that runs here, and its process to this thread: it ends when the thread does.
@@ -67,14 +129,16 @@ def build_async_engine(settings: EngineSettings) -> Any:
         raise MissingDependencyError("vllm") from error
     try:
         with _semaphores_without_a_name():
-            return AsyncLLM.from_engine_args(
+            engine = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(
-                    worker_extension_cls="rl_bridge.generator.vllm_process.OwnedWeightLoader",
-                    **_options(settings),
+                    worker_extension_cls="rl_bridge.generator.vllm_worker.OwnedWeightLoader",
+                    **_options(config, model_path, seed),
                 )
             )
     except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {settings.model_path!r}: {error}") from error
+        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
+    engine.logger_manager.stat_loggers = [statistics]
+    return engine
 
 
 async def end_async_engine(engine: Any) -> None:
@@ -130,32 +194,32 @@ def _can_be_looked_at(module: ModuleType) -> bool:
     return True
 
 
-def _options(settings: EngineSettings) -> dict[str, Any]:
+def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
     from rl_bridge.devices import own_device
 
-    on_gpu = own_device().type == "cuda"
+    rollout, on_gpu = config.rollout, own_device().type == "cuda"
     options: dict[str, Any] = {
-        "model": settings.model_path,
+        "model": model_path,
         "skip_tokenizer_init": True,  # tokens in, tokens out
-        "dtype": settings.dtype,
+        "dtype": config.model.dtype,
         "enforce_eager": not on_gpu,
-        "max_model_len": settings.max_length,
-        "max_num_seqs": 1 if settings.deterministic else settings.max_num_seqs,
+        "max_model_len": rollout.max_length,
+        "max_num_seqs": 1 if config.deterministic else rollout.max_num_seqs,
         "distributed_executor_backend": "uni",
         # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-        "seed": settings.seed,
+        "disable_log_stats": False,
+        "seed": seed,
     }
     if on_gpu:
-        options["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        options["gpu_memory_utilization"] = rollout.gpu_memory_utilization
     else:
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+        options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
         # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
         # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
         options["enable_chunked_prefill"] = False
-        options["max_num_batched_tokens"] = max(8192, settings.max_length, settings.max_num_seqs)
-    if settings.deterministic:
+        options["max_num_batched_tokens"] = max(8192, rollout.max_length, rollout.max_num_seqs)
+    if config.deterministic:
         # Kernels are chosen by shape: a row's result may depend on how many rows there are.
         options["enable_prefix_caching"] = False
     return options
@@ -217,3 +281,16 @@ def completion_of(answer: Any) -> Completion:
         versions=versions,
         stopped=answer.finish_reason == "stop",
     )
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For a role's environment: roles take turns, and idle OpenMP threads that spin cost more than they compute."""
+
+
+def engine_environment(*, on_gpu: bool) -> dict[str, str]:
+    """The variables that the engine's process begins with; vLLM reads them when it is imported."""
+    environment = {**ONE_THREAD, "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    if not on_gpu:
+        # Compilation takes longer than it saves on models that fit a CPU.
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+    return environment

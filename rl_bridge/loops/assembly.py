@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,26 +19,19 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
-from rl_bridge.errors import ConfigError, RoleError
+from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
-from rl_bridge.generator.settings import ONE_THREAD, engine_environment
-from rl_bridge.loops.history import GroupHistory
-from rl_bridge.loops.introductions import Introductions
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.vllm_api import ONE_THREAD
+from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import GroupHistory, Run, snapshot
 from rl_bridge.loops.settings import (
     dispatch_settings,
-    engine_settings,
     environment_servers,
-    restart_policy,
-    reward_model_settings,
-    reward_settings,
     trainer_settings,
-    worker_settings,
 )
-from rl_bridge.loops.status import snapshot
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
@@ -51,12 +44,78 @@ from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_task
 from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
-from rl_bridge.services.placement import by_need
+from rl_bridge.services.options import by_need
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
+
+
+INTRODUCTION_TIMEOUT_S = 60.0
+
+
+class Introductions:
+    """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
+
+    A worker that is started later is told by its service: the endpoints are replayed.
+
+    Args:
+        failed: Told what went wrong, if anything does.
+        patience_s: How long one piece of news may take, before the next is told.
+    """
+
+    def __init__(
+        self, *, failed: Callable[[BaseException], None], patience_s: float = INTRODUCTION_TIMEOUT_S
+    ) -> None:
+        self._patience_s = patience_s
+        self._failed = failed
+        self._news: dict[str, Any] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, endpoint: str, news: Any) -> None:
+        """Have workers told, soon; `endpoint` is the one of theirs that takes it."""
+        self._news[endpoint] = news
+        self._wake.set()
+
+    async def begin(self, rollout: Service) -> None:
+        """Tell everything now, then go on telling in the background.
+
+        Args:
+            rollout: The service of the workers.
+
+        Raises:
+            BridgeError: The workers cannot be told.
+        """
+        await self._tell_all(rollout)
+        self._task = asyncio.create_task(self._go_on(rollout))
+        tell_of_errors(self._task, self._failed)
+
+    async def close(self) -> None:
+        """Tell nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _go_on(self, rollout: Service) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._tell_all(rollout)
+            except (NoReplicaError, ReplicaLostError):
+                continue  # workers that are started again are told before they serve
+
+    async def _tell_all(self, rollout: Service) -> None:
+        while self._news:
+            endpoint, news = self._news.popitem()
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await getattr(rollout, endpoint).fanout(news)
+            except TimeoutError:
+                # The others know; that one has it before it serves again, or is taken for lost when it is given work.
+                logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -65,63 +124,72 @@ class Roles:
 
     Attributes:
         policy: Of `PolicyActor`.
-        trainer: Of `TrainerActor`: one replica, with a process a rank.
+        trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
         rollout: Of `RolloutActor`; None of a run on a dataset.
         dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None where the KL coefficient is 0.
+        reference: Of `ReferenceActor`; None of an evaluation, and where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
     policy: Service
-    trainer: Service
+    trainer: Service | None
     rollout: Service | None
     dataloader: Service | None
     reference: Service | None
     reward: Service | None
 
 
-async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore) -> Roles:
+async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore | None) -> Roles:
     """Start all services at once; returns when all of them serve. Needs an open fleet.
+
+    Args:
+        config: The run's.
+        folder: The run's.
+        model_path: Where the policy begins.
+        store: Where the trainer leaves weights for the generators; None has none of either: nothing is trained.
 
     Raises:
         rl_bridge.errors.BridgeError: One could not be started.
     """
-    _warn_of_idle_gpus(config.monarch)
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
-    table, trainer = config.monarch.roles, trainer_settings(config, folder, model_path)
-    engine = engine_environment(on_gpu=table.policy.gpus > 0)
+    table = config.monarch.roles
     starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {
         "policy": (
-            _of(config, PolicyActor, "policy", table.policy, engine),
-            (engine_settings(config, model_path), store),
+            _of(config, PolicyActor, "policy", table.policy, {}),
+            (config, model_path, store),
         ),
-        "trainer": (_of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD), (trainer, store)),
     }
+    if store is not None:
+        trainer = trainer_settings(config, folder, model_path)
+        starting["trainer"] = (
+            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            (trainer, store),
+        )
+        if config.algorithm.kl_coef:
+            starting["reference"] = (
+                _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
+                (trainer,),
+            )
     if config.env is not None:
         workers = RoleConfig(replicas=config.rollout.num_workers)
         starting["rollout"] = (
             _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders),
-            (worker_settings(config, folder, model_path),),
+            (config, folder, model_path),
         )
     else:
         starting["dataset"] = (
             _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD),
             (config.data, config.seed),
         )
-    if config.algorithm.kl_coef:
-        starting["reference"] = (
-            _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
-            (trainer,),
-        )
     if config.reward.function:
         starting["reward"] = (
             _of(config, RewardActor, "reward", table.reward, coders),
-            (reward_settings(config),),
+            (config.reward,),
         )
     elif config.reward.model is not None:
         starting["reward"] = (
             _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD),
-            (reward_model_settings(config, config.reward.model),),
+            (config.reward.model, config.rollout.max_length),
         )
     tasks: dict[str, asyncio.Task[Service]] = {}
     longest_s = config.monarch.start_timeout_s
@@ -141,7 +209,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     started = {name: task.result() for name, task in tasks.items()}
     return Roles(
         policy=started["policy"],
-        trainer=started["trainer"],
+        trainer=started.get("trainer"),
         rollout=started.get("rollout"),
         dataloader=started.get("dataset"),
         reference=started.get("reference"),
@@ -169,7 +237,7 @@ def _of(
         num_replicas=role.replicas,
         name=name,
         environment=environment,
-        restarts=restart_policy(config.monarch),
+        restarts=config.monarch.restarts,
         start_timeout_s=config.monarch.start_timeout_s,
     )
 
@@ -180,6 +248,128 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
 the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Players:
+    """All that plays: what a run and an evaluation have in common.
+
+    Attributes:
+        config: The run's.
+        console: What a person watches.
+        fleet: The processes.
+        roles: Their services.
+        chat: The policy behind a chat template.
+        dispatcher: Has episodes played.
+        servers: The environment's; None of a run on a dataset.
+        train_seconds: Nothing is trained here.
+    """
+
+    config: Config
+    console: Console
+    fleet: Fleet
+    roles: Roles
+    chat: ChatPolicy
+    dispatcher: Dispatcher
+    servers: EnvironmentServers | None
+    train_seconds: float = 0.0
+
+
+@asynccontextmanager
+async def open_players(
+    config: Config,
+    folder: Path,
+    *,
+    model_path: Path,
+    buffer: ReplayBuffer,
+    store: WeightStore | None,
+    console: Console,
+) -> AsyncIterator[Players]:
+    """Start the environment, the generators and the workers; stop them all again, whatever happens.
+
+    Args:
+        config: The run.
+        folder: Where it writes.
+        model_path: Where the policy begins.
+        buffer: Where finished groups go; told when something that playing needs is gone for good, as the fleet is.
+        store: As in `start_roles`.
+        console: What a person watches.
+
+    Raises:
+        rl_bridge.errors.BridgeError: A part could not be started.
+        openenv_core.ProviderError: The environment's server could not be started.
+    """
+    tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
+    fleet = Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def failed(error: BaseException) -> None:
+        buffer.fail(error)
+        fleet.fail(error)
+
+    async with AsyncExitStack() as stack:
+        began = time.perf_counter()
+        introductions = Introductions(failed=failed)
+        stack.push_async_callback(introductions.close)
+        servers = None
+        if config.env is not None:
+            tell(f"starting the environment: {config.env.app or config.env.image or config.env.url} …")
+            servers = await stack.enter_async_context(
+                _servers(config, config.env, introductions, folder / LOGS)
+            )
+            stack.callback(_watch(servers, failed).cancel)
+        if config.monarch.roles.coder is not None:
+            coders = await stack.enter_async_context(
+                _coders(config.monarch, config.monarch.roles.coder, folder)
+            )
+            tell_coders(coders_file(folder), coders.urls)
+            stack.callback(_watch(coders, failed).cancel)
+        tell(f"loading {model_path} …")
+        await stack.enter_async_context(fleet)
+        if store is not None:
+            stack.push_async_callback(store.close)
+        with span("start", waits_for="processes"):
+            roles = await fleet.guard(start_roles(config, folder, model_path, store))
+        client = GeneratorClient(
+            roles.policy.generate_many.route,
+            max_batch=config.rollout.max_num_seqs,
+            replicas=lambda: len(roles.policy.roster.targets),
+            timeout_s=config.rollout.timeout_s,
+            open_session=lambda near: roles.policy.session(near=near, room=config.rollout.max_num_seqs),
+        )
+        stack.push_async_callback(client.close)
+        chat = ChatPolicy(
+            tokenizer,
+            client,
+            max_new_tokens=config.rollout.max_new_tokens,
+            max_length=config.rollout.max_length,
+        )
+        rollout: Any
+        if roles.rollout is not None and servers is not None:
+            rollout = roles.rollout
+            await fleet.guard(_introduce(introductions, rollout, roles, servers))
+        else:
+            rollout = LocalService(
+                SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
+            )
+        tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
+        yield Players(
+            config=config,
+            console=console,
+            fleet=fleet,
+            roles=roles,
+            chat=chat,
+            dispatcher=Dispatcher(
+                rollout,
+                buffer,
+                dispatch_settings(config),
+                collect=collect,
+                explain=None if servers is None else servers.traceback,
+            ),
+            servers=servers,
+        )
 
 
 @asynccontextmanager
@@ -200,62 +390,16 @@ async def open_run(
     """
     task = None if config.rollout.task is None else load_task(config.rollout.task, config, folder)
     model_path = _model_path(config, task)
-    tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
-
-    def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    _warn_of_idle_gpus(config.monarch)
+    buffer = _buffer(config)
     async with AsyncExitStack() as stack:
-        began = time.perf_counter()
-        buffer = _buffer(config)
-        introductions = Introductions(failed=buffer.fail)
-        stack.push_async_callback(introductions.close)
-        servers = None
-        if config.env is not None:
-            tell(f"starting the environment: {config.env.app or config.env.image or config.env.url} …")
-            servers = await stack.enter_async_context(
-                _servers(config, config.env, introductions, folder / LOGS)
+        players = await stack.enter_async_context(
+            open_players(
+                config, folder, model_path=model_path, buffer=buffer, store=_store(config), console=console
             )
-            stack.callback(_watch(servers, buffer).cancel)
-        if config.monarch.roles.coder is not None:
-            coders = await stack.enter_async_context(
-                _coders(config.monarch, config.monarch.roles.coder, folder)
-            )
-            tell_coders(coders_file(folder), coders.urls)
-            stack.callback(_watch(coders, buffer).cancel)
-        tell(f"loading {model_path} into the inference engine and the trainer …")
-        fleet = await stack.enter_async_context(
-            Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
         )
-        store = _store(config)
-        stack.push_async_callback(store.close)
-        with span("start", waits_for="processes"):
-            roles = await fleet.guard(start_roles(config, folder, model_path, store))
-        client = GeneratorClient(
-            roles.policy.generate_many.route,
-            max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.generate_timeout_s + FINAL_REPLY_TIMEOUT_S,
-        )
-        stack.push_async_callback(client.close)
-        chat = ChatPolicy(
-            tokenizer,
-            client,
-            max_new_tokens=config.rollout.max_new_tokens,
-            max_length=config.rollout.max_length,
-        )
-        tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
-        rollout: Any
-        if roles.rollout is not None and servers is not None:
-            rollout = roles.rollout
-            await fleet.guard(_introduce(introductions, rollout, roles, servers))
-        else:
-            rollout = LocalService(
-                SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
-            )
-        dispatcher = Dispatcher(
-            rollout, buffer, dispatch_settings(config), explain=None if servers is None else servers.traceback
-        )
+        roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
+        assert roles.trainer is not None
         metrics = stack.enter_context(
             MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
         )
@@ -270,7 +414,7 @@ async def open_run(
             folder=folder,
             model_path=model_path,
             task=task or DatasetReport(folder),
-            chat=chat,
+            chat=players.chat,
             policy=roles.policy,
             trainer=roles.trainer,
             reference=roles.reference,
@@ -281,7 +425,7 @@ async def open_run(
             observer=RunObserver(fleet),
             metrics=metrics,
             history=GroupHistory(folder, buffer.ledger),
-            records=RolloutRecords(folder, tokenizer.raw, config.records),
+            records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
@@ -294,7 +438,7 @@ async def open_run(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
                 config.monarch.coord_port,
-                lambda: snapshot(run, fleet, servers),
+                lambda: snapshot(run, fleet, players.servers),
                 refresh=run.observer.refresh,
                 folder=folder,
             )
@@ -308,10 +452,10 @@ def _tell_of_the_trainer(run: Run, roster: Roster) -> None:
         run.lost_the_trainer()
 
 
-def _watch(servers: EnvironmentServers, buffer: ReplayBuffer) -> "asyncio.Task[None]":
+def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None]) -> "asyncio.Task[None]":
     """Servers that cannot be had any more are the end of the loop."""
     watching = asyncio.create_task(servers.watch())
-    tell_of_errors(watching, buffer.fail)
+    tell_of_errors(watching, failed)
     return watching
 
 
@@ -339,9 +483,7 @@ def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> Environm
     async def changed(urls: tuple[str, ...]) -> None:
         tell_coders(coders_file(folder), urls)
 
-    return EnvironmentServers(
-        app=role.app, count=role.replicas, restarts=restart_policy(monarch), on_change=changed
-    )
+    return EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=changed)
 
 
 def _hosts(monarch: MonarchConfig) -> Hosts:
@@ -392,3 +534,6 @@ def _model_path(config: Config, task: Task | None) -> Path:
     raise ConfigError(
         "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
     )
+
+
+logger = logging.getLogger(__name__)

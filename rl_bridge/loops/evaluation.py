@@ -1,14 +1,19 @@
-"""The held-out episodes at the end of a run, played greedily."""
+"""The held-out episodes, played greedily, and what they come to."""
 
 import math
+import statistics
 from collections import Counter
-from typing import Protocol
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from rl_bridge.config import Config
+from rl_bridge.errors import ConfigError
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
+from rl_bridge.metrics.intervals import mean_interval, wilson_interval
 from rl_bridge.rollout.assignment import Absence, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.seeds import held_out_seeds
@@ -19,8 +24,8 @@ CHUNK = 4096
 """Held-out episodes whose trajectories are kept at once."""
 
 
-class Looked(Protocol):
-    """What is looked at: a `Run`, or a policy that is not trained at all."""
+class Evaluated(Protocol):
+    """What is evaluated: a `Run`, or `Players` whose policy is not trained."""
 
     @property
     def config(self) -> Config:
@@ -39,7 +44,7 @@ class Looked(Protocol):
         """Wall time of the training so far."""
 
 
-async def evaluate(run: Looked) -> EvaluationResult:
+async def evaluate(run: Evaluated) -> EvaluationResult:
     """Play the held-out episodes of `evaluation.episodes`, with a progress bar; a dataset has none.
 
     Raises:
@@ -76,3 +81,59 @@ async def evaluate(run: Looked) -> EvaluationResult:
         unscored=absent[Absence.UNSCORED],
         last_absence=last_absence,
     )
+
+
+def summary(result: EvaluationResult) -> dict[str, Any]:
+    """An evaluation in numbers.
+
+    The mean and its interval are of the episodes that have a reward, none of which was dropped or unscored.
+    """
+    count = len(result.rewards)
+    interval = _interval(result.rewards)
+    return {
+        "episodes": count,
+        "mean_reward": statistics.fmean(result.rewards) if count else None,
+        "ci95": None if interval is None else list(interval),
+        "endings": dict(sorted(Counter(str(ending) for ending in result.endings).items())),
+        "dropped": result.dropped,
+        "unscored": result.unscored,
+        "last_absence": result.last_absence,
+    }
+
+
+def _interval(rewards: Sequence[float]) -> tuple[float, float] | None:
+    """Wilson's where all rewards are 0 or 1, Student's otherwise; see `mean_interval` for where it is None."""
+    if rewards and set(rewards) <= {0.0, 1.0}:
+        return wilson_interval(round(sum(rewards)), len(rewards))
+    return mean_interval(rewards)
+
+
+def missing(result: EvaluationResult) -> str:
+    """What is said of the episodes that have no reward."""
+    return (
+        f"{result.dropped + result.unscored} episodes are no part of the mean, {result.dropped} dropped and "
+        f"{result.unscored} unscored, the last one because: {result.last_absence}"
+    )
+
+
+def ready_to_evaluate(config: Config) -> Path:
+    """Require what an evaluation needs; returns the folder of the policy's checkpoint.
+
+    Raises:
+        ConfigError: It is not there.
+    """
+    if config.env is None or config.rollout.task is None:
+        raise ConfigError("expected env.* and rollout.task to evaluate on, got neither or one alone")
+    if config.evaluation.episodes == 0:
+        raise ConfigError("expected evaluation.episodes of at least 1 in an evaluation, got 0")
+    if config.model.path is None:
+        raise ConfigError(
+            "expected model.path, the checkpoint to evaluate in the Hugging Face layout; where a server has it "
+            "(generator.url), a folder with its tokenizer, since chats are made into tokens here"
+        )
+    path = Path(config.model.path).expanduser().absolute()
+    if not path.is_dir():
+        raise ConfigError(
+            f"expected model.path to be a folder of this machine, there is none at {str(path)!r}"
+        )
+    return path

@@ -5,14 +5,17 @@ Above 0 the dispatcher goes on playing episodes while the trainer works, as far 
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import SyncFigures
 from rl_bridge.reference.spread import reference_logprobs
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import training_samples
-from rl_bridge.types import PolicyVersion
+from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 
 async def train(run: Run) -> None:
@@ -24,7 +27,6 @@ async def train(run: Run) -> None:
         rl_bridge.errors.BridgeError: Something is wrong that trying on would not mend.
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
-    normalize_std, too_long = run.config.algorithm.normalize_std, overlong(run.config)
 
     async def synchronise(version: PolicyVersion) -> SyncFigures:
         push_s = await trainer.push_weights.route(version)
@@ -40,9 +42,8 @@ async def train(run: Run) -> None:
             groups = await replay_buffer.sample.route(run.version, run.groups_per_step)
 
         # 2. How much better than its siblings was each; and one step of the optimizer or a few.
-        with iteration.part("batch"):
-            samples = training_samples(groups, normalize_std=normalize_std, overlong=too_long)
-            batch = await asyncio.to_thread(TrainBatch.from_samples, samples)
+        with iteration.part("batch"):  # in a thread: groups are played meanwhile, and asked after
+            samples, batch = await asyncio.to_thread(_batch, run, groups)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
                 if reference is not None:
@@ -59,3 +60,27 @@ async def train(run: Run) -> None:
         # 4. Last the checkpoint: what it knows of has been logged, and a resumed run drops what was logged after it.
         await run.log(iteration, groups, samples, figures)
         await run.checkpoint()
+
+
+def _batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
+    samples = training_samples(
+        groups, normalize_std=run.config.algorithm.normalize_std, overlong=overlong(run.config)
+    )
+    return samples, TrainBatch.from_samples(samples)
+
+
+async def collect(dispatcher: Dispatcher) -> None:
+    """The other half of the loop, which runs beside `train`: play groups as far ahead of it as admission allows."""
+
+    async def play(lease: GroupLease) -> None:
+        # 2. A worker plays all siblings at once, from one seed; what is lost with its worker is played again.
+        played = await dispatcher.play(lease)
+
+        # 3. A group that is worth it goes to the buffer, which `train` samples; others are dropped and replaced.
+        if played is not None:
+            await dispatcher.settle(lease, played)
+
+    while True:
+        # 1. The next group, once there is room in flight for it, and weights that are new enough to play it by.
+        lease = await dispatcher.next_group()
+        dispatcher.begin(lease, play(lease))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.metrics import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
 from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow
 from rl_bridge.metrics.throughput import TRAINED
@@ -59,8 +60,8 @@ class SpanCollector:
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
     """What the replicas of every service answer that has an endpoint; those that do not answer are left out."""
     services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
-    looks = (service.look(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
-    return dict(zip(services, await asyncio.gather(*looks), strict=True))
+    answers = (service.ask(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
+    return dict(zip(services, await asyncio.gather(*answers), strict=True))
 
 
 def service_rows(
@@ -152,6 +153,29 @@ def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tup
     )
 
 
+def generator_metrics(
+    before: Mapping[int, EngineTotals], now: Mapping[int, EngineTotals]
+) -> dict[str, float]:
+    """What generators have done between two moments, by the names that the log uses; nothing where none answers."""
+    if not now:
+        return {}
+    done = EngineTotals()
+    for replica, totals in now.items():
+        known = before.get(replica)
+        if known is None or known.generated_tokens > totals.generated_tokens:  # it has been started again
+            known = EngineTotals()
+        done.prompt_tokens += totals.prompt_tokens - known.prompt_tokens
+        done.cached_tokens += totals.cached_tokens - known.cached_tokens
+        done.generated_tokens += totals.generated_tokens - known.generated_tokens
+        done.preemptions += totals.preemptions - known.preemptions
+    return {
+        "generator/prefix_hit_rate": done.cached_tokens / max(1, done.prompt_tokens),
+        "generator/tokens": float(done.generated_tokens),
+        "generator/preemptions": float(done.preemptions),
+        "generator/kv_cache_usage": max(totals.kv_cache_usage for totals in now.values()),
+    }
+
+
 class RunObserver:
     """How processes spend their time, which weights a replica serves, which leases a worker has: as last heard of.
 
@@ -167,6 +191,19 @@ class RunObserver:
         """The weights that replicas serve, by service and replica."""
         self.workers: dict[int, str] = {}
         """Who is at work on which lease, by its id."""
+        self._generators: dict[int, EngineTotals] = {}
+
+    async def metrics(self) -> dict[str, float]:
+        """What processes and generators have done since the last call, by the names that the log uses."""
+        spent, answers = await asyncio.gather(self.spans.figures(), ask_all(self._fleet, "statistics"))
+        told = {
+            replica: totals
+            for replica, totals in answers.get("policy", {}).items()
+            if totals is not None  # a server of somebody else's says nothing
+        }
+        found = generator_metrics(self._generators, told)
+        self._generators |= told
+        return {**spent, **found}
 
     async def refresh(self) -> None:
         """Ask all processes; within `ANSWER_TIMEOUT_S`."""

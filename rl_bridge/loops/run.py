@@ -1,8 +1,12 @@
 """A training run in progress: everything that a loop works with."""
 
 import asyncio
+import json
+import math
+import os
+import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,25 +15,107 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
+from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
-from rl_bridge.loops.history import GroupHistory, Iteration
-from rl_bridge.loops.observation import RunObserver
+from rl_bridge.loops.observation import (
+    RunObserver,
+    event_rows,
+    group_counts,
+    lease_rows,
+    server_row,
+    service_rows,
+)
 from rl_bridge.loops.settings import overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, span
+from rl_bridge.metrics import MetricsLog, rewind, span
 from rl_bridge.metrics.console import iteration_line
+from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
-from rl_bridge.services import LocalService
+from rl_bridge.services import Fleet, LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.shares import rank_batches
 from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
+
+HISTORY_FILE = "groups.jsonl"
+
+
+class GroupHistory:
+    """One line an iteration: the groups that it trained, and those that were given up since the one before.
+
+    Args:
+        folder: The run's.
+        ledger: Whose groups they are.
+    """
+
+    def __init__(self, folder: Path, ledger: Ledger) -> None:
+        self._path = folder / HISTORY_FILE
+        self._untold: list[Fate] = []
+        ledger.on_fate = lambda fate: self._untold.append(fate)
+
+    def state(self) -> list[Any]:
+        """What a checkpoint holds of it, for `json`: fates that stand in no line yet.
+
+        There are some where a checkpoint is written that no iteration has just ended with.
+        """
+        return [(fate.group, fate.version, fate.reason) for fate in self._untold]
+
+    def write(self, iteration: PolicyVersion) -> None:
+        """Append the line of the iteration just trained, and flush it."""
+        fates, self._untold = self._untold, []
+        row = {
+            "iteration": iteration,
+            "trained": [fate.group for fate in fates if fate.reason is None],
+            "dropped": {str(fate.group): fate.reason for fate in fates if fate.reason is not None},
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rewind(self, iteration: PolicyVersion, untold: Iterable[Any] = ()) -> None:
+        """Forget what came after an iteration.
+
+        Args:
+            iteration: The last one whose line stays.
+            untold: The checkpoint's `state`.
+        """
+        rewind(self._path, iteration)
+        self._untold = [
+            Fate(group=group, version=version, reason=reason) for group, version, reason in untold
+        ]
+
+
+class Iteration:
+    """Times the parts of one passage through a loop; each is a span of the process too."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str, *, waits_for: str | None = None) -> Iterator[None]:
+        """Time a block.
+
+        Args:
+            name: What happens there.
+            waits_for: Whom the loop waits for there; None where it works itself.
+        """
+        began = time.perf_counter()
+        try:
+            with span(name, waits_for):
+                yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def figures(self) -> dict[str, float]:
+        """Seconds of wall time, as `time/<part>_s`."""
+        return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+
 
 _TRAINER_GONE = "the trainer is gone"
 
@@ -171,7 +257,7 @@ class Run:
             with span("probe", waits_for="policy"):
                 complete.update(await self.probe())
         with span("ask for spans", waits_for="processes"):
-            complete.update(await self.observer.spans.figures())
+            complete.update(await self.observer.metrics())
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
@@ -282,3 +368,33 @@ class Run:
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()
+
+
+BEGAN = time.time()
+"""When this process was started, near enough."""
+
+
+def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
+    """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
+    return StatusSnapshot(
+        name=run.folder.name,
+        folder=str(run.folder.absolute()),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        began=BEGAN,
+        taken=time.time(),
+        iterations=run.config.trainer.iterations,
+        version=run.version,
+        served=run.buffer.admission.served,
+        max_staleness=run.config.rollout.max_staleness,
+        services=(
+            *service_rows(fleet, run.observer.versions),
+            *(() if servers is None else (server_row(servers),)),
+        ),
+        groups=group_counts(run.buffer.ledger),
+        leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
+        events=event_rows(fleet),
+        spans=run.observer.spans.known,
+        # What is no number JSON has no word for, and whoever asks would not understand the rest either.
+        figures={name: value for name, value in run.newest.items() if math.isfinite(value)},
+    )

@@ -1,27 +1,35 @@
-"""One run from beginning to end: start everything, train, evaluate, report, stop everything."""
+"""One run, or one evaluation, from beginning to end: start everything, train, evaluate, report, stop everything."""
 
 import asyncio
 import contextlib
+import json
 import logging
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
 
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, folder_exists, save_config
-from rl_bridge.errors import ConfigError
-from rl_bridge.loops.assembly import LOGS, open_run
-from rl_bridge.loops.evaluation import evaluate
+from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.generator.openai_api import plain
+from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
+from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, summary
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics import PROCESS_SPANS
+from rl_bridge.rollout.task import EvaluationResult, Task, load_task
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
+REPORT = "evaluation.json"
+"""What an evaluation came to, in its folder."""
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
@@ -131,9 +139,8 @@ def _interrupted(config: Config, folder: Path) -> str:
     return f"interrupted; go on with: ropewalk train --resume {folder}"
 
 
-async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
-    """Run to the end; False where the run was told to go before."""
-    # asyncio cancels its main task on Ctrl-C; a polite kill shall end a run as orderly.
+def _on_sigterm() -> list[Callable[[], object]]:
+    """What SIGTERM calls, the last first, each once. asyncio cancels its main task on Ctrl-C; so does a polite kill."""
     current = asyncio.current_task()
     assert current is not None
     terminated: list[Callable[[], object]] = [current.cancel]
@@ -144,6 +151,12 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
+    return terminated
+
+
+async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
+    """Run to the end; False where the run was told to go before."""
+    terminated = _on_sigterm()
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if resume:
             # Not before: what cannot be started shall not be what the next `--resume` goes on with.
@@ -156,9 +169,82 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
             return False
         # Everything is in the last checkpoint: who is told to go from now on goes at once.
         del terminated[1:]
-        await fleet.guard(_look(run))
+        await fleet.guard(_report(run))
         return True
 
 
-async def _look(run: Run) -> None:
+async def _report(run: Run) -> None:
     await run.task.report(run.chat, await evaluate(run))
+
+
+def evaluate_run(config: Config, folder: Path) -> None:
+    """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
+
+    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs.
+
+    Args:
+        config: The run's.
+        folder: For the report and the logs; made where it is missing, and gone again where nothing was started.
+
+    Raises:
+        ConfigError: Something is missing.
+        rl_bridge.errors.BridgeError: The policy or the environment failed.
+        KeyboardInterrupt: Somebody ended it: Ctrl-C, SIGTERM.
+    """
+    model_path = ready_to_evaluate(config)
+    here = str(Path.cwd())
+    if here not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
+        sys.path.insert(0, here)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {str(folder)!r}: {error.strerror}; --name chooses another"
+        ) from error
+    try:
+        asyncio.run(_evaluation(config, model_path, folder, Console()))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        if not (folder / LOGS).exists():
+            with contextlib.suppress(OSError):  # the task has written something
+                folder.rmdir()
+
+
+async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
+    _on_sigterm()
+    task = load_task(str(config.rollout.task), config, folder)
+    async with open_players(
+        config, folder, model_path=model_path, buffer=_nothing_to_train(), store=None, console=console
+    ) as players:
+        _say(console, f"{config.evaluation.episodes:,} held-out episodes of {config.rollout.task}")
+        result, probe = await players.fleet.guard(_play(players, task))
+    report = summary(result) | {"probe": probe}
+    console.print_json(data=report)
+    if result.last_absence is not None:
+        _say(console, missing(result))
+    (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _say(console, f"written to {folder / REPORT}")
+
+
+async def _play(players: Players, task: Task) -> tuple[EvaluationResult, dict[str, float]]:
+    result = await evaluate(players)
+    if not result.rewards:
+        raise RolloutError(
+            f"none of {players.config.evaluation.episodes} held-out episodes could be played, the last one because: "
+            f"{result.last_absence}"
+        )
+    return result, dict(await task.probe(players.chat))
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)
+
+
+def _nothing_to_train() -> ReplayBuffer:
+    return ReplayBuffer(
+        Ledger(max_losses=None),
+        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
+        timeout_s=1.0,
+        straggler_timeout_s=1.0,
+    )

@@ -1,40 +1,14 @@
 """From the configuration to what each role is started with."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from rl_bridge.config import Config, EnvConfig, MonarchConfig
+from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
-from rl_bridge.environments.session import SessionDeadlines
-from rl_bridge.generator.settings import EngineSettings, endpoint_of
-from rl_bridge.rewards.function import Ensemble, VoteRule
-from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import GroupFilter, Overlong
-from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import task_type
-from rl_bridge.services import RestartPolicy
 from rl_bridge.trainer.settings import TrainerSettings
-
-
-def engine_settings(config: Config, model_path: Path) -> EngineSettings:
-    """What a generator is started with."""
-    rollout = config.rollout
-    return EngineSettings(
-        model_path=str(model_path),
-        dtype=config.model.dtype,
-        max_length=rollout.max_length,
-        max_num_seqs=rollout.max_num_seqs,
-        kv_cache_bytes=rollout.kv_cache_mb << 20,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        seed=config.seed,
-        engine=config.generator.engine,
-        endpoint=endpoint_of(config.generator),
-        weight_update=rollout.weight_update,
-        timeout_s=rollout.generate_timeout_s,
-        deterministic=config.deterministic,
-    )
 
 
 def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
@@ -53,17 +27,6 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
     )
 
 
-def restart_policy(monarch: MonarchConfig) -> RestartPolicy:
-    """What is done about lost replicas."""
-    restarts = monarch.restarts
-    return RestartPolicy(
-        budget=restarts.budget,
-        window_s=restarts.window_s,
-        backoff_s=restarts.backoff_s,
-        max_backoff_s=restarts.max_backoff_s,
-    )
-
-
 def environment_servers(
     config: Config, env: EnvConfig, on_change: OnChange, logs: Path | None = None
 ) -> EnvironmentServers:
@@ -73,21 +36,9 @@ def environment_servers(
         image=env.image,
         urls=(env.url,) if isinstance(env.url, str) else env.url or (),
         count=config.monarch.roles.environment.replicas,
-        restarts=replace(restart_policy(config.monarch), budget=env.restarts),
+        restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
         on_change=on_change,
         logs=logs,
-    )
-
-
-def session_deadlines(config: Config) -> SessionDeadlines:
-    """How long a worker waits for what an environment does."""
-    env = config.env
-    assert env is not None
-    return SessionDeadlines(
-        free_s=config.rollout.timeout_s,
-        connect_s=env.connect_timeout_s,
-        reset_s=env.reset_timeout_s,
-        step_s=env.message_timeout_s,
     )
 
 
@@ -155,38 +106,3 @@ def group_filter(config: Config) -> GroupFilter:
         overlong=overlong(config),
         refills=config.algorithm.max_refills * config.rollout.groups_per_step,
     )
-
-
-def worker_settings(config: Config, folder: Path, model_path: Path) -> WorkerSettings:
-    """What a rollout worker is started with."""
-    rollout, env = config.rollout, config.env
-    assert env is not None
-    return WorkerSettings(
-        config=config,
-        folder=str(folder.absolute()),
-        model_path=str(model_path),
-        sessions=max(1, env.sessions // rollout.num_workers),
-        deadlines=session_deadlines(config),
-        generation_timeout_s=rollout.generate_timeout_s,
-        checkpoint_on_preemption=rollout.checkpoint_on_preemption,
-    )
-
-
-def reward_settings(config: Config) -> RewardSettings:
-    """What reward functions are called with."""
-    reward = config.reward
-    functions = (reward.function,) if isinstance(reward.function, str) else reward.function
-    return RewardSettings(
-        ensemble=Ensemble(
-            functions=functions, weights=reward.weights, rule=VoteRule(reward.rule), quorum=reward.quorum
-        ),
-        workers=reward.workers,
-        timeout_s=reward.timeout_seconds,
-        start_timeout_s=reward.start_timeout_seconds,
-        drop_failures=reward.drop_failures,
-    )
-
-
-def reward_model_settings(config: Config, model_path: str) -> RewardModelSettings:
-    """What a reward model is loaded with."""
-    return RewardModelSettings(model_path=model_path, max_length=config.rollout.max_length)

@@ -17,8 +17,7 @@ from rl_bridge.planning.memory import (
     sent_bytes,
     trainer_bytes,
 )
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, by_need
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -1,20 +1,51 @@
-"""Evaluates reward functions in a process of its own.
+"""Evaluates reward functions in a process of its own, and what a pool and its workers say to each other.
 
 python -m rl_bridge.rewards._worker FD FUNCTION...
 
-FD is a connected socket. The first frame tells that the functions are there, or why not.
+FD is a connected socket. Both sides send frames of a length and so many bytes. The first one tells that the functions
+are there, or why not.
 """
 
+import json
 import os
+import pickle
 import socket
+import struct
 import sys
 import traceback
+from dataclasses import asdict, dataclass
 
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards.function import RewardFunction, checked_reward, load_function
-from rl_bridge.rewards.wire import BEGUN, RewardReply, RewardRequest, receive, send
 
 TRACEBACK_CHARACTERS = 4000
+LENGTH = struct.Struct(">I")
+BEGUN = b""
+"""What a worker says before it calls a function: whether a process that died had begun decides whose loss it is."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RewardReply:
+    """What came of an evaluation, or of a worker's start.
+
+    Attributes:
+        reward: The number, or None.
+        error: Why there is neither; empty where there is.
+        pid: The worker's.
+    """
+
+    reward: float | None = None
+    error: str = ""
+    pid: int = 0
+
+    def encode(self) -> bytes:
+        """The frame's content. It is read by a process that does not run code of the function's: no pickle."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "RewardReply":
+        """Of a frame that a worker sent."""
+        return cls(**json.loads(data))
 
 
 def main(fd: int, paths: list[str]) -> None:
@@ -24,26 +55,45 @@ def main(fd: int, paths: list[str]) -> None:
         try:
             functions = [load_function(path) for path in paths]
         except RewardError as error:
-            send(connection, RewardReply(error=str(error), pid=os.getpid()).encode())
+            _send(connection, RewardReply(error=str(error), pid=os.getpid()).encode())
             return
-        send(connection, RewardReply(pid=os.getpid()).encode())
-        while (content := receive(connection)) is not None:
-            send(connection, BEGUN)
-            send(connection, evaluate(paths, functions, content).encode())
+        _send(connection, RewardReply(pid=os.getpid()).encode())
+        while (content := _receive(connection)) is not None:
+            _send(connection, BEGUN)
+            _send(connection, _evaluate(paths, functions, content).encode())
 
 
-def evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) -> RewardReply:
+def _evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) -> RewardReply:
     """Call a function, and put what comes of it into words."""
     path = ", ".join(paths)
     try:
-        request = RewardRequest.decode(content)
-        path = paths[request.function]
-        value = functions[request.function](request.prompt, request.response, request.target)
-        return RewardReply(reward=checked_reward(path, value))
+        function, prompt, response, target = pickle.loads(content)
+        path = paths[function]
+        return RewardReply(reward=checked_reward(path, functions[function](prompt, response, target)))
     except RewardError as error:
         return RewardReply(error=str(error))
     except (Exception, SystemExit):
         return RewardReply(error=f"{path!r} raised:\n{traceback.format_exc()[-TRACEBACK_CHARACTERS:]}")
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    connection.sendall(LENGTH.pack(len(content)) + content)
+
+
+def _receive(connection: socket.socket) -> bytes | None:
+    """The next frame's content; None where the pool has closed."""
+    head = _exactly(connection, LENGTH.size)
+    return None if head is None else _exactly(connection, LENGTH.unpack(head)[0])
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        chunk = connection.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
 
 
 if __name__ == "__main__":

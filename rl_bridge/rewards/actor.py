@@ -5,9 +5,10 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
+from rl_bridge.config.trainer import RewardConfig
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.rewards.function import count_votes
 from rl_bridge.rewards.pool import RewardCounts, RewardPool
-from rl_bridge.rewards.settings import RewardModelSettings, RewardSettings
 from rl_bridge.services.actor import ServiceActor
 
 
@@ -16,34 +17,31 @@ class RewardActor(ServiceActor):
 
     REPEATABLE = frozenset({"evaluate_response"})
 
-    def __init__(self, settings: RewardSettings) -> None:
-        self._settings = settings
+    def __init__(self, reward: RewardConfig) -> None:
+        self._config = reward
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Start the processes."""
-        settings = self._settings
-        self._pool = RewardPool(
-            settings.ensemble.functions,
-            workers=settings.workers,
-            timeout_s=settings.timeout_s,
-            start_timeout_s=settings.start_timeout_s,
-            drop_failures=settings.drop_failures,
-        )
+        self._pool = RewardPool(self._config)
         await self._pool.__aenter__()
         PROCESS_SPANS.rest("responses")
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: Any, response: str, target: Any) -> float | None:
-        """Evaluate a response; see `RewardPool.evaluate` and `Ensemble.reward`."""
-
-        async def vote(function: int) -> float | None:
-            return await self._pool.evaluate(
-                prompt=prompt, response=response, target=target, function=function
-            )
-
+        """Have every function vote on a response, all at once, and count; see `RewardPool.evaluate`."""
         with PROCESS_SPANS.call(), span("evaluate", waits_for="reward functions"):
-            return await self._settings.ensemble.evaluate(vote)
+            votes: list[Any] = await asyncio.gather(
+                *(
+                    self._pool.evaluate(prompt=prompt, response=response, target=target, function=number)
+                    for number in range(len(self._config.functions))
+                ),
+                return_exceptions=True,
+            )
+        for outcome in votes:  # when all have ended
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return count_votes(votes, self._config)
 
     @concurrent_endpoint
     async def counts(self) -> RewardCounts:
@@ -71,16 +69,17 @@ class RewardModelActor(ServiceActor):
 
     REPEATABLE = frozenset({"evaluate_response"})
 
-    def __init__(self, settings: RewardModelSettings) -> None:
-        self._settings = settings
+    def __init__(self, model_path: str, max_length: int) -> None:
+        self._model_path = model_path
+        self._max_length = max_length
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model."""
-        from rl_bridge.rewards.model import RewardBatches, RewardModel
+        from rl_bridge.rewards.model import MAX_BATCH, RewardBatches, RewardModel
 
-        model = await asyncio.to_thread(RewardModel, self._settings)
-        self._batches = RewardBatches(model.score, max_batch=self._settings.max_batch)
+        model = await asyncio.to_thread(RewardModel, self._model_path, max_length=self._max_length)
+        self._batches = RewardBatches(model.score, max_batch=MAX_BATCH)
         PROCESS_SPANS.rest("responses")
 
     @concurrent_endpoint

@@ -12,7 +12,6 @@ import torch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import BridgeError, MissingDependencyError, ModelError, RewardError
 from rl_bridge.metrics.spans import span
-from rl_bridge.rewards.settings import RewardModelSettings
 from rl_bridge.tokens.chat import ChatMessage
 
 try:
@@ -22,6 +21,8 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
+MAX_BATCH = 16
+"""Responses a forward pass."""
 MAX_WAITING = 65_536
 """Responses that may wait to be scored."""
 
@@ -32,21 +33,24 @@ class RewardModel:
     """Scores responses in batches.
 
     Args:
-        settings: The checkpoint, and what it may take.
+        path: A checkpoint for sequence classification with one label, in the Hugging Face layout.
+        max_length: Tokens of prompt and response together at most; what is longer has no reward.
+        max_batch: Responses a forward pass.
 
     Raises:
         ModelError: The checkpoint cannot be loaded, or has another number of labels than one.
     """
 
-    def __init__(self, settings: RewardModelSettings) -> None:
-        self._settings = settings
+    def __init__(self, path: str, *, max_length: int, max_batch: int = MAX_BATCH) -> None:
+        self._path = path
+        self._max_length = max_length
+        self._max_batch = max_batch
         self._device = own_device()
-        torch.set_num_threads(settings.num_threads)
-        path = settings.model_path
+        torch.set_num_threads(1)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             self._model = AutoModelForSequenceClassification.from_pretrained(
-                path, local_files_only=True, dtype=getattr(torch, settings.dtype)
+                path, local_files_only=True, dtype=torch.float32
             )
         except (OSError, ValueError) as error:
             raise ModelError(
@@ -78,13 +82,13 @@ class RewardModel:
     def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
         rows = [self._tokens(prompt, response) for prompt, response in pairs]
         rewards: list[float | None] = [None] * len(rows)
-        fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._settings.max_length]
-        for first in range(0, len(fitting), self._settings.max_batch):
-            places = fitting[first : first + self._settings.max_batch]
+        fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
+        for first in range(0, len(fitting), self._max_batch):
+            places = fitting[first : first + self._max_batch]
             for place, value in zip(places, self._forward([rows[place] for place in places]), strict=True):
                 if not math.isfinite(value):
                     raise RewardError(
-                        f"expected a finite reward of the model at {self._settings.model_path!r}, got {value}; "
+                        f"expected a finite reward of the model at {self._path!r}, got {value}; "
                         "look at its weights"
                     )
                 rewards[place] = value

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from rl_bridge.config.trainer import RewardConfig
 from rl_bridge.errors import RewardError
-from rl_bridge.rewards.wire import BEGUN, LENGTH, RewardReply, RewardRequest
+from rl_bridge.rewards._worker import BEGUN, LENGTH, RewardReply
 
 GUARD = Path(__file__).with_name("_guard.py")
 REAP_TIMEOUT_S = 10.0
@@ -194,29 +196,15 @@ class RewardPool:
     instead, unless `drop_failures` is set, since as a rule all of its rewards are wrong then.
 
     Args:
-        functions: Dotted paths of reward functions.
-        workers: Processes.
-        timeout_s: Seconds an evaluation may take, the wait for a process apart.
-        start_timeout_s: Seconds the import of the functions may take.
-        drop_failures: Whether what raises is None.
+        reward: The functions and their limits, as the configuration has them.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[str],
-        *,
-        workers: int,
-        timeout_s: float,
-        start_timeout_s: float = 60.0,
-        drop_failures: bool = False,
-    ) -> None:
-        if workers < 1 or not functions:
-            raise ValueError(f"expected functions and at least one worker, got {functions!r} and {workers}")
-        self._functions = tuple(functions)
-        self._size = workers
-        self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
-        self._drop_failures = drop_failures
+    def __init__(self, reward: RewardConfig) -> None:
+        self._functions = reward.functions
+        self._size = reward.workers
+        self._timeout_s = reward.timeout_seconds
+        self._start_timeout_s = reward.start_timeout_seconds
+        self._drop_failures = reward.drop_failures
         self._workers: set[RewardWorker] = set()
         self._idle: deque[RewardWorker] = deque()
         self._waiting: deque[asyncio.Future[RewardWorker]] = deque()
@@ -274,7 +262,7 @@ class RewardPool:
             RewardError: The function raised, or returned something else; or the pool can have no processes any more,
                 or was closed.
         """
-        content = RewardRequest(function=function, prompt=prompt, response=response, target=target).encode()
+        content = pickle.dumps((function, prompt, response, target))
         lost = raised = 0
         for _ in range(MAX_ATTEMPTS):
             worker = await self._take()

@@ -11,19 +11,19 @@ from typing import Any
 from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient
+from rl_bridge.config import Config
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.servers import read_token
+from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import RolloutError
-from rl_bridge.generator.client import FINAL_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.preemption import on_termination
-from rl_bridge.rollout.settings import WorkerSettings
 from rl_bridge.rollout.task import load_task
-from rl_bridge.rollout.worker import RolloutWorker
+from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_PERIOD_S = 10.0
@@ -39,8 +39,10 @@ class RolloutActor(ServiceActor):
 
     REPLAYED = ("take_policy", "take_servers", "take_reward")
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
+    def __init__(self, config: Config, folder: Path, model_path: Path) -> None:
+        self._config = config
+        self._folder = folder.absolute()
+        self._model_path = model_path
         self._policy: ServiceHandle | None = None
         self._reward: ServiceHandle | None = None
         self._client: GeneratorClient | None = None
@@ -48,24 +50,27 @@ class RolloutActor(ServiceActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the task and the tokenizer."""
-        settings, config = self._settings, self._settings.config
-        task = load_task(str(config.rollout.task), config, Path(settings.folder))
-
-        token = None if config.env is None else read_token(config.env.token_file)
+        config, env = self._config, self._config.env
+        assert env is not None
+        task = load_task(str(config.rollout.task), config, self._folder)
+        token, deadlines = read_token(env.token_file), SessionDeadlines.of(config)
 
         def connect(url: str) -> EnvClient[Any, Any, Any]:
-            longest = max(settings.deadlines.reset_s, settings.deadlines.step_s)
+            longest = max(deadlines.reset_s, deadlines.step_s)
             return task.client_type(url, token=token, message_timeout_s=longest + 1.0)
 
-        self._sessions = SessionLeases(connect, sessions=settings.sessions, deadlines=settings.deadlines)
+        self._sessions = SessionLeases(
+            connect, sessions=max(1, env.sessions // config.rollout.num_workers), deadlines=deadlines
+        )
         self._client = GeneratorClient(
             self._generate,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: 1 if self._policy is None else self._policy.serving,
-            timeout_s=settings.generation_timeout_s + FINAL_REPLY_TIMEOUT_S,
+            timeout_s=config.rollout.timeout_s,
+            open_session=self._open_session,
         )
         policy = ChatPolicy(
-            ChatTokenizer(settings.model_path, thinking=config.model.thinking),
+            ChatTokenizer(self._model_path, thinking=config.model.thinking),
             self._client,
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
@@ -78,13 +83,19 @@ class RolloutActor(ServiceActor):
             judge=self._evaluate if config.reward.function or config.reward.model else None,
         )
         PROCESS_SPANS.rest("assignments")
-        if settings.checkpoint_on_preemption:
+        if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    async def _generate(self, *args: Any) -> Any:
+    def _known_policy(self) -> ServiceHandle:
         if self._policy is None:
             raise RolloutError("expected take_policy before the first assignment, it was not called")
-        return await self._policy.generate_many.route(*args)
+        return self._policy
+
+    async def _generate(self, *args: Any) -> Any:
+        return await self._known_policy().generate_many.route(*args)
+
+    def _open_session(self, near: StickySession | None) -> StickySession:
+        return self._known_policy().session(near=near, room=self._config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         if self._reward is None:

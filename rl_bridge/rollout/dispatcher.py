@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -22,11 +22,18 @@ from rl_bridge.rollout.assignment import (
     Outcome,
     RolloutService,
 )
-from rl_bridge.rollout.counts import EpisodeCounts, Tally, final_outcomes, summary
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import ACCEPT_ALL, NO_VARIANCE, GroupFilter
+from rl_bridge.rollout.groups import (
+    ACCEPT_ALL,
+    NO_VARIANCE,
+    EpisodeCounts,
+    GroupFilter,
+    Tally,
+    final_outcomes,
+    summary,
+)
 from rl_bridge.rollout.seeds import group_seed
-from rl_bridge.types import Group, PolicyVersion, Trajectory
+from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -92,6 +99,21 @@ FEWEST_LOST = 8
 """A run does not end before so many groups in a row were lost, however few make a step."""
 
 
+@dataclass(slots=True, frozen=True)
+class Played:
+    """What became of a group at its worker.
+
+    Attributes:
+        seed: That its siblings began from.
+        outcomes: By sibling, those of earlier workers among them.
+        result: The worker's.
+    """
+
+    seed: int
+    outcomes: dict[int, Outcome]
+    result: AssignmentResult
+
+
 class Dispatcher:
     """The controller's side of the rollouts. While it is open, groups are played as fast as admission allows.
 
@@ -101,6 +123,7 @@ class Dispatcher:
         rollout: The service of the workers.
         buffer: Where groups are leased from and added to.
         settings: How they are played.
+        collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
         explain: Asked for the traceback of the first failure, where the environment's servers are at hand.
     """
 
@@ -110,6 +133,7 @@ class Dispatcher:
         buffer: ReplayBuffer,
         settings: DispatchSettings,
         *,
+        collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
         explain: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         self.counts = EpisodeCounts()
@@ -127,6 +151,7 @@ class Dispatcher:
         self._lost_in_a_row = 0
         self._lately: deque[tuple[int, int]] = deque(maxlen=self._window)
         self._explain = explain
+        self._collect = collect
         self._has_failed = False
         self._tally = Tally()
         self._losses = LossReport()
@@ -138,7 +163,7 @@ class Dispatcher:
         return self
 
     def _begin(self) -> None:
-        self._leasing = asyncio.create_task(self._lease())
+        self._leasing = asyncio.create_task(self._collect(self))
         self._leasing.add_done_callback(self._ended)
 
     async def _end(self) -> None:
@@ -224,16 +249,25 @@ class Dispatcher:
             One outcome a seed, in order.
 
         Raises:
-            RolloutError: The time ran out.
+            RolloutError: The time ran out, or the policy fails and fails.
         """
         outcomes: dict[int, Outcome] = {}
         free = asyncio.Semaphore(self._settings.slots)
+        without_policy = 0
 
         async def play(first: int) -> None:
+            nonlocal without_policy
             part = tuple(seeds[first : first + self._settings.group_size])
             async with free:
                 for place, outcome in enumerate(await self._play_part(part, episode)):
                     outcomes[first + place] = outcome
+                    failed = isinstance(outcome, NoTrajectory) and outcome.ending is Ending.FAILED_POLICY
+                    without_policy = without_policy + 1 if failed else 0
+                    if isinstance(outcome, NoTrajectory) and without_policy >= min(FEWEST_LOST, len(seeds)):
+                        raise RolloutError(
+                            f"the policy failed in {without_policy} held-out episodes in a row: {outcome.reason} "
+                            "(rollout.generate_timeout_s is how long an engine may go without a token)"
+                        )
             progress(len(outcomes))
 
         try:
@@ -249,6 +283,9 @@ class Dispatcher:
             raise several.exceptions[0] from several
         counts = EpisodeCounts(understood=self.counts.understood)
         counts.ended(outcomes.values())
+        counts.last_failure = next(
+            (one.reason for one in outcomes.values() if isinstance(one, NoTrajectory)), None
+        )
         counts.require_understood(max(len(seeds), 1))
         return [outcomes[place] for place in range(len(seeds))]
 
@@ -268,19 +305,27 @@ class Dispatcher:
                 outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
         return [outcomes[place] for place in range(len(seeds))]
 
-    async def _lease(self) -> None:
-        while True:
-            await self._slots.acquire()
-            try:
-                lease = await self._buffer.lease()
-            except BaseException:
-                self._slots.release()
-                raise
-            play = asyncio.create_task(self._play(lease))
-            self._plays[play] = lease
-            play.add_done_callback(self._ended)
+    async def next_group(self) -> GroupLease:
+        """Wait for a place among the groups in flight, and for one that admission allows to begin."""
+        await self._slots.acquire()
+        try:
+            return await self._buffer.lease()
+        except BaseException:
+            self._slots.release()
+            raise
 
-    async def _play(self, lease: GroupLease) -> None:
+    def begin(self, lease: GroupLease, work: Coroutine[Any, Any, None]) -> None:
+        """Have a group played beside all others in flight; its place is free again when `work` is done."""
+        play = asyncio.create_task(work)
+        self._plays[play] = lease
+        play.add_done_callback(self._ended)
+
+    async def play(self, lease: GroupLease) -> "Played | None":
+        """Have a worker play what is left of a group.
+
+        Returns:
+            What became of all siblings; None where the worker was lost: the group waits for another one.
+        """
         settings = self._settings
         seed = group_seed(settings.run_seed, lease.group)
         kept = self._kept.pop(lease.group, {})
@@ -301,13 +346,17 @@ class Dispatcher:
             self._hand_on(lease, kept, waits=self._buffer.lose(lease, floor=lease.floor if kept else None))
             if isinstance(error, TimeoutError):
                 self._cut([lease])
-            return
+            return None
         await self._tell_first_failure(result)
-        await self._settle(lease, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
+        return Played(seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
 
-    async def _settle(
-        self, lease: GroupLease, seed: int, outcomes: dict[int, Outcome], result: AssignmentResult
-    ) -> None:
+    async def settle(self, lease: GroupLease, played: "Played") -> None:
+        """Add a group to the buffer, drop it, or let what a worker has not finished be played by another.
+
+        Raises:
+            RolloutError: Too many are dropped: playing on would not help.
+        """
+        seed, outcomes, result = played.seed, played.outcomes, played.result
         kept = final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
             waits = self._buffer.give_back(lease, floor=lease.floor if kept else None)

@@ -1,7 +1,9 @@
 """The policy as rollouts see it: chats in, completions and their text out."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
@@ -10,7 +12,10 @@ from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """Whatever completes prompts: a `GeneratorClient`."""
+    """Whatever completes prompts: a `GeneratorClient`, or one that is settled."""
+
+    def settled(self) -> "AbstractContextManager[Generator]":
+        """The same generator, for prompts that begin alike."""
 
     async def complete(
         self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
@@ -52,6 +57,17 @@ class ChatPolicy:
         """
         characters = sum(len(message["content"]) for message in messages)
         return characters <= (self._longest_prompt - len(prompt)) * self._tokenizer.longest_token
+
+    @contextmanager
+    def settled(self) -> Iterator["ChatPolicy"]:
+        """The same policy for one conversation, or from within that for those that begin like it.
+
+        Their prompts go to one replica of the generator, which has the keys and values of what they begin with.
+        """
+        with self._generator.settled() as generator:
+            one = copy.copy(self)
+            one._generator = generator
+            yield one
 
     @property
     def tokenizer(self) -> ChatTokenizer:

@@ -11,9 +11,9 @@ from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import back_off, shortened
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.preemption import until_stopped
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
+from rl_bridge.rollout.worker import until_stopped
 from rl_bridge.types import Ending, Trajectory, Turn
 
 
@@ -60,9 +60,9 @@ class SingleTurn:
 
         failures: list[str] = []
 
-        async def answered(seed: int, sibling: int) -> Outcome:
+        async def answered(seed: int, sibling: int, policy: ChatPolicy) -> Outcome:
             # 2. Generate.
-            answer = await self._answer(assignment, prompt, sibling, failures)
+            answer = await self._answer(policy, assignment, prompt, sibling, failures)
             if answer is None:  # no policy is to blame
                 return NoTrajectory(absence=Absence.DROPPED, reason=failures[-1], ending=Ending.FAILED_POLICY)
             turn, response = answer
@@ -81,7 +81,8 @@ class SingleTurn:
 
         # 4. Add: the dispatcher makes them a group.
         siblings = zip(assignment.seeds, assignment.siblings, strict=True)
-        outcomes = await until_stopped([answered(*sibling) for sibling in siblings], stop)
+        with self._policy.settled() as policy:
+            outcomes = await until_stopped([answered(*sibling, policy) for sibling in siblings], stop)
         late = NoTrajectory(absence=Absence.UNFINISHED, reason="it was not answered in time")
         return AssignmentResult(
             lease=assignment.lease,
@@ -91,7 +92,12 @@ class SingleTurn:
         )
 
     async def _answer(
-        self, assignment: Assignment, prompt: Sequence[int], sibling: int, failures: list[str]
+        self,
+        policy: ChatPolicy,
+        assignment: Assignment,
+        prompt: Sequence[int],
+        sibling: int,
+        failures: list[str],
     ) -> tuple[Turn, str] | None:
         """Ask the policy, again after each failure; None where all attempts failed, with why in `failures`."""
         key = assignment.sampling_key
@@ -99,7 +105,7 @@ class SingleTurn:
             if number:
                 await back_off(number)
             try:
-                return await self._policy.answer(
+                return await policy.answer(
                     prompt,
                     temperature=assignment.settings.temperature,
                     seed=None if key is None else sampling_seed(*key, sibling, 0),

@@ -1,7 +1,11 @@
 """One worker's part of the rollouts: assignments in, outcomes out, as many episodes at once as it has sessions."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import gc
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from rl_bridge.environments.leases import SessionLeases
@@ -18,7 +22,6 @@ from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings, Judge, back_off, play_episode, shortened
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.preemption import until_stopped
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Turn
 
@@ -50,7 +53,7 @@ class RolloutWorker:
     ) -> None:
         self._sessions = sessions
         self._task = task
-        self._policy = policy
+        self.policy = policy
         self._max_attempts = max_attempts
         self._judge = judge
         self._playing: dict[int, _Playing] = {}
@@ -99,7 +102,7 @@ class RolloutWorker:
         self.cut(list(self._playing))
         await self._idle.wait()
 
-    async def attempt(self, seed: int, sibling: int, playing: "_Playing") -> Outcome:
+    async def attempt(self, seed: int, sibling: int, playing: "_Playing", policy: ChatPolicy) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's."""
         assignment = playing.assignment
         key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
@@ -110,7 +113,8 @@ class RolloutWorker:
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
-                return await self._play(seed, assignment.settings, key, answers)
+                with policy.settled() as settled:
+                    return await self._play(seed, assignment.settings, key, answers, settled)
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
@@ -128,12 +132,13 @@ class RolloutWorker:
         settings: EpisodeSettings,
         key: tuple[int, int, int] | None,
         answers: list[tuple[Turn, str]],
+        policy: ChatPolicy,
     ) -> Outcome:
         async with self._sessions.lease() as session:
             try:
                 trajectory = await play_episode(
                     session,
-                    self._policy,
+                    policy,
                     self._task,
                     seed=seed,
                     settings=settings,
@@ -167,13 +172,14 @@ class _Playing:
     async def run(self) -> None:
         """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
         assignment = self.assignment
-        self._outcomes = await until_stopped(
-            [
-                self._worker.attempt(seed, sibling, self)
-                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-            ],
-            self.stop,
-        )
+        with self._worker.policy.settled() as policy:
+            self._outcomes = await until_stopped(
+                [
+                    self._worker.attempt(seed, sibling, self, policy)
+                    for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
+                ],
+                self.stop,
+            )
 
     def result(self, *, preempted: bool) -> AssignmentResult:
         unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
@@ -194,3 +200,84 @@ def _is_refusal(error: Exception) -> bool:
     as by a step that took too long: where that is all there is to be had, the dispatcher says so.
     """
     return isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError)
+
+
+INSTALL_TIMEOUT_S = 5.0
+
+
+class NoMainLoopError(RuntimeError):
+    """The main thread of this process runs no event loop that a signal could wake."""
+
+
+async def on_termination(notify: Callable[[], None]) -> None:
+    """Have SIGTERM call `notify` on the running event loop, in place of what it did.
+
+    Signals reach the main thread alone. In a process of Monarch's that thread waits in an event loop, while actors have
+    one on a thread of their own; so the handler is put on the main thread's, and hands the news on.
+
+    Raises:
+        NoMainLoopError: There is none.
+    """
+    here = asyncio.get_running_loop()
+    installed: asyncio.Future[None] = here.create_future()
+
+    def told() -> None:
+        here.call_soon_threadsafe(notify)
+
+    def install(loop: asyncio.AbstractEventLoop) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGTERM, told)
+            here.call_soon_threadsafe(installed.set_result, None)
+
+    for loop in _running_loops():
+        loop.call_soon_threadsafe(install, loop)
+    try:
+        async with asyncio.timeout(INSTALL_TIMEOUT_S):
+            await installed
+    except TimeoutError:
+        raise NoMainLoopError(
+            "expected an event loop in the main thread to take SIGTERM, found none; "
+            "set rollout.checkpoint_on_preemption=false"
+        ) from None
+
+
+def _running_loops() -> list[asyncio.AbstractEventLoop]:
+    # Loops know no list of themselves, and only the thread of one can name it. By its type: some objects of other
+    # libraries do things when they are asked for their class.
+    return [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), asyncio.AbstractEventLoop) and one.is_running()
+    ]
+
+
+T = TypeVar("T")
+
+
+async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
+    """Run coroutines at once until all are done or it is time to stop.
+
+    Args:
+        works: What is to be done.
+        stop: Set, by whoever does not want to wait any longer.
+
+    Returns:
+        What each has returned, in order; None for those that were stopped.
+
+    Raises:
+        Exception: The first that one of them raised; the others are stopped.
+    """
+    stopping = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        left: set[asyncio.Future[Any]] = set(tasks)
+        while left and not stopping.done():
+            done, left = await asyncio.wait({*left, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            left.discard(stopping)
+            for one in done:
+                one.result()
+    finally:
+        for task in (stopping, *tasks):
+            task.cancel()
+        await asyncio.gather(stopping, *tasks, return_exceptions=True)
+    return [None if task.cancelled() or task.exception() is not None else task.result() for task in tasks]

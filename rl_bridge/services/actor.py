@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
-from rl_bridge.services.options import RestartPolicy, ServiceOptions
-from rl_bridge.services.placement import Place
+from rl_bridge.services.options import Place, RestartPolicy, ServiceOptions
 from rl_bridge.services.service import Service
 
 try:

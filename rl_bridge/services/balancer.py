@@ -1,12 +1,18 @@
-"""Sends calls to replicas: waits for one, picks the least loaded, tells a lost one from an error, sends again."""
+"""Sends calls to replicas: waits for one, picks the least loaded, tells a lost one from an error, sends again.
+
+Fan-outs that define the replicas' state are kept too: the last of each is given to whoever starts.
+"""
 
 import asyncio
+import contextlib
+import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rl_bridge.errors import NoReplicaError, ReplicaLostError
+from rl_bridge.errors import NoReplicaError, ReplicaLostError, StateUnavailableError
 
 SUSPECT_AFTER = 3
 """Calls of a replica that fail in a row before it is a suspect."""
@@ -167,6 +173,9 @@ class Balancer:
         self._lost: dict[Key, str] = {}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
+        self._sessions: Counter[Key] = Counter()
+        self._salt = random.randrange(1 << 30)
+        """Or many callers, each with a balancer of its own, would all begin with the same replica."""
 
     @property
     def targets(self) -> tuple[ReplicaTarget, ...]:
@@ -218,6 +227,32 @@ class Balancer:
         """Whether calls go to this very target."""
         known = self._targets.get(target.replica)
         return known is not None and key_of(known) == key_of(target)
+
+    def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
+        """Open a session with a target, until `unsettle`: with one where another session is, or the one with fewest.
+
+        Args:
+            near: Where the other session is.
+            room: The sessions that a target may have for it to be chosen for their nearness.
+
+        Returns:
+            The target; None where there is none now.
+        """
+        now = time.monotonic()
+        free = [target for target in self.targets if not self._router.is_suspended(target.replica, now)]
+        if not (choice := free or list(self.targets)):
+            return None
+        fewest = min(choice, key=lambda one: (self._sessions[key_of(one)], hash((self._salt, one.replica))))
+        nearest = [one for one in choice if near is not None and key_of(one) == key_of(near)]
+        target = nearest[0] if nearest and self._sessions[key_of(nearest[0])] < room else fewest
+        self._sessions[key_of(target)] += 1
+        return target
+
+    def unsettle(self, target: ReplicaTarget) -> None:
+        """Close a session with a target."""
+        self._sessions[key_of(target)] -= 1
+        if not self._sessions[key_of(target)]:
+            del self._sessions[key_of(target)]
 
     def fail(self, failure: Exception) -> None:
         """From now on every call that needs a target raises `failure`."""
@@ -311,16 +346,91 @@ class Balancer:
             f"replica {target.replica} of {self._service} was lost during {name}: {reason}"
         )
 
-    async def drained(self, target: ReplicaTarget, timeout_s: float) -> bool:
-        """Wait until a target that takes no more calls has ended those it has begun; whether it did."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while key_of(target) in self._under_way:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
-
     def _wake(self) -> None:
         self._changed.set()
+
+
+RETRY_INTERVAL_S = 5.0
+"""How long a state that cannot be had is waited for before it is asked for again."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """One fan-out, to be repeated for replicas that start.
+
+    Attributes:
+        number: Grows with every fan-out that is kept.
+        values: What replicas that started answered to it, by their ids.
+    """
+
+    number: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    previous: "Replay | None"
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+class Replays:
+    """Keeps the last fan-out of each endpoint that defines state.
+
+    Args:
+        names: These endpoints.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._last: dict[str, Replay] = {}
+        self._number = 0
+        self._changed = asyncio.Event()
+
+    def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
+        """Keep a fan-out that begins; None where the endpoint defines no state."""
+        if name not in self._names:
+            return None
+        self._number += 1
+        previous = self._last.get(name)
+        if previous is not None:
+            previous.previous = None  # one step back is enough
+        replay = self._last[name] = Replay(self._number, name, args, kwargs, previous)
+        self._tell()
+        return replay
+
+    def withdraw(self, replay: Replay) -> None:
+        """Forget a fan-out that nobody took: the one before it holds again."""
+        if self._last.get(replay.name) is replay:
+            if replay.previous is None:
+                del self._last[replay.name]
+            else:
+                self._last[replay.name] = replay.previous
+            self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def catch_up(self, target: ReplicaTarget) -> None:
+        """Call what was fanned out on a target that starts, in that order, until nothing is new.
+
+        What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
+        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller
+        bounds the wait.
+
+        Raises:
+            TargetGoneError: A process of it is gone.
+            Exception: What one of the calls raised.
+        """
+        taken: dict[str, Replay] = {}
+        while new := sorted(
+            (replay for replay in self._last.values() if taken.get(replay.name) is not replay),
+            key=lambda replay: replay.number,
+        ):
+            replay, changed = new[0], self._changed
+            try:
+                replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
+            except StateUnavailableError:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_INTERVAL_S):
+                        await changed.wait()
+            else:
+                taken[replay.name] = replay

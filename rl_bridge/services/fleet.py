@@ -13,16 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import BridgeError, ReplicaLostError
-from rl_bridge.services import starts
+from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.incarnation import Incarnation
 from rl_bridge.services.leaving import leave_quietly
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement
+from rl_bridge.services.options import START_VARIABLE, Placement, ServiceOptions, start_of
+from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise, watch_others
 from rl_bridge.services.service import Service
-from rl_bridge.services.supervision import ENDED, new_mark, supervise, watch_others
 
 T = TypeVar("T")
 
@@ -75,7 +72,7 @@ class Fleet:
         self._services: dict[str, Service] = {}
         self._starts: Counter[str] = Counter()
         self._name = new_mark()
-        self._fault: asyncio.Future[BridgeError] = asyncio.get_running_loop().create_future()
+        self._fault: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._outer: Any = None
 
     @property
@@ -127,11 +124,11 @@ class Fleet:
             record=lambda replica, what, detail: self.events.append(
                 FleetEvent(time.time(), name, replica, what, detail)
             ),
-            on_failure=self._fail,
+            on_failure=self.fail,
         )
         self._services[name] = service
         try:
-            await service.scale(options.num_replicas)
+            await service.start()
         except BaseException:
             del self._services[name]
             await service.stop()
@@ -169,7 +166,7 @@ class Fleet:
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
                 **self._hosts.variables_of(slot.gpu_of(rank)),
-                starts.VARIABLE: starts.start_of(replica, rank, before),
+                START_VARIABLE: start_of(replica, rank, before),
                 **options.environment,
             }
 
@@ -195,7 +192,8 @@ class Fleet:
         # the one that forwards a dead process's log.
         logger.info("Monarch reports what is about none of our processes: %s", report)
 
-    def _fail(self, failure: BridgeError) -> None:
+    def fail(self, failure: BaseException) -> None:
+        """The run has lost what it cannot do without: whatever `guard` waits for ends with this."""
         if not self._fault.done():
             self._fault.set_result(failure)
 

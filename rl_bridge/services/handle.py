@@ -1,13 +1,14 @@
 """A service as other processes see it: who serves, and how to call them without the controller."""
 
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget
+from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, key_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,16 +104,33 @@ class Roster:
 
 
 class StickySession(Routed):
-    """Calls that go to the same replica until it is lost, then to another.
+    """Calls that go to the same replica until that is lost, or fails whatever it is asked; then to another.
+
+    Args:
+        balancer: The service's.
+        endpoints: What can be called.
+        repeatable: Endpoints that are sent again where a replica is lost.
+        near: A session whose replica knows what ours should know.
+        room: The sessions that a replica may have and still be chosen for being near.
 
     Attributes:
         moved: How often the replica has changed since the session began: what it knew of us is gone.
     """
 
-    def __init__(self, balancer: Balancer, endpoints: frozenset[str], repeatable: frozenset[str]) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        endpoints: frozenset[str],
+        repeatable: frozenset[str],
+        *,
+        near: "StickySession | None" = None,
+        room: int = sys.maxsize,
+    ) -> None:
         self._balancer = balancer
         self._endpoints = endpoints
         self._repeatable = repeatable
+        self._near = near
+        self._room = room
         self._target: ReplicaTarget | None = None
         self.moved = 0
 
@@ -123,18 +141,33 @@ class StickySession(Routed):
 
     @property
     def replica(self) -> int | None:
-        """The replica that calls go to; None before the first."""
-        return None if self._target is None else self._target.replica
+        """The replica that the next call goes to; None where none serves."""
+        target = self._settled()
+        return None if target is None else target.replica
+
+    def close(self) -> None:
+        """The replica need not keep its place for us; a call after this one opens the session again."""
+        if self._target is not None:
+            self._balancer.unsettle(self._target)
+            self._target = None
+
+    def _settled(self) -> ReplicaTarget | None:
+        known, balancer = self._target, self._balancer
+        if known is not None and balancer.holds(known) and not balancer.is_suspended(known.replica):
+            return known
+        near = None if self._near is None else self._near._settled()
+        target = self._balancer.settle(near, self._room)
+        if target is not None:
+            if known is not None:
+                self._balancer.unsettle(known)
+                self.moved += key_of(known) != key_of(target)
+            self._target = target
+        return target
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         while True:
-            if self._target is None or not self._balancer.holds(self._target):
-                chosen = await self._balancer.any_target()
-                # Calls at the same time may have chosen already.
-                if self._target is None or not self._balancer.holds(self._target):
-                    self.moved += self._target is not None
-                    self._target = chosen
-            target = self._target
+            while (target := self._settled()) is None:
+                await self._balancer.any_target()
             try:
                 return await self._balancer.call(target, name, args, kwargs)
             except ReplicaLostError:
@@ -175,9 +208,11 @@ class ServiceHandle(Routed):
             for key in roster.lost:
                 self._balancer.lose(key, "the controller says that it is gone")
 
-    def session(self) -> StickySession:
-        """Calls that stay with one replica as long as it lives."""
-        return StickySession(self._balancer, self._roster.endpoints, self._roster.repeatable)
+    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
+        """Calls that stay with one replica as long as it lives; see `StickySession`."""
+        return StickySession(
+            self._balancer, self._roster.endpoints, self._roster.repeatable, near=near, room=room
+        )
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return await self._balancer.route(name, args, kwargs)

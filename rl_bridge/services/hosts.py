@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.services.leaving import interruptible
-from rl_bridge.services.placement import ReplicaSlot
+from rl_bridge.services.options import ReplicaSlot
+
+logger = logging.getLogger(__name__)
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
@@ -246,8 +249,23 @@ async def _stop(mesh: Any) -> None:
 def _visible_gpus() -> tuple[str, ...]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return tuple(name for name in given.split(",") if name)
+        return _named(given)
     return _numbered(len(list(Path("/dev").glob("nvidia[0-9]*"))))
+
+
+def _named(devices: str) -> tuple[str, ...]:
+    """What CUDA makes of its variable: it stops at what is no device, as -1; where one is named twice it shows none."""
+    names: list[str] = []
+    for name in map(str.strip, devices.split(",")):
+        if not name or name.startswith("-"):
+            break
+        if name in names:
+            logger.warning(
+                "CUDA_VISIBLE_DEVICES=%s names a GPU twice, so that CUDA shows none at all", devices
+            )
+            return ()
+        names.append(name)
+    return tuple(names)
 
 
 def _numbered(count: int) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 from rl_bridge.errors import BridgeError, RoleError
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.incarnation import Incarnation, MeshTarget, close
-from rl_bridge.services.options import RestartBudget, ServiceOptions
-from rl_bridge.services.placement import Place
+from rl_bridge.services.options import Place, RestartBudget, ServiceOptions
+from rl_bridge.services.processes import Incarnation, MeshTarget, close
 
 
 class ReplicaState(StrEnum):

@@ -1,46 +1,22 @@
-"""How a service is asked for: its size, name, environment, and how often it is started again."""
+"""What a service is asked for with, which hosts and GPUs its replicas get, and how often they are started again."""
 
+import hashlib
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class RestartPolicy:
-    """What a service does about replicas that are lost.
-
-    Attributes:
-        budget: Restarts that one replica may need within the window; one more ends the run. 0 makes every loss
-            final.
-        window_s: Seconds over which restarts are counted.
-        backoff_s: Seconds to wait before a restart; doubled with every further one within the window.
-        max_backoff_s: Seconds that the wait never exceeds.
-    """
-
-    budget: int = 3
-    window_s: float = 600.0
-    backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.budget < 0:
-            raise ValueError(f"expected a budget of at least 0 restarts, got {self.budget}")
-        if self.window_s <= 0:
-            raise ValueError(f"expected a window of more than 0 s, got {self.window_s:g}")
-        if not 0 <= self.backoff_s <= self.max_backoff_s:
-            raise ValueError(
-                "expected 0 <= backoff_s <= max_backoff_s, "
-                f"got backoff_s={self.backoff_s:g} and max_backoff_s={self.max_backoff_s:g}"
-            )
+from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
+from rl_bridge.errors import RoleError
 
 
 class RestartBudget:
     """Counts the restarts of one replica against its policy."""
 
-    def __init__(self, policy: RestartPolicy) -> None:
-        self._policy = policy
-        self._spent: deque[float] = deque(maxlen=policy.budget)
+    def __init__(self, restarts: RestartPolicy) -> None:
+        self._restarts = restarts
+        self._spent: deque[float] = deque(maxlen=restarts.budget)
 
     def spend(self, now: float) -> float | None:
         """Take one restart from the budget.
@@ -51,15 +27,15 @@ class RestartBudget:
         Returns:
             Seconds to wait before the restart, or None where the budget is gone.
         """
-        policy = self._policy
-        while self._spent and now - self._spent[0] >= policy.window_s:
+        restarts = self._restarts
+        while self._spent and now - self._spent[0] >= restarts.window_s:
             self._spent.popleft()
-        if len(self._spent) >= policy.budget:
+        if len(self._spent) >= restarts.budget:
             return None
         # Bounded before it is taken as an exponent: a float ends at two to the 1023.
         doublings = min(len(self._spent), 64)
         self._spent.append(now)
-        return min(policy.backoff_s * 2.0**doublings, policy.max_backoff_s)
+        return min(restarts.backoff_s * 2.0**doublings, restarts.max_backoff_s)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -84,7 +60,7 @@ class ServiceOptions:
     num_replicas: int = 1
     name: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    restarts: RestartPolicy = RestartPolicy()
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -102,3 +78,152 @@ class ByRank(list[Any]):
 def own_argument(argument: object, rank: int) -> object:
     """What a rank gets of an argument."""
     return argument[rank] if isinstance(argument, ByRank) else argument
+
+
+HOST_AVOIDANCE_S = 60.0
+"""How long a host is the last choice after something on it fell silent."""
+
+
+@dataclass(slots=True, frozen=True)
+class ReplicaSlot:
+    """Room for one replica.
+
+    Attributes:
+        first: The first of its hosts; the others follow it.
+        hosts: How many.
+        procs: Processes on each of them.
+        gpus: For each host the GPUs of its processes; empty for a replica without.
+    """
+
+    first: int
+    hosts: int
+    procs: int
+    gpus: tuple[tuple[int, ...], ...]
+
+    def gpu_of(self, rank: int) -> int | None:
+        """The GPU of a rank on its host; ranks count through one host after the other."""
+        return self.gpus[rank // self.procs][rank % self.procs] if self.gpus else None
+
+
+def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
+    """The order in which services that start together are to be given room.
+
+    Replicas that need several GPUs on one host come before those that fit anywhere: these spread over all hosts, and
+    would leave none with as many free.
+
+    Args:
+        services: By their names.
+    """
+
+    def need(name: str) -> tuple[int, int]:
+        options = services[name]
+        return options.procs if options.with_gpus else 0, options.hosts
+
+    return sorted(services, key=need, reverse=True)
+
+
+class Placement:
+    """Shares hosts out among replicas: fewest processes first, hosts that fell silent last.
+
+    Args:
+        hosts: How many there are.
+        gpus: GPUs on each.
+        gpuless: Further hosts, behind those, without GPUs. Replicas that need none are put there first, and no replica
+            spans hosts of both kinds.
+    """
+
+    def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
+        self._boundary = hosts
+        self._processes = [0] * (hosts + gpuless)
+        self._free = [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
+        self._avoided_until = [0.0] * (hosts + gpuless)
+
+    def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
+        """Find room for a replica.
+
+        Args:
+            options: Its hosts, processes, and whether it needs GPUs.
+            now: Seconds on any clock that only goes forward.
+
+        Raises:
+            RoleError: There is no room.
+        """
+        needed = options.procs if options.with_gpus else 0
+        firsts = [
+            first
+            for first in range(len(self._processes) - options.hosts + 1)
+            if all(len(free) >= needed for free in self._free[first : first + options.hosts])
+            and not first < self._boundary < first + options.hosts
+        ]
+        if not firsts:
+            raise RoleError(
+                f"expected {options.hosts} host(s) in a row with {needed} free GPU(s) each for a replica, got "
+                f"{len(self._processes)} host(s) with {[len(free) for free in self._free]} free; "
+                "give the roles fewer replicas or processes, or the run more hosts"
+            )
+
+        def unwelcome(first: int) -> tuple[int, bool, int]:
+            span = range(first, first + options.hosts)
+            avoided = sum(self._avoided_until[host] > now for host in span)
+            wasteful = not needed and first < self._boundary
+            return avoided, wasteful, sum(self._processes[host] for host in span)
+
+        first = min(firsts, key=unwelcome)
+        gpus = tuple(tuple(sorted(self._free[host]))[:needed] for host in range(first, first + options.hosts))
+        slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else ())
+        for host in range(first, first + options.hosts):
+            self._processes[host] += options.procs
+        for host, taken in enumerate(slot.gpus, first):
+            self._free[host].difference_update(taken)
+        return slot
+
+    def release(self, slot: ReplicaSlot) -> None:
+        """Give a slot's room back."""
+        for host in range(slot.first, slot.first + slot.hosts):
+            self._processes[host] -= slot.procs
+        for host, taken in enumerate(slot.gpus, slot.first):
+            self._free[host].update(taken)
+
+    def avoid(self, slot: ReplicaSlot, now: float) -> None:
+        """Something on a slot's hosts fell silent: for a while others are preferred."""
+        for host in range(slot.first, slot.first + slot.hosts):
+            self._avoided_until[host] = now + HOST_AVOIDANCE_S
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where one rank of a replica runs."""
+
+    host: str
+    pid: int
+
+
+START_VARIABLE = "ROPEWALK_START"
+"""Tells a process which start of which replica it belongs to; see `start_of`."""
+FIRST = "0.0.0"
+_SEED_BITS = 31  # what every generator of random numbers takes
+
+
+def start_of(replica: int, rank: int, before: int) -> str:
+    """What a process is told.
+
+    Args:
+        replica: Of the service.
+        rank: Of the process in the replica.
+        before: How often the replica has been started before.
+    """
+    return f"{replica}.{rank}.{before}"
+
+
+def own_seed(seed: int) -> int:
+    """A seed of this process's own, of the run's.
+
+    Replicas of one seed would draw the same numbers: siblings, which have the same prompt and are spread over them,
+    would get the same answers. And one that is started again would draw what it has drawn before. The first process of
+    all, and one that is no service's, keeps the run's seed.
+    """
+    start = os.environ.get(START_VARIABLE, FIRST)
+    if start == FIRST:
+        return seed
+    digest = hashlib.sha256(f"{seed}/{start}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % (1 << _SEED_BITS)

@@ -1,6 +1,7 @@
 """A service: replicas of one actor, kept running, called as one; and how they stand."""
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,13 +9,11 @@ from typing import Any
 
 from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
-from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, TargetGoneError, key_of
+from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import Fanout, Roster, Routed, StickySession
-from rl_bridge.services.incarnation import Incarnation, MeshTarget, endpoints_of
 from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Place
-from rl_bridge.services.replays import Replays
+from rl_bridge.services.options import Place, ServiceOptions
+from rl_bridge.services.processes import Incarnation, MeshTarget, endpoints_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,7 +86,6 @@ class Service(Routed):
         self._keepers: dict[int, ReplicaKeeper] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._checks: set[asyncio.Task[None]] = set()
-        self._next_id = 0
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
         self._listeners: list[Callable[[Roster], None]] = []
@@ -133,11 +131,11 @@ class Service(Routed):
         """Call `listener` with every new roster from now on, in the event loop; it must not block."""
         self._listeners.append(listener)
 
-    def session(self) -> StickySession:
-        """Calls that stay with one replica as long as it lives."""
-        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE)
+    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
+        """Calls that stay with one replica as long as it lives; see `StickySession`."""
+        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE, near=near, room=room)
 
-    async def look(self, name: str, *, timeout_s: float) -> dict[int, Any]:
+    async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are.
@@ -151,38 +149,26 @@ class Service(Routed):
             left out.
         """
 
-        async def ask(target: ReplicaTarget) -> Any:
+        async def told(target: ReplicaTarget) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await target.call(name, (), {})
 
         targets = self._balancer.targets
-        answers = await asyncio.gather(*map(ask, targets), return_exceptions=True)
+        answers = await asyncio.gather(*map(told, targets), return_exceptions=True)
         return {
             target.replica: answer
             for target, answer in zip(targets, answers, strict=True)
             if not isinstance(answer, BaseException)
         }
 
-    async def scale(self, replicas: int) -> None:
-        """Change the number of replicas; returns when the new ones serve, or the others are gone.
-
-        Replicas that go are the youngest; each ends the calls it has begun, within its start time-out.
+    async def start(self) -> None:
+        """Start the replicas; returns when all of them serve.
 
         Raises:
-            BridgeError: A new replica could not be started; the service stays as it was.
+            BridgeError: One could not be started; the others are being ended.
         """
-        if replicas < 1:
-            raise ValueError(f"expected at least 1 replica, got {replicas}; stop() ends a service")
-        ids = sorted(self._keepers)
-        if replicas < len(ids):
-            await asyncio.gather(*(self._drain(replica) for replica in ids[replicas:]))
-            return
-        new = [self._keep() for _ in range(replicas - len(ids))]
-        try:
-            await asyncio.gather(*(keeper.served for keeper in new))
-        except BaseException:
-            await asyncio.gather(*(self._retire(keeper.replica) for keeper in new))
-            raise
+        keepers = [self._keep(replica) for replica in range(self._options.num_replicas)]
+        await asyncio.gather(*(keeper.served for keeper in keepers))
 
     async def stop(self) -> None:
         """End all replicas. Bounded; raises nothing."""
@@ -191,9 +177,7 @@ class Service(Routed):
             check.cancel()
         await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
 
-    def _keep(self) -> ReplicaKeeper:
-        replica = self._next_id
-        self._next_id += 1
+    def _keep(self, replica: int) -> ReplicaKeeper:
         keeper = ReplicaKeeper(
             replica,
             self,
@@ -208,14 +192,6 @@ class Service(Routed):
         tell_of_errors(task, self._broke)
         self._tasks[replica] = task
         return keeper
-
-    async def _drain(self, replica: int) -> None:
-        """End a replica when the calls it has begun have ended."""
-        for target in self._balancer.targets:
-            if target.replica == replica:
-                self._remove(target)
-                await self._balancer.drained(target, self._options.start_timeout_s)
-        await self._retire(replica)
 
     async def _retire(self, replica: int) -> None:
         keeper, task = self._keepers[replica], self._tasks[replica]

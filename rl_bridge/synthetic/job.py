@@ -1,22 +1,138 @@
 """The loop of a synthetic job: admission, ledger, buffer and dispatcher as in training, and the time of each part."""
 
+import asyncio
+import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
 
+from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import Client
+from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, RolloutService
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
-from rl_bridge.synthetic.environment import InstantPolicy, SleepingClient, SleepingTask
-from rl_bridge.synthetic.settings import SyntheticSettings
-from rl_bridge.types import Group, PolicyVersion
+from rl_bridge.tokens.chat import ChatMessage
+from rl_bridge.types import Completion, Group, PolicyVersion, Turn
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SyntheticSettings:
+    """How large a synthetic job is.
+
+    Attributes:
+        max_staleness: As `rollout.max_staleness`; 0 is synchronous.
+        iterations: Training steps.
+        groups_per_batch: Groups a step.
+        group_size: Episodes a group.
+        workers: Rollout workers, each a process.
+        episode_s: How long an episode's environment sleeps on average.
+        sigma: Standard deviation of the sleep's logarithm; 0 for equal episodes.
+        train_s: How long the trainer computes for a step.
+        seed: Decides every sleep.
+    """
+
+    max_staleness: int = 1
+    iterations: int = 20
+    groups_per_batch: int = 8
+    group_size: int = 8
+    workers: int = 2
+    episode_s: float = 0.15
+    sigma: float = 1.0
+    train_s: float = 1.0
+    seed: int = 0
+
+    @property
+    def sessions(self) -> int:
+        """Episodes in flight at most, in each worker: together as many as a step has, whatever the staleness."""
+        return math.ceil(self.groups_per_batch * self.group_size / self.workers)
+
+    @property
+    def slots(self) -> int:
+        """Groups in flight at most, over all workers: what one ends early leaves sessions to the next."""
+        return 2 * self.groups_per_batch
+
+    def sleep_s(self, seed: int) -> float:
+        """How long the environment of an episode sleeps: log-normal, its mean `episode_s`."""
+        drawn = random.Random(seed).gauss(0.0, self.sigma)
+        return self.episode_s * math.exp(drawn - self.sigma**2 / 2)
+
+
+PROMPT, ANSWER = 1, 2
+"""The only tokens there are."""
+
+
+class SleepingClient:
+    """A session with an environment whose only step takes its time."""
+
+    def __init__(self, settings: SyntheticSettings) -> None:
+        self._settings = settings
+
+    async def connect(self) -> Self:
+        """Nothing has to be reached."""
+        return self
+
+    async def reset(self, *, seed: int) -> StepResult[int]:
+        """Begin an episode."""
+        return StepResult(observation=seed)
+
+    async def step(self, action: int) -> StepResult[int]:
+        """Sleep; the action decides for how long."""
+        await asyncio.sleep(self._settings.sleep_s(action))
+        return StepResult(observation=action, reward=float(action % 2), done=True)
+
+    async def close(self) -> None:
+        """Nothing has to be let go."""
+
+
+class SleepingTask(Task):
+    """Shows nothing, and takes every answer for a number."""
+
+    def __init__(self) -> None:
+        self.folder = Path()
+
+    def messages(self, observation: Any) -> list[ChatMessage]:
+        """One empty message."""
+        return [ChatMessage(role="user", content="")]
+
+    def parse(self, text: str) -> int:
+        """The number that the answer is."""
+        return int(text)
+
+
+class InstantPolicy(ChatPolicy):
+    """Answers with the seed that it is to sample by, under the weights that it was told of last."""
+
+    def __init__(self) -> None:
+        self.version: PolicyVersion = 0
+
+    @contextmanager
+    def settled(self) -> Iterator["InstantPolicy"]:
+        """There is no replica to settle at."""
+        yield self
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
+        """One token."""
+        return [PROMPT]
+
+    async def answer(
+        self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
+    ) -> tuple[Turn, str]:
+        """The seed, as text."""
+        completion = Completion(tokens=[ANSWER], logprobs=[0.0], versions=[self.version], stopped=True)
+        return Turn(prompt=prompt, completion=completion), str(seed)
+
 
 TIMEOUT_S = 600.0
 """For whatever should take seconds."""
@@ -124,7 +240,7 @@ async def run_job(
     """
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
-    async with Dispatcher(rollout, buffer, _dispatch(settings)) as dispatcher:
+    async with Dispatcher(rollout, buffer, _dispatch(settings), collect=collect) as dispatcher:
         for version in range(settings.iterations):
             began = clock()
             with span("collect", waits_for="rollout"):

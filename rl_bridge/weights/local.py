@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -113,13 +114,21 @@ class SegmentPublisher:
 
 async def _reserve(ring: SegmentRing, nbytes: int, busy: Mapping[Segment, object]) -> Segment | None:
     """In a thread: memory that nobody has touched takes its time. What it finds for nobody is put back."""
-    task = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes, frozenset(busy)))
+    reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes, frozenset(busy)))
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(reserving)
     except asyncio.CancelledError:
-        if (segment := await task) is not None:
-            ring.put_back(segment)
+        reserving.add_done_callback(partial(_put_back, ring))
         raise
+
+
+def _put_back(ring: SegmentRing, reserved: "asyncio.Future[Segment | None]") -> None:
+    if (
+        not reserved.cancelled()
+        and reserved.exception() is None
+        and (segment := reserved.result()) is not None
+    ):
+        ring.put_back(segment)
 
 
 class SegmentReader:

@@ -168,18 +168,20 @@ class SegmentRing:
     def put_back(self, segment: Segment) -> None:
         """Let readers at a segment that was reserved, and not written into."""
         with self._lock:
-            segment.reserved = False
-            segment.unlock()
+            self._free(segment)
 
     def release(self, segment: Segment, *, whole: bool) -> None:
         """Let readers at a segment that was reserved; where writing failed, it is the next to be reused."""
         with self._lock:
             self._count += 1
             segment.written = self._count if whole else 0
-            segment.reserved = False
-            segment.unlock()
-            if segment not in self.segments:
-                self._close(segment)  # the ring was closed meanwhile
+            self._free(segment)
+
+    def _free(self, segment: Segment) -> None:
+        segment.reserved = False
+        segment.unlock()
+        if segment not in self.segments:
+            self._close(segment)  # the ring was closed meanwhile
 
     def close(self) -> None:
         """Give the memory back. Readers that hold a segment keep what they hold."""

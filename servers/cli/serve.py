@@ -2,16 +2,16 @@
 
 import argparse
 import os
+from collections.abc import MutableMapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Final
+from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from servers.cli.options import OF_SESSIONS, add_options, insecure, is_given, take_settings
 from servers.listening import (
     inherited,
     is_exposed,
@@ -20,12 +20,26 @@ from servers.listening import (
     refuse_strangers_without_token,
     url_host,
 )
-from servers.settings import ServerSettings
+from servers.logs import LEVELS
+from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, seconds_or_none, token_lines
 
-FAILED: Final = 2
+_FAILED: Final = 2
 
-RELOAD_DRAIN_S: Final = 1.0
+_RELOAD_DRAIN_S: Final = 1.0
 """What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
+
+
+_OF_SESSIONS: Final = {
+    "max_sessions": "--max-sessions",
+    "max_sessions_per_token": "--max-sessions-per-token",
+    "step_timeout_s": "--step-timeout",
+    "idle_timeout_s": "--idle-timeout",
+    "mode": "--mode",
+}
+"""Settings that only an application of create_app can heed, and their options."""
+
+_OTHERS: Final = ("max_body_bytes", "drain_s")
+_NOT_GIVEN: Final = object()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
         help="an environment by its name, its folder or file, or the app that create_app returned",
     )
-    add_options(parser)
+    _add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,10 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
     _refuse_what_reload_cannot(arguments)
-    settings = take_settings(arguments, os.environ)
+    settings = _take_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
-        refuse_strangers_without_token(listeners[0], settings, insecure=insecure(arguments))
+        refuse_strangers_without_token(listeners[0], settings, insecure=_is_insecure(arguments))
         settings = replace(settings, exposed=is_exposed(listeners[0]))
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
@@ -82,9 +96,8 @@ def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener:
         raise
     except Exception as error:  # the author's, who reads it
         show(error)
-        return FAILED
-    from servers.assembly import assemble
-    from servers.hosting import host
+        return _FAILED
+    from servers.hosting import assemble, host
     from servers.logs import configure_logging
 
     configure_logging(arguments.log_level, settings.tokens)
@@ -96,44 +109,25 @@ def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener:
 def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket]) -> int:
     import asyncio
 
-    from servers.fleet.plan import WorkerPlan
     from servers.fleet.supervisor import Supervisor
+    from servers.fleet.worker import WorkerPlan
     from servers.logs import configure_logging
 
     configure_logging(arguments.log_level, settings.tokens)
     _announce(arguments, listeners[0])
-    plan = WorkerPlan(
-        app=arguments.app,
-        index=0,
-        workers=arguments.workers,
-        listener=-1,
-        slots=-1,
-        ready=-1,
-        supervisor=os.getpid(),
-        folder="",
-        options=_options_of_sessions(arguments),
-        log_level=arguments.log_level,
-        settings=settings,
-    )
+    plan = WorkerPlan(**_plan_options(arguments, settings), workers=arguments.workers, supervisor=os.getpid())
     return asyncio.run(Supervisor(plan, listeners).run())
 
 
 def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from servers.environments import source_of
-    from servers.reload.plan import ReloadPlan
-    from servers.reload.supervisor import Reloader, watcher
+    from servers.reload import Reloader, watcher
 
     watcher()
     folders = [source_of(arguments.app), *(_folder(path) for path in arguments.reload_dir or ())]
-    if not is_given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
-        settings = replace(settings, drain_s=RELOAD_DRAIN_S)
-    plan = ReloadPlan(
-        app=arguments.app,
-        options=_options_of_sessions(arguments),
-        log_level=arguments.log_level,
-        settings=settings,
-        listener=-1,
-    )
+    if not _is_given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
+        settings = replace(settings, drain_s=_RELOAD_DRAIN_S)
+    plan = ServePlan(**_plan_options(arguments, settings))
     _announce(arguments, listener)
     print(f"ropewalk: watching {', '.join(map(str, folders))}", flush=True)
     return Reloader(plan, listener, folders, partial(print, flush=True)).run()
@@ -159,14 +153,139 @@ def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
             )
 
 
+def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
+    return {
+        "app": arguments.app,
+        "options": _options_of_sessions(arguments),
+        "log_level": arguments.log_level,
+        "settings": settings,
+    }
+
+
 def _options_of_sessions(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(option for name, option in OF_SESSIONS.items() if is_given(arguments, name))
+    return tuple(option for name, option in _OF_SESSIONS.items() if _is_given(arguments, name))
 
 
 def _announce(arguments: argparse.Namespace, listener: socket) -> None:
     if arguments.fd is None:
         host, port = listener.getsockname()[:2]
         print(f"ropewalk: serving {arguments.app} on http://{url_host(host)}:{port}", flush=True)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Add everything but the application's name."""
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 for any (%(default)s)")
+    add("--fd", type=int, help="listen on this inherited socket instead")
+    add(
+        "--workers", type=partial(count, "--workers"), default=1, help="processes to serve from (%(default)s)"
+    )
+    add(
+        "--reload",
+        action="store_true",
+        help="start anew whenever the environment's source changes; for its author, with one worker",
+    )
+    add(
+        "--reload-dir",
+        action="append",
+        metavar="PATH",
+        help="watch this folder too, with --reload; several times for several",
+    )
+
+    access = parser.add_argument_group("who may come in")
+    access.add_argument(
+        "--token",
+        action="append",
+        metavar="TOKEN",
+        help="bearer token that callers must have; several times for several. Other users of this machine can "
+        "read it in the list of processes: prefer --token-file or ROPEWALK_TOKENS",
+    )
+    access.add_argument("--token-file", metavar="PATH", help="file of tokens, one a line, # for comments")
+    access.add_argument(
+        "--insecure", action="store_true", help="listen beyond loopback without a token (ROPEWALK_INSECURE=1)"
+    )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="name that callers may use in Host, beside addresses and localhost; *.NAME, or * for any",
+    )
+    access.add_argument(
+        "--allowed-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="origin of pages that may use this server, as in https://example.org; * for any",
+    )
+
+    limits = parser.add_argument_group("limits")
+    _setting(limits, "--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers")
+    _setting(limits, "--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token")
+    _setting(
+        limits,
+        "--step-timeout",
+        "step_timeout_s",
+        seconds_or_none,
+        "SECONDS",
+        "for a reset, step, state or constructor; 0 for no bound (300)",
+    )
+    _setting(
+        limits,
+        "--idle-timeout",
+        "idle_timeout_s",
+        seconds,
+        "SECONDS",
+        "after which a session without a socket ends (900)",
+    )
+    _setting(limits, "--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)")
+    _setting(limits, "--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)")
+
+    limits.add_argument(
+        "--mode",
+        choices=MODES,
+        default=_NOT_GIVEN,
+        help="production serves tools only: no reset, step or state (OPENENV_MODE, simulation)",
+    )
+    add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
+
+
+def _setting(group: Any, option: str, name: str, read: Any, metavar: str, text: str) -> None:
+    group.add_argument(
+        option, dest=name, type=partial(read, option), default=_NOT_GIVEN, metavar=metavar, help=text
+    )
+
+
+def _is_given(arguments: argparse.Namespace, name: str) -> bool:
+    """Say whether the option of a setting stands on the command line."""
+    return getattr(arguments, name) is not _NOT_GIVEN
+
+
+def _take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
+    """Return the settings, and take the tokens out of the environment.
+
+    What an environment's code starts, or prints of its surroundings, should not have them.
+    """
+    settings = ServerSettings.from_environment(environ)
+    environ.pop("ROPEWALK_TOKENS", None)
+    changes: dict[str, Any] = {
+        name: getattr(arguments, name) for name in (*_OF_SESSIONS, *_OTHERS) if _is_given(arguments, name)
+    }
+    tokens = tuple(arguments.token or ())
+    if arguments.token_file is not None:
+        tokens += token_lines("--token-file", arguments.token_file)
+    if arguments.token or arguments.token_file is not None:
+        changes["tokens"] = tokens
+    if arguments.allowed_host:
+        changes["allowed_hosts"] = tuple(arguments.allowed_host)
+    if arguments.allowed_origin:
+        changes["allowed_origins"] = tuple(arguments.allowed_origin)
+    return replace(settings, **changes)
+
+
+def _is_insecure(arguments: argparse.Namespace) -> bool:
+    """Say whether a server without tokens may listen beyond loopback."""
+    said = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
+    return bool(arguments.insecure) or said in ("1", "true", "yes")
 
 
 COMMAND = Command(

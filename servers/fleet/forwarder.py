@@ -3,7 +3,6 @@
 import json
 import zlib
 from collections.abc import Callable
-from typing import Protocol
 from urllib.parse import parse_qs
 from uuid import uuid4
 
@@ -11,10 +10,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol.errors import RefusalError
-from servers.mcp.requests import INITIALIZE, is_mcp, parse_request
-from servers.routes.connection import MCP_PATH, SESSION_PATH, path_of
-from servers.routes.http import NEW, session_named_by
-from servers.security.bodies import replay
+from servers.fleet.peers import UnixPeers
+from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
+from servers.routes.http import NEW, path_of, session_named_by
+from servers.routes.websocket import SESSION_PATH
+from servers.security import replay
 
 
 def worker_of(session_id: str, workers: int) -> int:
@@ -40,19 +40,6 @@ _MARKS = (b"session", b"\\")
 """Without one of these in it a body names neither a session nor the method above, escaped or not."""
 
 
-class Peers(Protocol):
-    """Passes a connection on to another worker."""
-
-    async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Pass on a request, and its response back, which may be a stream."""
-
-    async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket, in both ways, until it closes."""
-
-    async def close(self) -> None:
-        """Let go of all connections."""
-
-
 class Forwarder:
     """An ASGI application in front of a worker's own.
 
@@ -74,7 +61,7 @@ class Forwarder:
         index: int,
         workers: int,
         private: str,
-        peers: Peers,
+        peers: UnixPeers,
         elsewhere: Callable[[], int | None],
     ) -> None:
         self._app = app
@@ -158,8 +145,8 @@ def _named_session(scope: Scope) -> str | None:
 
 async def _peek(receive: Receive) -> tuple[bytes, Receive]:
     """Return the body, and what gives it once more. The guard has read it whole, and bounded it."""
-    first = await receive()
-    return first.get("body", b""), replay(first, receive)
+    body: bytes = (await receive()).get("body", b"")
+    return body, replay(body, receive)
 
 
 def _asked_in(body: bytes) -> tuple[str | None, str | None]:

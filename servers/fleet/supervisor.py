@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
-from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SlotTable
-from servers.fleet.worker import FAILED, READY
+from servers.fleet.worker import FAILED, READY, WorkerPlan
 
 logger = logging.getLogger("servers")
 
@@ -169,7 +168,7 @@ class Supervisor:
         assert process.stdin is not None
         try:
             # The pipe stays open: its end tells the worker that this process is gone.
-            process.stdin.write(plan.line())
+            process.stdin.write(plan.to_json() + b"\n")
             if self._stopping.is_set():  # since the worker was begun
                 worker.signal(signal.SIGTERM)
             await process.wait()

@@ -8,19 +8,50 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import OpenEnvError
-from servers.fleet.plan import WorkerPlan
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from servers.settings import ServePlan
 
-FAILED = 2
+if TYPE_CHECKING:
+    from servers.hosting import Assembled
+
+FAILED: Final = 2
 """The exit status of a worker that could not start whatever is tried again."""
 
-PEER_SOCKET_TIMEOUT_S = 1.0
+_PEER_SOCKET_TIMEOUT_S: Final = 1.0
 """How long another worker's socket is waited for."""
 
-READY = b"\x01"
+READY: Final = b"\x01"
 """What a worker says once it accepts connections; one that cannot start says why instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerPlan(ServePlan):
+    """One worker's part.
+
+    Attributes:
+        index: Which worker this is.
+        workers: How many there are.
+        slots: The descriptor of the table of slots.
+        ready: A descriptor to write a byte to once connections are accepted.
+        supervisor: The process id of whoever removes the folder, while it lives.
+        folder: Where the workers' private sockets are.
+    """
+
+    workers: int
+    supervisor: int
+    index: int = 0
+    slots: int = -1
+    ready: int = -1
+    folder: str = ""
+
+    def private_socket(self, worker: int) -> str:
+        """Return the path of a worker's private socket."""
+        return str(Path(self.folder) / f"{worker}.sock")
 
 
 def main() -> int:
@@ -56,7 +87,7 @@ def _leave(plan: WorkerPlan) -> None:
 
 def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(PEER_SOCKET_TIMEOUT_S)
+        asked.settimeout(_PEER_SOCKET_TIMEOUT_S)
         try:
             asked.connect(path)
         except ConnectionRefusedError:
@@ -77,17 +108,16 @@ def _take_plan() -> tuple[WorkerPlan, int]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return WorkerPlan.read(bytes(line)), lifeline
+    return WorkerPlan.from_json(bytes(line)), lifeline
 
 
 def _serve(plan: WorkerPlan, lifeline: int) -> int:
-    from servers.assembly import assemble_worker
     from servers.hosting import host
     from servers.logs import configure_logging
     from servers.target import load_app
 
     configure_logging(plan.log_level, plan.settings.tokens)
-    served = assemble_worker(load_app(plan.app), plan)
+    served = _assemble(load_app(plan.app), plan)
     path = plan.private_socket(plan.index)
     if os.path.exists(path):
         os.unlink(path)
@@ -111,6 +141,55 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
             lifeline=lifeline,
             on_cut=partial(_leave, plan),
         )
+
+
+def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
+    """Make an application one of several workers; refuse a foreign one, and more sessions than its class allows."""
+    from servers.app import EnvironmentApp
+    from servers.fleet.forwarder import Forwarder, ids_of
+    from servers.fleet.peers import UnixPeers
+    from servers.fleet.slots import SharedSlots, SlotTable
+    from servers.hosting import Assembled
+    from servers.security import Guard, principals
+
+    if not isinstance(app, EnvironmentApp):
+        raise ConfigurationError(
+            f"expected an app of create_app for --workers, got {type(app).__name__} at {plan.app!r}; the workers "
+            "share what only such an app knows: its sessions and their cap"
+        )
+    settings, workers = plan.settings, plan.workers
+    total = settings.max_sessions or app.cap
+    factory = app.served.factory
+    local = total
+    if isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
+        local = 1
+        if total > workers:
+            raise ConfigurationError(
+                f"expected max_sessions of at most {workers} for {factory.__name__} in {workers} workers, got {total}; "
+                "a process holds one of its instances, unless the class sets SUPPORTS_CONCURRENT_SESSIONS = True"
+            )
+        settings = replace(settings, max_sessions=1)
+    owners = principals(settings.tokens) or [""]
+    slots = SharedSlots(
+        SlotTable(plan.slots, workers, len(owners)),
+        worker=plan.index,
+        workers=workers,
+        owners=owners,
+        total=total,
+        local=local,
+        per_owner=settings.max_sessions_per_token,
+    )
+    app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers))
+
+    forwarder = Forwarder(
+        app.serve_admitted,
+        index=plan.index,
+        workers=workers,
+        private=plan.private_socket(plan.index),
+        peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
+        elsewhere=slots.elsewhere,
+    )
+    return Assembled(Guard(forwarder, settings), app.drain, app.take_refusals())
 
 
 if __name__ == "__main__":

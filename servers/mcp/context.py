@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final, TypeVar, assert_never, get_args
+from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -23,60 +23,53 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import AskingUnavailableError, Elicit, LogLevel, Request, Roots, Sample, ToolContext
-from servers.mcp.links import Hub, McpConnection, Outbox, Peer
+from servers.mcp.hub import Hub, Outbox, Peer
 from servers.sessions import EnvironmentSession
+
+
+class _Kind(NamedTuple):
+    """What MCP has for one kind of question: a capability of clients, a method, and the SDK's models."""
+
+    capability: str
+    method: str
+    request: type[Any]
+    answer: type[BaseModel]
+
+
+_KINDS: Final[Mapping[type[Request], _Kind]] = {
+    Elicit: _Kind("elicitation", "elicitation/create", types.ElicitRequest, types.ElicitResult),
+    Sample: _Kind(
+        "sampling", "sampling/createMessage", types.CreateMessageRequest, types.CreateMessageResult
+    ),
+    Roots: _Kind("roots", "roots/list", types.ListRootsRequest, types.ListRootsResult),
+}
 
 
 def to_mcp(question: Request) -> dict[str, Any]:
     """Return MCP's own JSON of a question."""
+    asked: dict[str, Any] = {"method": _KINDS[type(question)].method}
     match question:
         case Elicit(message=message, schema=schema):
-            params: dict[str, Any] = {"message": message, "requestedSchema": dict(schema)}
-            return {"method": "elicitation/create", "params": params}
+            asked["params"] = {"message": message, "requestedSchema": dict(schema)}
         case Sample(messages=messages, max_tokens=max_tokens, options=options):
             if isinstance(messages, str):
                 said: list[Any] = [{"role": "user", "content": {"type": "text", "text": messages}}]
             else:
                 said = [dict(message) for message in messages]
-            return {
-                "method": "sampling/createMessage",
-                "params": {"messages": said, "maxTokens": max_tokens, **options},
-            }
-        case Roots():
-            return {"method": "roots/list"}
-    assert_never(question)
+            asked["params"] = {"messages": said, "maxTokens": max_tokens, **options}
+    return asked
 
 
-def request_of(question: Request) -> types.ServerRequest:
-    """Return the SDK's model of a question.
-
-    Raises:
-        ValidationError: It is none that MCP has.
-    """
-    model: type[Any] = {Elicit: types.ElicitRequest, Sample: types.CreateMessageRequest}.get(
-        type(question), types.ListRootsRequest
-    )
-    request: types.ServerRequest = model.model_validate(to_mcp(question), by_name=False)
-    return request
+def _answer_model(question: Request) -> type[BaseModel]:
+    if isinstance(question, Sample) and ("tools" in question.options or "toolChoice" in question.options):
+        return types.CreateMessageResultWithTools
+    return _KINDS[type(question)].answer
 
 
-def answer_model(question: Request) -> type[BaseModel]:
-    """Return the SDK's model of the answers to a question."""
-    match question:
-        case Elicit():
-            return types.ElicitResult
-        case Sample(options=options):
-            with_tools = "tools" in options or "toolChoice" in options
-            return types.CreateMessageResultWithTools if with_tools else types.CreateMessageResult
-        case Roots():
-            return types.ListRootsResult
-    assert_never(question)
-
-
-def read_answer(question: Request, answer: object) -> dict[str, Any] | None:
+def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
     """Return an answer that a client has sent, if it is one to this question."""
     try:
-        read = answer_model(question).model_validate(answer, by_name=False)
+        read = _answer_model(question).model_validate(answer, by_name=False)
     except ValidationError:
         return None
     return read.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -86,31 +79,14 @@ def lacking(
     questions: Mapping[str, Request], capabilities: types.ClientCapabilities | None
 ) -> dict[str, dict[str, Any]]:
     """Return the capabilities that a client has not declared and that answering takes, in MCP's own JSON."""
-    found: dict[str, dict[str, Any]] = {}
-    for question in questions.values():
-        name = _capability(question)
-        if capabilities is None or getattr(capabilities, name) is None:
-            found[name] = {}
-    return found
+    needed = {_KINDS[type(question)].capability for question in questions.values()}
+    return {
+        name: {} for name in sorted(needed) if capabilities is None or getattr(capabilities, name) is None
+    }
 
 
-def _capability(question: Request) -> str:
-    match question:
-        case Elicit():
-            return "elicitation"
-        case Sample():
-            return "sampling"
-        case Roots():
-            return "roots"
-    assert_never(question)
-
-
-class Rounds:
+class _Rounds:
     """What a call has been answered so far.
-
-    Args:
-        state: What the call returned the round before, unsealed; None in the first.
-        responses: What the caller answers now.
 
     Attributes:
         open: The questions that the call ends with; empty where it does not.
@@ -133,7 +109,7 @@ class Rounds:
             found = {
                 key: answer
                 for key, question in questions.items()
-                if (answer := self._partly.get(key) or read_answer(question, self._responses.get(key)))
+                if (answer := self._partly.get(key) or _read_answer(question, self._responses.get(key)))
             }
             self._partly, self._responses = {}, {}
         self.open = {key: question for key, question in questions.items() if key not in found}
@@ -168,7 +144,6 @@ class RequestSeat:
         session: The session that the request is about; None where it names none.
         hub: Who listens to that session.
         peer: The client of the connection that the request came on; the stateless wire has none.
-        link: That connection, where it is one of HTTP.
         named: The request names a session, which need not be there yet.
     """
 
@@ -176,7 +151,6 @@ class RequestSeat:
     session: EnvironmentSession | None = None
     hub: Hub | None = None
     peer: Peer | None = None
-    link: McpConnection | None = None
     named: bool = True
 
     @property
@@ -355,8 +329,9 @@ class CallContext(ToolContext):
     async def _asked(self, question: Request) -> Mapping[str, Any]:
         try:
             answer = await self._ctx.session.send_request(
-                request_of(question),
-                answer_model(question),
+                # A validation fails where MCP has no such question.
+                _KINDS[type(question)].request.model_validate(to_mcp(question), by_name=False),
+                _answer_model(question),
                 request_read_timeout_seconds=self._answer_s,
                 metadata=ServerMessageMetadata(related_request_id=self._ctx.request_id),
             )
@@ -373,8 +348,8 @@ def _least_level(ctx: ServerRequestContext[Any, Any], seat: RequestSeat) -> int 
     return LEVELS.index("debug" if seat.peer is None else seat.peer.level)
 
 
-def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> Rounds | None:
+def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> _Rounds | None:
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
     params = ctx.params or {}
-    return Rounds(params.get("requestState"), params.get("inputResponses"))
+    return _Rounds(params.get("requestState"), params.get("inputResponses"))

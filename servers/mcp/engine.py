@@ -2,144 +2,106 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
+from mcp.server.runner import serve_loop
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
-from starlette.types import Message, Scope
+from starlette.types import Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, end, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, end, keep
 from servers.mcp.context import KEY, RequestSeat
-from servers.mcp.handlers import Handlers
-from servers.mcp.links import Hub, Links, McpConnection, TooManyConnectionsError
-from servers.mcp.replies import RETRY_MS, Replies, StreamEvents
+from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.hub import Hub, Peer
+from servers.mcp.replies import RETRY_MS, HeldEvents, RecentEvents, Replies
 from servers.mcp.requests import (
-    CONNECTION_HEADER,
     DISCOVER,
     HANDLES,
     INITIALIZE,
+    SHARED,
     Exchange,
     McpRequest,
     McpRequestRefusedError,
-    no_session,
-    no_tools,
-    refused_by,
 )
-from servers.mcp.server import make_server
-from servers.routes.answers import reported
-from servers.routes.http import NEW
+from servers.routes.http import CLIENT_LEFT, NEW, reported, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
-
-
-class Opening:
-    """Finds sessions, and opens them: those that it opens have been reset.
-
-    Args:
-        sessions: Where sessions come from.
-        tooling: Says whether they have tools.
-    """
-
-    def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
-        self._sessions = sessions
-        self._tooling = tooling
-
-    def check(self, asked: McpRequest) -> None:
-        """Refuse what no session could answer.
-
-        Raises:
-            McpRequestRefusedError: The environment has no tools, or the request names two sessions.
-        """
-        if not self._tooling.possible:
-            raise no_tools()
-        if asked.in_path is not None and asked.in_header not in (None, asked.in_path):
-            text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
-            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
-
-    async def of_request(self, asked: McpRequest, owner: str) -> EnvironmentSession | None:
-        """Return the session that a request of the stateless wire names; None where it names none.
-
-        Raises:
-            McpRequestRefusedError: It is not there, or cannot be opened.
-        """
-        if asked.in_path is not None:
-            return self._find(owner, asked.in_path)
-        if asked.in_header is None or asked.method == DISCOVER:
-            return None
-        return (await self._find_or_open(owner, asked.in_header))[0]
-
-    async def of_connection(self, asked: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
-        """Return the session of a new connection, and whether it was opened for it.
-
-        Raises:
-            McpRequestRefusedError: It is not there, or cannot be opened.
-        """
-        if asked.in_path is not None:
-            return self._find(owner, asked.in_path), False
-        return await self._find_or_open(owner, asked.in_header)
-
-    def _find(self, owner: str, wanted: str) -> EnvironmentSession:
-        try:
-            return self._sessions.find(owner, wanted)
-        except RefusalError as refusal:
-            raise refused_by(refusal) from None
-
-    async def _find_or_open(self, owner: str, wanted: str | None) -> tuple[EnvironmentSession, bool]:
-        if wanted is not None and (wanted == NEW or SESSION_ID.fullmatch(wanted) is None):
-            text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
-            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
-        if wanted is not None:
-            with suppress(RefusalError):
-                return self._sessions.find(owner, wanted), False
-        try:
-            session = await (
-                self._sessions.open(owner) if wanted is None else self._sessions.find_or_open(owner, wanted)
-            )
-        except RefusalError as refusal:
-            raise refused_by(refusal) from None
-        if session.used:  # somebody else has opened it meanwhile
-            return session, False
-        try:
-            await self._reset(session)  # it counts as used before anything waits
-        except BaseException:
-            await self._sessions.close(session)
-            raise
-        return session, True
-
-    async def _reset(self, session: EnvironmentSession) -> None:
-        if not self._tooling.has_tools(session.runner):
-            raise no_tools()
-        try:
-            await self._sessions.call(session, lambda runner: runner.reset({}))
-        except RefusalError as refusal:
-            raise refused_by(refusal) from None
-        except FATAL as error:
-            raise McpRequestRefusedError(
-                500, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error))
-            ) from None
-
 
 logger = logging.getLogger("servers")
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
 """Seconds for telling the calls of a session that its client closes."""
 
-MAX_HELLO_BYTES: Final = 256 * 1024
+_MAX_HELLO_BYTES: Final = 256 * 1024
 """Of the handshake, which is kept for as long as its connection."""
+
+MAX_CONNECTIONS: Final = 64
+"""That may share one session; beyond them the one that was used least lately has to go."""
+
+
+class _Connection:
+    """One connection of the handshake versions.
+
+    Attributes:
+        id: What the client, and the SDK, know it by.
+        peer: The client.
+        events: What it was told last.
+        transport: The SDK's.
+        established: The SDK has taken its handshake.
+        task: Serves it.
+        posts: Requests under way.
+        streams: Likewise, of those that stay open and answer nothing that anybody waits for.
+        idle: Set while no request is under way.
+        last_use: When one ended, by the loop's clock.
+    """
+
+    def __init__(self, session: EnvironmentSession, *, owns: bool, held: HeldEvents) -> None:
+        self.session = session
+        self.owns = owns
+        self.id = session.id if owns else f"{session.id}{SHARED}{secrets.token_hex(16)}"
+        self.peer = Peer()
+        self.events = RecentEvents(held)
+        self.transport = StreamableHTTPServerTransport(
+            self.id, event_store=self.events, retry_interval=RETRY_MS
+        )
+        self.established = False
+        self.task: asyncio.Task[None] | None = None
+        self.posts = self.streams = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.last_use = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def in_use(self, *, stream: bool) -> Iterator[None]:
+        """Count a request as long as the block runs."""
+        self.streams += stream
+        self.posts += not stream
+        if self.posts:
+            self.idle.clear()
+        try:
+            yield
+        finally:
+            self.last_use = asyncio.get_running_loop().time()
+            self.streams -= stream
+            self.posts -= not stream
+            if not self.posts:
+                self.idle.set()
 
 
 class McpEngine:
     """Serves what `McpEntry` takes for standard MCP.
 
     Args:
-        sessions: Where sessions come from.
+        sessions: Where sessions come from; those that it opens itself are reset.
         tooling: How their tools are listed and called.
         name: What the environment is called.
         settings: The server's settings.
@@ -147,39 +109,29 @@ class McpEngine:
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions
+        self._tooling = tooling
         self._grace_s = settings.drain_s
-        self._opening = Opening(sessions, tooling)
-        self._events = StreamEvents()
-        self._manager = StreamableHTTPSessionManager(
-            make_server(name, Handlers(sessions, tooling), tooling),
-            # Connections are bounded by the sessions that they belong to, and end with them.
-            session_idle_timeout=None,
-            max_sessions=None,
-            max_request_body_size=settings.max_body_bytes,
-            event_store=self._events,
-            retry_interval=RETRY_MS,
+        self._server = make_server(name, Handlers(sessions, tooling), tooling)
+        self._stateless = StreamableHTTPSessionManager(
+            self._server, max_request_body_size=settings.max_body_bytes
         )
-        self._links = Links()
+        self._manager: asyncio.Task[None] | None = None
+        self._held = HeldEvents()
         self._hubs: dict[EnvironmentSession, Hub] = {}
+        self._connections: dict[EnvironmentSession, dict[str, _Connection]] = {}
         self._parting: set[asyncio.Task[None]] = set()
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Be ready for requests."""
         ready = asyncio.Event()
 
         async def run() -> None:
-            async with self._manager.run():
+            async with self._stateless.run():
                 ready.set()
-                await self._stop.wait()
+                await asyncio.get_running_loop().create_future()
 
-        self._task = asyncio.create_task(run(), name="the SDK's connections")
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait([self._task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if not ready.is_set():
-            waiting.cancel()
-            self._task.result()
+        self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
+        await ready.wait()
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of sessions that have ended are ended too.
@@ -195,11 +147,11 @@ class McpEngine:
         """End everything that runs here."""
         for hub in self._hubs.values():
             hub.close()
-        self._stop.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
-            if not self._task.done():
-                await end(self._task)
+        connections = [one for of_session in self._connections.values() for one in of_session.values()]
+        tasks = [one.task for one in connections if one.task is not None]
+        if self._manager is not None:
+            tasks.append(self._manager)
+        await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request.
@@ -208,14 +160,18 @@ class McpEngine:
             McpRequestRefusedError: It is not for the SDK.
         """
         asked = exchange.asked
-        self._opening.check(asked)
-        if asked.method == INITIALIZE and len(exchange.body) > MAX_HELLO_BYTES:
-            text = f"expected a handshake of at most {MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
-            raise McpRequestRefusedError(413, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
+        if not self._tooling.possible:
+            raise _no_tools()
+        if asked.in_path is not None and asked.in_header not in (None, asked.in_path):
+            text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
+            raise McpRequestRefusedError.invalid(text)
+        if asked.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
+            text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
+            raise McpRequestRefusedError.invalid(text, 413)
         if asked.version is not None and asked.version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            await self._stateless(exchange)
+            await self._answer_stateless(exchange)
         elif asked.connection is not None:
-            await self._connected(exchange, asked.connection)
+            await self._answer_connected(exchange, asked.connection)
         elif asked.http == "POST" and asked.method == INITIALIZE:
             await self._initialize(exchange)
         else:
@@ -223,92 +179,139 @@ class McpEngine:
                 "expected the header mcp-session-id of a connection, got none; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
-            raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
+            raise McpRequestRefusedError.invalid(text)
 
-    async def _stateless(self, exchange: Exchange) -> None:
+    # Requests
+
+    async def _answer_stateless(self, exchange: Exchange) -> None:
         asked, owner = exchange.asked, exchange.owner
         session = None
         if asked.http == "POST" and asked.version in MODERN_PROTOCOL_VERSIONS:
-            session = await self._opening.of_request(asked, owner)
+            named = asked.in_path is not None or (asked.in_header is not None and asked.method != DISCOVER)
+            session = (await self._session_of(asked, owner))[0] if named else None
         if session is None:
-            named = asked.in_path is not None or asked.in_header is not None
-            await self._pass(exchange, RequestSeat(owner, named=named))
+            seat = RequestSeat(owner, named=asked.in_path is not None or asked.in_header is not None)
+            await self._stateless.handle_request(_seated(exchange, seat), exchange.replayed, exchange.send)
             return
         with _using(session):
-            await self._pass(exchange, RequestSeat(owner, session, self._hub(session)))
+            seat = RequestSeat(owner, session, self._hub(session))
+            await self._stateless.handle_request(_seated(exchange, seat), exchange.replayed, exchange.send)
 
     async def _initialize(self, exchange: Exchange) -> None:
-        opening = self._opening.of_connection(exchange.asked, exchange.owner)
-        session, opened = await exchange.while_connected(opening)
+        finding = self._session_of(exchange.asked, exchange.owner)
+        found = await while_connected(exchange.receive, finding)
+        if found is None:
+            gone = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
+            raise McpRequestRefusedError(CLIENT_LEFT, gone)
+        session, opened = found
         with _using(session):
-            link = None
+            connection = None
             try:
-                link = self._link(session, owns=opened)
-                await self._pass_on(link, exchange)
+                connection = await self._connect(session, owns=opened)
+                await self._pass_on(connection, exchange, exchange.send)
             finally:
-                if link is None or not link.inner or link.refused or session.over:
-                    if link is not None:
-                        self._part(link)
+                if (
+                    connection is None
+                    or not connection.established
+                    or connection.peer.refused
+                    or session.over
+                ):
+                    if connection is not None:
+                        self._part(connection)
                     if opened:
                         await self._sessions.close(session)
 
-    def _link(self, session: EnvironmentSession, *, owns: bool) -> McpConnection:
-        try:
-            superfluous = self._links.superfluous(session)
-        except TooManyConnectionsError:
-            text = (
-                "expected a session with room for another connection, got one that is full; try again later"
-            )
-            raise McpRequestRefusedError(
-                503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text), retry=True
-            ) from None
-        if superfluous is not None:
-            self._part(superfluous)
-        link = McpConnection(session, owns=owns)
-        self._links.add(link)
-        return link
-
-    async def _connected(self, exchange: Exchange, link_id: str) -> None:
+    async def _answer_connected(self, exchange: Exchange, connection_id: str) -> None:
         asked = exchange.asked
-        link = self._links.find(exchange.owner, link_id)
+        connection = None
+        with suppress(RefusalError):
+            session = self._sessions.find(exchange.owner, asked.session)
+            connection = self._connections.get(session, {}).get(connection_id)
         named = {asked.in_path, asked.in_header} - {None}
-        if link is None or link.session.over or named - {link.session.id}:
-            raise no_session("expected the mcp-session-id of a connection, got none of this caller's")
-        _refuse_what_is_forgotten(asked, link)
-        with _using(link.session):
-            if asked.http == "DELETE":
-                self._links.remove(link)
-                if link.owns:
-                    await self._sessions.close(link.session)
-                    await _within(link.idle.wait(), FINAL_REPLY_TIMEOUT_S)
-            status = await self._pass_on(link, exchange)
-        if asked.http == "DELETE":
-            self._unlist(link)
-            link.peer.close()
-            self._events.forget(link.kept)
+        if (
+            connection is None
+            or not connection.established
+            or connection.session.over
+            or named - {connection.session.id}
+        ):
+            text = "expected the mcp-session-id of a connection, got none of this caller's"
+            raise McpRequestRefusedError.invalid(text, 404)
+        if asked.http == "GET" and asked.last_event and connection.events.after(asked.last_event) is None:
+            # The SDK would answer with a stream that ends at once, and official clients would come back to it for
+            # ever. By 404 a client would take its session for ended.
+            text = (
+                "expected the Last-Event-ID of an event that is still kept, got "
+                f"{short(asked.last_event)!r}; what came after it is not told again"
+            )
+            raise McpRequestRefusedError.invalid(text)
+        with _using(connection.session):
+            ending = asked.http == "DELETE"
+            if ending:
+                self._forget(connection)
+                if connection.owns:
+                    await self._sessions.close(connection.session)
+                    await _within(connection.idle.wait(), FINAL_REPLY_TIMEOUT_S)
+            status = await self._pass_on(connection, exchange, exchange.send)
+        if ending:
+            connection.peer.close()
+            connection.events.forget()
         elif status == 404:  # the SDK has ended it
-            self._part(link)
+            self._part(connection)
 
-    async def _pass_on(self, link: McpConnection, exchange: Exchange) -> int:
+    async def _pass_on(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
         """Have the SDK answer a request on a connection; return the status."""
-        session = link.session
-
-        def drawn(inner: bytes) -> None:
-            link.inner = inner
-            self._hub(session).peers.add(link.peer)
-
+        session = connection.session
         hub = self._hub(session)
+
+        def start(status: int) -> None:
+            if status < 400 and not connection.established:
+                connection.established = True
+                hub.peers.add(connection.peer)
+
         stream = exchange.asked.http == "GET"
-        known = None if link.inner else drawn
-        replies = Replies(exchange.send, link.id.encode(), known, answers=not stream)
-        with link.in_use(stream=stream), self._events.of(link.kept):
-            seat = RequestSeat(session.owner, session, hub, link.peer, link)
-            await self._pass(exchange.on_connection(link.inner, replies), seat)
+        replies = Replies(send, connection.events, start, answers=not stream)
+        seat = RequestSeat(session.owner, session, hub, connection.peer)
+        with connection.in_use(stream=stream):
+            await connection.transport.handle_request(_seated(exchange, seat), exchange.replayed, replies)
         return replies.status
 
-    async def _pass(self, exchange: Exchange, seat: RequestSeat) -> None:
-        scope = {**exchange.scope, KEY: seat}
-        await self._manager.handle_request(scope, exchange.replayed(), exchange.send)
+    # Sessions
+
+    async def _session_of(self, asked: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
+        """Return the session that a request is about, or a new one; and whether it was opened for it."""
+        sessions = self._sessions
+        wanted = asked.in_header
+        if asked.in_path is None and wanted is not None:
+            if wanted == NEW or SESSION_ID.fullmatch(wanted) is None:
+                text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
+                raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
+            with suppress(RefusalError):
+                return sessions.find(owner, wanted), False
+        try:
+            if asked.in_path is not None:
+                return sessions.find(owner, asked.in_path), False
+            session = await (sessions.open(owner) if wanted is None else sessions.find_or_open(owner, wanted))
+        except RefusalError as refusal:
+            raise McpRequestRefusedError.of(refusal) from None
+        if session.used:  # somebody else has opened it meanwhile
+            return session, False
+        try:
+            await self._reset(session)  # it counts as used before anything waits
+        except BaseException:
+            await sessions.close(session)
+            raise
+        return session, True
+
+    async def _reset(self, session: EnvironmentSession) -> None:
+        if not self._tooling.has_tools(session.runner):
+            raise _no_tools()
+        try:
+            await session.run(EnvironmentRunner.reset, {})
+        except RefusalError as refusal:
+            raise McpRequestRefusedError.of(refusal) from None
+        except FATAL as error:
+            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error))
+            raise McpRequestRefusedError(500, fault) from None
 
     def _hub(self, session: EnvironmentSession) -> Hub:
         hub = self._hubs.get(session)
@@ -326,64 +329,84 @@ class McpEngine:
         hub = self._hubs.pop(session, None)
         if hub is not None:
             hub.close()
-        for link in self._links.of(session):
-            if link.inner:  # or else whoever serves its handshake ends it
-                self._part(link)
+        for connection in list(self._connections.get(session, {}).values()):
+            if connection.established:  # or else whoever serves its handshake ends it
+                self._part(connection)
 
-    def _part(self, link: McpConnection) -> None:
+    # Connections
+
+    async def _connect(self, session: EnvironmentSession, *, owns: bool) -> _Connection:
+        there = self._connections.setdefault(session, {})
+        if len(there) >= MAX_CONNECTIONS:
+            unused = [
+                one
+                for one in there.values()
+                if one.established and not one.posts and not one.streams and not one.owns
+            ]
+            if not unused:
+                text = "expected a session with room for another connection, got one that is full; try again later"
+                raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
+            self._part(min(unused, key=lambda one: one.last_use))
+        connection = _Connection(session, owns=owns, held=self._held)
+        self._connections.setdefault(session, {})[connection.id] = connection
+        ready = asyncio.Event()
+        connection.task = keep(asyncio.create_task(self._serve(connection, ready)))
+        try:
+            await ready.wait()
+        except BaseException:
+            self._part(connection)
+            raise
+        return connection
+
+    async def _serve(self, connection: _Connection, ready: asyncio.Event) -> None:
+        transport = connection.transport
+        try:
+            async with transport.connect() as (reading, writing):
+                ready.set()
+                await serve_loop(self._server, reading, writing, lifespan_state={}, session_id=connection.id)
+        except Exception:
+            logger.exception("a connection of the MCP SDK has failed")
+        finally:
+            ready.set()
+            if not transport.is_terminated:
+                await transport.terminate()
+
+    def _forget(self, connection: _Connection) -> bool:
+        """Let a connection be found no more, nor told of changes; return whether it was there."""
+        session = connection.session
+        there = self._connections.get(session, {})
+        if there.get(connection.id) is not connection:
+            return False
+        del there[connection.id]
+        if not there:
+            del self._connections[session]
+        if (hub := self._hubs.get(session)) is not None:
+            hub.peers.discard(connection.peer)
+        return True
+
+    def _part(self, connection: _Connection) -> None:
         """End a connection, after the replies that are under way on it."""
-        if not self._links.remove(link):
-            return  # it ends already
-        self._unlist(link)
-        if link.inner:
-            task = keep(asyncio.create_task(self._delete(link)))
+        if self._forget(connection):
+            task = keep(asyncio.create_task(self._end(connection)))
             self._parting.add(task)
             task.add_done_callback(self._parting.discard)
 
-    def _unlist(self, link: McpConnection) -> None:
-        """Let the changes of a session that goes on be no business of a connection that ends."""
-        if (hub := self._hubs.get(link.session)) is not None:
-            hub.peers.discard(link.peer)
-
-    async def _delete(self, link: McpConnection) -> None:
-        await _within(link.idle.wait(), self._grace_s)  # the replies under way
-        link.peer.close()
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            pass
-
-        scope: Scope = {
-            "type": "http",
-            "method": "DELETE",
-            "path": "/mcp",
-            "query_string": b"",
-            "headers": [(CONNECTION_HEADER, link.inner)],
-        }
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._manager.handle_request(scope, receive, send)
-        except Exception:
-            logger.exception("a connection of the MCP SDK could not be ended")
-        self._events.forget(link.kept)
+    async def _end(self, connection: _Connection) -> None:
+        await _within(connection.idle.wait(), self._grace_s)  # the replies under way
+        connection.peer.close()
+        await _within(connection.transport.terminate(), CLOSE_TIMEOUT_S)
+        if connection.task is not None:
+            await end(connection.task)
+        connection.events.forget()
 
 
-def _refuse_what_is_forgotten(asked: McpRequest, link: McpConnection) -> None:
-    """Refuse to go on after an event that is not kept.
+def _no_tools() -> McpRequestRefusedError:
+    text = "expected an environment with tools, got one that offers none; it is served on /ws and plain HTTP"
+    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
-    The SDK would answer with a stream that ends at once, and official clients would come back to it for ever.
 
-    Raises:
-        McpRequestRefusedError: It is not. As 400: by 404 a client would take its session for ended.
-    """
-    if asked.http == "GET" and asked.last_event and link.kept.after(asked.last_event) is None:
-        text = (
-            "expected the Last-Event-ID of an event that is still kept, got "
-            f"{short(asked.last_event)!r}; what came after it is not told again"
-        )
-        raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
+def _seated(exchange: Exchange, seat: RequestSeat) -> dict[str, Any]:
+    return {**exchange.scope, KEY: seat}
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:

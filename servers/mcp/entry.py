@@ -3,17 +3,18 @@
 import asyncio
 import importlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
+from servers.execution import ThreadPool
 from servers.mcp.requests import Exchange, McpRequestRefusedError, is_mcp, parse_request
-from servers.security.bodies import replay
+from servers.routes.http import json_answer, retry_headers
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
-from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("servers")
 
-IMPORT_TIMEOUT_S: Final = 60.0
+_IMPORT_TIMEOUT_S: Final = 60.0
 """Seconds that the import of the SDK may take; usually it is one."""
 
 _MISSING: Final = (
@@ -52,21 +53,19 @@ class McpEntry:
         if not is_mcp(scope):
             await self._app(scope, receive, send)
             return
-        body = b""
-        again = receive
-        if scope["method"] == "POST":
-            first = await receive()  # the guard has read it whole
-            body = first.get("body", b"")
-            again = replay(first, receive)
+        # The guard has read it whole.
+        body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
         request = parse_request(scope, body)
+        exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
-            await self._app(scope, again, send)
+            await self._app(scope, exchange.replayed, send)
             return
         try:
             engine = await self._engine()
-            await engine(Exchange(request, scope, body, receive, send))
+            await engine(exchange)
         except McpRequestRefusedError as refused:
-            await refused.tell(request, scope, receive, send)
+            fault = jsonrpc.encode_fault(request.request_id, refused.fault)
+            await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of sessions that have ended are ended too.
@@ -74,32 +73,23 @@ class McpEntry:
         Args:
             deadline: On the loop's clock; it returns then in any case.
         """
-        if (engine := self._loaded()) is not None:
+        if (engine := _result_of(self._loading)) is not None:
             await engine.drain(deadline)
 
     async def stop(self) -> None:
         """End what the SDK runs; a later request starts it anew."""
         loading, self._loading = self._loading, None
-        if loading is None:
-            return
-        if loading.done() and not loading.cancelled() and loading.exception() is None:
-            await loading.result().stop()
-        else:
+        if (engine := _result_of(loading)) is not None:
+            await engine.stop()
+        elif loading is not None:
             loading.cancel()
-
-    def _loaded(self) -> "McpEngine | None":
-        loading = self._loading
-        if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
-            return None
-        return loading.result()
 
     async def _engine(self) -> "McpEngine":
         # Where nobody runs the app's lifespan, it may be asked from one loop after the other.
         if self._loading is None or self._loading.get_loop() is not asyncio.get_running_loop():
             self._loading = asyncio.create_task(self._load(), name="standard MCP")
-        loading = self._loading
         try:
-            return await asyncio.shield(loading)
+            return await asyncio.shield(self._loading)
         except ImportError as error:
             self._loading = None
             logger.error("standard MCP cannot be served: %s", error)
@@ -112,8 +102,9 @@ class McpEntry:
         # It takes a second, in which the loop has others to serve.
         pool = ThreadPool(1, "import of the MCP SDK")
         try:
-            async with asyncio.timeout(IMPORT_TIMEOUT_S):
-                succeeded, value = await pool.submit(importlib.import_module, "servers.mcp.engine").waiter
+            async with asyncio.timeout(_IMPORT_TIMEOUT_S):
+                load = partial(importlib.import_module, "servers.mcp.engine")
+                succeeded, value = await pool.submit(load).waiter
         finally:
             pool.close()
         if not succeeded:
@@ -121,3 +112,9 @@ class McpEntry:
         engine: McpEngine = value.McpEngine(*self._served)
         await engine.start()
         return engine
+
+
+def _result_of(loading: "asyncio.Task[McpEngine] | None") -> "McpEngine | None":
+    if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
+        return None
+    return loading.result()

@@ -1,14 +1,21 @@
-"""The methods of MCP that an agent may use, each in the session of its request."""
+"""The methods of MCP that an agent may use, each in the session of its request; and the SDK's server with them."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import mcp_types as types
-from mcp.server.context import ServerRequestContext
+from mcp.server.caching import CACHEABLE_METHODS, CacheableMethod, CacheHint
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel.server import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel
 
 from openenv_core.errors import EpisodeOverError
 from openenv_core.protocol import jsonrpc
@@ -22,23 +29,38 @@ from openenv_core.tools import (
 )
 from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestSeat, seat_of, sendable
-from servers.mcp.links import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
-from servers.mcp.requests import HANDLES
-from servers.routes.answers import reported
+from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
+from servers.routes.http import reported
 from servers.sessions import SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
-RESOURCE_NOT_FOUND = -32002
+Ctx: TypeAlias = ServerRequestContext[Any, Any]
+
+T = TypeVar("T")
+
+_RESOURCE_NOT_FOUND: Final = -32002
 """Of the handshake versions; the stateless one says that the address is an invalid parameter."""
 
+MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
+"""Of the text and data in one result, whose structure repeats them; sockets' clients take twice as much."""
 
-def to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
+_ANSWER_SHARE: Final = 0.8
+"""Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
+
+MAX_SUBSCRIPTIONS: Final = 1024
+"""Resources that one connection may subscribe to."""
+
+_MAX_SUBSCRIBED: Final = 256 * 1024
+"""Characters of their addresses."""
+
+
+def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
     """Return what a client is told of a failure."""
-    found = _to_mcp_error(ctx, error)
+    found = _translate(ctx, error)
     return MCPError(found.code, sendable(found.message), sendable(found.data))
 
 
-def _to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> MCPError:
+def _translate(ctx: Ctx, error: BaseException) -> MCPError:
     match error:
         case MCPError():
             return error
@@ -48,7 +70,7 @@ def _to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> 
             return MCPError(jsonrpc.SERVER_ERROR, error.message, error.extra or None)
         case NoSuchResourceError():
             modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-            code = types.INVALID_PARAMS if modern else RESOURCE_NOT_FOUND
+            code = types.INVALID_PARAMS if modern else _RESOURCE_NOT_FOUND
             return MCPError(code, str(error), {"uri": (ctx.params or {}).get("uri")})
         case NoSuchPromptError() | InvalidArgumentsError():
             return MCPError(types.INVALID_PARAMS, str(error))
@@ -57,26 +79,13 @@ def _to_mcp_error(ctx: ServerRequestContext[Any, Any], error: BaseException) -> 
     return MCPError(types.INTERNAL_ERROR, reported(error))
 
 
-def no_handle() -> MCPError:
+def _no_handle() -> MCPError:
     """Return what a client of the stateless wire is told that asks for something of no session."""
     text = (
         f"expected a session for this request, got none, and nobody else's is taken for it; {HANDLES}; a client that "
         "begins with initialize has one of its own"
     )
     return MCPError(types.INVALID_PARAMS, text)
-
-
-Ctx: TypeAlias = ServerRequestContext[Any, Any]
-Begin: TypeAlias = Callable[[EnvironmentRunner, CallContext], Awaitable[Any]]
-"""Does something up to its first wait; see `EnvironmentRunner.begin`."""
-
-T = TypeVar("T")
-
-MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
-"""Of the text and data in one result, whose structure repeats them; sockets' clients take twice as much."""
-
-ANSWER_SHARE: Final = 0.8
-"""Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
 
 
 class Handlers:
@@ -93,7 +102,7 @@ class Handlers:
         self._tooling = tooling
         self._only = only
         limit = sessions.step_timeout_s
-        self._answer_s = None if limit is None else limit * ANSWER_SHARE
+        self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
     def seat(self, ctx: Ctx) -> RequestSeat:
         """Return the seat of a request."""
@@ -195,7 +204,7 @@ class Handlers:
         """Answer subscriptions/listen, for as long as the client listens."""
         hub = self.seat(ctx).hub
         if hub is None:
-            raise no_handle()
+            raise _no_handle()
         _check_subscriptions(params.notifications.resource_subscriptions or ())
         return await hub.listen(ctx, params)
 
@@ -228,26 +237,23 @@ class Handlers:
         seat = self.seat(ctx)
         try:
             if seat.session is not None:
-                return await self._sessions.call(seat.session, work, waits=True)
+                return await seat.session.run_waiting(work)
             async with self._sessions.session(seat.owner) as session:
-                return await self._sessions.call(session, work, waits=True)
+                return await session.run_waiting(work)
         except FATAL as error:
-            raise to_mcp_error(ctx, error) from None
+            raise _to_mcp_error(ctx, error) from None
 
     async def _call(
-        self, ctx: Ctx, begin: Begin, over: Callable[[EpisodeOverError], Any] | None = None
+        self,
+        ctx: Ctx,
+        begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
+        over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
-        """Do something in the request's session that may tell and ask its caller, and that it may give up.
-
-        Args:
-            ctx: The handler's.
-            begin: Does it.
-            over: Makes a value of the end of the episode, where that is no failure.
-        """
+        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
         seat = self.seat(ctx)
         session = seat.session
         if session is None:
-            raise no_handle()
+            raise _no_handle()
         context = CallContext(ctx, seat, self._answer_s)
 
         async def work(runner: EnvironmentRunner) -> Any:
@@ -255,7 +261,7 @@ class Handlers:
             return await context.run(begun) if isawaitable(begun) else begun
 
         try:
-            value = await self._sessions.call(session, work, waits=True)
+            value = await session.run_waiting(work)
         except asyncio.CancelledError:
             context.cancel()
             raise
@@ -263,10 +269,10 @@ class Handlers:
             value = context.questions
         except EpisodeOverError as error:
             if over is None:
-                raise to_mcp_error(ctx, error) from None
+                raise _to_mcp_error(ctx, error) from None
             value = over(error)
         except FATAL as error:
-            raise to_mcp_error(ctx, error) from None
+            raise _to_mcp_error(ctx, error) from None
         finally:
             if not context.cancelled:
                 await context.flush()
@@ -280,9 +286,9 @@ def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
 
 def _check_subscriptions(uris: Sequence[str]) -> None:
     length = sum(map(len, uris))
-    if len(uris) > MAX_SUBSCRIPTIONS or length > MAX_SUBSCRIBED:
+    if len(uris) > MAX_SUBSCRIPTIONS or length > _MAX_SUBSCRIBED:
         text = (
-            f"expected subscriptions to at most {MAX_SUBSCRIPTIONS} resources, with {MAX_SUBSCRIBED} characters, "
+            f"expected subscriptions to at most {MAX_SUBSCRIPTIONS} resources, with {_MAX_SUBSCRIBED} characters, "
             f"got {len(uris)} with {length}"
         )
         raise MCPError(types.INVALID_PARAMS, text)
@@ -295,3 +301,99 @@ def _size(content: list[dict[str, Any]]) -> int:
 
 def _over(error: EpisodeOverError) -> ToolResult:
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error))
+
+
+class _McpServer(Server[dict[str, Any]]):
+    """Says that its lists may change, which the SDK's own does not say over HTTP."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return what the handshake answers."""
+        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(
+            notification_options or changes, experimental_capabilities, extensions
+        )
+
+
+def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
+    """Return a server.
+
+    Args:
+        name: What the environment is called.
+        handlers: Its methods.
+        tooling: Says which of them there are.
+    """
+    private = CacheHint(ttl_ms=0, scope="private")
+    hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
+    server = _McpServer(name, version=_version(), cache_hints=hints)
+
+    def add(
+        method: str,
+        params: type[BaseModel],
+        handler: Callable[[Ctx, Any], Awaitable[dict[str, Any] | BaseModel]],
+    ) -> None:
+        async def complete(ctx: Ctx, given: Any) -> dict[str, Any] | BaseModel:
+            answer = await handler(ctx, given)
+            if isinstance(answer, dict):
+                answer = sendable(answer)
+            # An answer without content stays without: clients of the handshake versions refuse any key in it.
+            return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
+
+        server.add_request_handler(method, params, complete)
+
+    async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
+        # The stateless wire has a session only where the caller names one: who does not is asked to begin a connection,
+        # which has one of its own.
+        named = handlers.seat(ctx).named
+        return types.DiscoverResult(
+            supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
+            capabilities=server.get_capabilities(protocol_version=ctx.protocol_version),
+            instructions=server.instructions,
+        )
+
+    server.add_request_handler(DISCOVER, types.RequestParams, discover)
+    add("tools/list", types.PaginatedRequestParams, handlers.list_tools)
+    add("tools/call", types.CallToolRequestParams, handlers.call_tool)
+    add("subscriptions/listen", types.SubscriptionsListenRequestParams, handlers.listen)
+    add("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
+    if tooling.offers("resources"):
+        add("resources/list", types.PaginatedRequestParams, handlers.list_resources)
+        add("resources/templates/list", types.PaginatedRequestParams, handlers.list_templates)
+        add("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
+        add("resources/subscribe", types.SubscribeRequestParams, handlers.subscribe)
+        add("resources/unsubscribe", types.UnsubscribeRequestParams, handlers.unsubscribe)
+    if tooling.offers("prompts"):
+        add("prompts/list", types.PaginatedRequestParams, handlers.list_prompts)
+        add("prompts/get", types.GetPromptRequestParams, handlers.get_prompt)
+    if tooling.offers("completions"):
+        add("completion/complete", types.CompleteRequestParams, handlers.complete)
+
+    async def remember(ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        seat = handlers.seat(ctx)
+        if seat.peer is not None:
+            seat.peer.channel = ctx.session
+        try:
+            return await call_next(ctx)
+        except Exception:
+            if ctx.method == INITIALIZE and seat.peer is not None:
+                seat.peer.refused = True
+            raise
+
+    # In place of the SDK's own, which traces every message for exporters that nobody has asked for.
+    # States are sealed with a key of this process, which has the sessions that they belong to.
+    sealing = RequestStateSecurity(
+        keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.seat(ctx).binding
+    )
+    server.middleware[:] = [remember, RequestStateBoundary(sealing, default_audience=name)]
+    return server
+
+
+def _version() -> str:
+    try:
+        return version("ropewalk")
+    except PackageNotFoundError:
+        return ""

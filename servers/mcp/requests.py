@@ -1,36 +1,32 @@
-"""A request to /mcp: which dialect it speaks and of which session, how it is refused, and how the SDK is handed it."""
+"""A request to /mcp: which dialect it speaks and of which session, and how it is refused."""
 
-import asyncio
 import json
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import CAPACITY_REACHED, RefusalError
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import end
-from servers.routes.answers import CLIENT_LEFT, RETRY_AFTER_S, json_answer
-from servers.routes.connection import MCP_PATH, path_of
-from servers.security.bodies import replay
-from servers.security.guard import owner_of
-from servers.sessions import DeadlineExceededError, SessionBusyError, UnknownSessionError
+from servers.routes.http import path_of, status_of
+from servers.security import owner_of, replay
+from servers.sessions import UnknownSessionError
 
-CONNECTION_HEADER: Final = b"mcp-session-id"
-VERSION_HEADER: Final = b"mcp-protocol-version"
-LAST_EVENT_HEADER: Final = b"last-event-id"
+MCP_PATH: Final = "/mcp"
 INITIALIZE: Final = "initialize"
 DISCOVER: Final = "server/discover"
 
 SHARED: Final = ":"
 """Stands, in the id of a connection that shares a session with others, behind the session's id, which has none."""
 
-_HANDLE_HEADER: Final = SESSION_HEADER.lower().encode()
-_INITIALIZE: Final = INITIALIZE.encode()
-_STREAM: Final = b"text/event-stream"
+HANDLES: Final = (
+    "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}, or put the id in the header "
+    "X-OpenEnv-Session"
+)
+"""How a client of the stateless wire comes by a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class McpRequest:
 def is_mcp(scope: Scope) -> bool:
     """Whether a request is for /mcp, or below it."""
     path = path_of(scope)
-    return path == MCP_PATH or _in_path(path) is not None
+    return path == MCP_PATH or _session_in(path) is not None
 
 
 def parse_request(scope: Scope, body: bytes) -> McpRequest:
@@ -80,55 +76,46 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
         scope: Its head.
         body: Its body, which may be anything.
     """
-    headers: dict[bytes, bytes] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.lower(), value)
-    in_path = _in_path(path_of(scope))
-    streams = any(_STREAM in value.lower() for name, value in scope["headers"] if name.lower() == b"accept")
-    marked = streams or in_path is not None or CONNECTION_HEADER in headers or VERSION_HEADER in headers
+    headers: dict[str, str] = {}
+    streams = False
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers.setdefault(name, value)
+        streams |= name == "accept" and "text/event-stream" in value.lower()
+    connection, version = headers.get("mcp-session-id"), headers.get("mcp-protocol-version")
+    in_path = _session_in(path_of(scope))
+    marked = streams or any(named is not None for named in (in_path, connection, version))
     # The released dialect is read by whoever answers it, and need not be read here too.
-    method, request_id = _rpc(body) if marked or _INITIALIZE in body else (None, None)
+    method, request_id = _read_rpc(body) if marked or INITIALIZE.encode() in body else (None, None)
     return McpRequest(
         http=scope["method"],
-        connection=_text(headers.get(CONNECTION_HEADER)),
-        version=_text(headers.get(VERSION_HEADER)),
-        last_event=_text(headers.get(LAST_EVENT_HEADER)),
+        connection=connection,
+        version=version,
+        last_event=headers.get("last-event-id"),
         in_path=in_path,
-        in_header=_text(headers.get(_HANDLE_HEADER)),
+        in_header=headers.get(SESSION_HEADER.lower()),
         method=method,
         request_id=request_id,
         standard=marked or method == INITIALIZE,
     )
 
 
-def _in_path(path: str) -> str | None:
+def _session_in(path: str) -> str | None:
     rest = path.removeprefix(MCP_PATH + "/")
     return rest if rest != path and SESSION_ID.fullmatch(rest) is not None else None
 
 
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
-
-
-def _rpc(body: bytes) -> tuple[str | None, int | str | None]:
-    if not body:
-        return None, None
+def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
+    """Return the method and the id of a request; whoever serves it says what is wrong with it."""
     try:
         request: Any = json.loads(body)
     except (ValueError, RecursionError):
-        return None, None  # whoever serves the request says what is wrong with it
+        return None, None
     if not isinstance(request, Mapping):
         return None, None
     method, request_id = request.get("method"), request.get("id")
     known = isinstance(request_id, int | str) and not isinstance(request_id, bool)
     return method if isinstance(method, str) else None, request_id if known else None
-
-
-HANDLES = (
-    "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}, or put the id in the header "
-    "X-OpenEnv-Session"
-)
-"""How a client of the stateless wire comes by a session."""
 
 
 class McpRequestRefusedError(Exception):
@@ -137,47 +124,24 @@ class McpRequestRefusedError(Exception):
     Args:
         status: The HTTP status.
         fault: What the caller is told.
-        retry: It may come again soon.
     """
 
-    def __init__(self, status: int, fault: JsonRpcFaultError, *, retry: bool = False) -> None:
+    def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
         super().__init__(fault.message)
         self.status = status
         self.fault = fault
-        self.retry = retry
 
-    async def tell(self, asked: McpRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the refusal."""
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.retry else None
-        body = jsonrpc.encode_fault(asked.request_id, self.fault)
-        await json_answer(body, self.status, headers)(scope, receive, send)
+    @classmethod
+    def invalid(cls, text: str, status: int = 400) -> "McpRequestRefusedError":
+        """Return the refusal of a request that makes no sense."""
+        return cls(status, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
-
-def refused_by(refusal: RefusalError) -> McpRequestRefusedError:
-    """Return what a refusal of the table of sessions is for a standard client."""
-    data: Any = refusal.extra or None
-    if isinstance(refusal, UnknownSessionError):
-        return no_session(refusal.message)
-    fault = JsonRpcFaultError(jsonrpc.SERVER_ERROR, refusal.message, data)
-    if refusal.code == CAPACITY_REACHED:
-        return McpRequestRefusedError(503, fault, retry=True)
-    if isinstance(refusal, SessionBusyError):
-        return McpRequestRefusedError(429, fault, retry=True)
-    return McpRequestRefusedError(504 if isinstance(refusal, DeadlineExceededError) else 500, fault)
-
-
-def no_session(message: str) -> McpRequestRefusedError:
-    """Return the refusal of a request about a session that is not there, or is somebody else's."""
-    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, message))
-
-
-def no_tools() -> McpRequestRefusedError:
-    """Return the refusal of every request to an environment without tools."""
-    text = "expected an environment with tools, got one that offers none; it is served on /ws and plain HTTP"
-    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
-
-
-T = TypeVar("T")
+    @classmethod
+    def of(cls, refusal: RefusalError) -> "McpRequestRefusedError":
+        """Return what a refusal of the table of sessions is for a standard client."""
+        unknown = isinstance(refusal, UnknownSessionError)
+        code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
+        return cls(status_of(refusal), JsonRpcFaultError(code, refusal.message, refusal.extra or None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,45 +167,7 @@ class Exchange:
         """Fingerprint of the caller's token."""
         return owner_of(self.scope)
 
-    def on_connection(self, inner: bytes, send: Send) -> "Exchange":
-        """Return the request as the SDK is given it.
-
-        Args:
-            inner: What the SDK knows the connection by; empty where there is none yet.
-            send: Takes what it sends.
-        """
-        headers = [
-            (name, value) for name, value in self.scope["headers"] if name.lower() != CONNECTION_HEADER
-        ]
-        if inner:
-            headers.append((CONNECTION_HEADER, inner))
-        return replace(self, scope={**self.scope, "headers": headers}, send=send)
-
+    @property
     def replayed(self) -> Receive:
-        """Return a `receive` that begins with the body."""
-        if self.asked.http != "POST":
-            return self.receive
-        return replay({"type": "http.request", "body": self.body, "more_body": False}, self.receive)
-
-    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something, but cancel it when the client leaves.
-
-        Raises:
-            McpRequestRefusedError: The client has left.
-        """
-        task = asyncio.create_task(work)
-        watch = asyncio.create_task(self._departure())
-        try:
-            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise McpRequestRefusedError(
-                    CLIENT_LEFT, JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
-                )
-            return task.result()
-        finally:
-            await end(watch)
-            await end(task)
-
-    async def _departure(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        """A `receive` that begins with the body."""
+        return replay(self.body, self.receive) if self.asked.http == "POST" else self.receive

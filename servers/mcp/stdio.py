@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -14,13 +15,11 @@ from mcp.server.stdio import stdio_server
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.execution import end
+from servers.execution import EnvironmentRunner, ThreadPool, end
 from servers.mcp.context import RequestSeat
-from servers.mcp.handlers import Handlers
-from servers.mcp.links import Hub, Peer
-from servers.mcp.server import make_server
+from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
-from servers.threads import ThreadPool
 
 logger = logging.getLogger("servers")
 
@@ -28,20 +27,20 @@ MAX_READ_AHEAD: Final = 16
 """Lines."""
 
 
-class StandardStreams(NamedTuple):
+class _StandardStreams(NamedTuple):
     """The descriptors of the wire, which this process alone has."""
 
     reading: int
     writing: int
 
 
-def take_wire() -> StandardStreams:
+def take_wire() -> _StandardStreams:
     """Take standard input and output for the wire.
 
     From now on standard input is empty, and standard output is standard error: what an environment prints, or what it
     starts, goes to the log.
     """
-    wire = StandardStreams(os.dup(0), os.dup(1))  # not inheritable
+    wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -49,14 +48,10 @@ def take_wire() -> StandardStreams:
     return wire
 
 
-class Lines:
+class _Lines:
     """The lines that come, for the SDK's transport.
 
     A thread of its own reads, and does not keep the process from ending.
-
-    Args:
-        descriptor: Where from.
-        limit: The greatest number of bytes in a line; longer ones are dropped.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -67,7 +62,7 @@ class Lines:
         self._room = threading.Semaphore(MAX_READ_AHEAD)
         threading.Thread(target=self._read, name="lines of MCP", daemon=True).start()
 
-    def __aiter__(self) -> "Lines":
+    def __aiter__(self) -> "_Lines":
         return self
 
     async def __anext__(self) -> str:
@@ -97,7 +92,7 @@ class Lines:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
-class Pipe:
+class _Pipe:
     """Where lines go, for the SDK's transport; a host that does not read holds up no other thread."""
 
     def __init__(self, descriptor: int) -> None:
@@ -105,12 +100,8 @@ class Pipe:
         self._pool = ThreadPool(1, "replies of MCP")
 
     async def write(self, text: str) -> None:
-        """Write a line.
-
-        Raises:
-            ClosedResourceError: The host has closed its end.
-        """
-        succeeded, value = await self._pool.submit(self._write, text.encode()).waiter
+        """Write a line."""
+        succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
         if not succeeded:
             logger.info("the host does not listen any more: %s", value)
             raise anyio.ClosedResourceError
@@ -129,7 +120,7 @@ FINAL_REPLY_TIMEOUT_S: Final = 1.0
 
 
 async def serve_stdio(
-    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: StandardStreams
+    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: _StandardStreams
 ) -> bool:
     """Serve one session until the host closes its end, or a signal says to stop.
 
@@ -154,21 +145,21 @@ async def serve_stdio(
         try:
             if not app.tooling.has_tools(session.runner):
                 raise _no_tools(name)
-            await app.sessions.call(session, lambda runner: runner.reset(options))
+            await session.run(EnvironmentRunner.reset, options)
             return await _serve(app, name, session, wire)
         finally:
             if not session.over:
                 await app.sessions.close(session)
 
 
-async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wire: StandardStreams) -> bool:
+async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wire: _StandardStreams) -> bool:
     hub, peer = Hub(), Peer()
     hub.peers.add(peer)
     handlers = Handlers(app.sessions, app.tooling, RequestSeat("", session, hub, peer))
     server = make_server(name, handlers, app.tooling)
 
     async def serve() -> None:
-        lines, pipe = Lines(wire.reading, app.settings.max_body_bytes), Pipe(wire.writing)
+        lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
         # They do what the SDK asks of a file, and no thread of theirs keeps the process from ending.
         async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
             await server.run(reading, writing, server.create_initialization_options())

@@ -12,10 +12,9 @@ from pydantic import BaseModel
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
-from servers.execution import FATAL
-from servers.methods import name_of
+from servers.execution import FATAL, name_of
 from servers.routes.description import describe
-from servers.security.guard import owner_of
+from servers.security import owner_of
 from servers.sessions import SessionTable
 
 logger = logging.getLogger("servers")
@@ -95,9 +94,7 @@ class MetadataSource:
             return self._found
         try:
             async with self._sessions.session(owner) as session:
-                told = await self._sessions.call(
-                    session, lambda runner: runner.call("get_metadata"), waits=True
-                )
+                told = await session.run_waiting(lambda runner: runner.call("get_metadata"))
                 self._found = EnvironmentMetadata.model_validate(told)
         except RefusalError:
             return self._default()

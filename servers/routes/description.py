@@ -1,24 +1,26 @@
 """The OpenAPI document: what it takes from the environment's models, and the answers that every route can give."""
 
+from copy import deepcopy
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.requests import ResetOptions
 
-CALL: Final = "CallToolAction"
-_PLACE = "#/components/schemas/"
+_CALL: Final = "CallToolAction"
+_PLACE: Final = "#/components/schemas/"
 _ANY: dict[str, Any] = {}
 
-GUARD_STATUSES = {
+_GUARD_STATUSES: Final = {
     "401": "The token is missing or wrong.",
     "403": "The Origin is not served.",
     "421": "The Host is not served.",
 }
 """What any request may meet before it reaches its route."""
 
-BODY_STATUSES = {"408": "The body did not arrive in time.", "413": "The body is too large."}
+_BODY_STATUSES: Final = {"408": "The body did not arrive in time.", "413": "The body is too large."}
 
 
 class _Lenient(GenerateJsonSchema):
@@ -37,12 +39,20 @@ def describe(model: Any, place: str = "#/$defs/") -> dict[str, Any]:
     if "title" not in schema and schema.get("$defs"):
         # Callers tell an environment of tools by the name of its action.
         names = [str(one.get("title", name)) for name, one in schema["$defs"].items()]
-        schema["title"] = CALL if CALL in names else names[0]
+        schema["title"] = _CALL if _CALL in names else names[0]
     return schema
 
 
-def describe_api(document: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
-    """Complete the document that the framework makes: bodies that it does not read, and what the guard answers."""
+def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:
+    """Complete the document that the framework makes of its own routes.
+
+    Added are the routes that it does not see, bodies that it does not read, and what the guard answers.
+
+    Args:
+        document: The framework's.
+        models: The models of the environment, under the keys of /schema.
+        production: Reset, step and state are not served.
+    """
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, model in (
         ("Action", models["action"]),
@@ -53,14 +63,13 @@ def describe_api(document: dict[str, Any], models: dict[str, Any]) -> dict[str, 
         schemas.update(schema.pop("$defs", {}))
         schemas[f"Served{name}"] = schema
     schemas["ServedProblem"] = _PROBLEM
+    unseen = deepcopy(_RPC if production else _STEPS | _RPC)
+    document["paths"] = unseen | document["paths"]
     for path in document["paths"].values():
         for method, operation in path.items():
-            responses = operation["responses"]
-            statuses = dict(GUARD_STATUSES)
-            if method == "post":
-                statuses |= BODY_STATUSES
+            statuses = _GUARD_STATUSES | (_BODY_STATUSES if method == "post" else {})
             for status, text in statuses.items():
-                responses.setdefault(status, problem(text))
+                operation["responses"].setdefault(status, problem(text))
     return document
 
 
@@ -82,14 +91,14 @@ def body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
-def ref(name: str) -> dict[str, Any]:
+def _ref(name: str) -> dict[str, Any]:
     """Point to one of the schemas that `describe_api` brings in."""
     return {"$ref": f"{_PLACE}Served{name}"}
 
 
 _PROBLEM: dict[str, Any] = {"type": "object", "properties": {"detail": _ANY}, "required": ["detail"]}
 
-ENVELOPE: dict[str, Any] = {
+_ENVELOPE: dict[str, Any] = {
     "type": "object",
     "properties": {
         "observation": {"type": "object"},
@@ -100,49 +109,43 @@ ENVELOPE: dict[str, Any] = {
     "required": ["observation", "reward", "done", "metadata"],
 }
 
-RESET_BODY = body(ref("ResetOptions"), required=False)
-
-STEP_BODY = body(
-    {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "action": ref("Action"),
-                    "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
-                    "request_id": {"type": ["string", "null"], "maxLength": 255},
-                },
-                "required": ["action"],
+_STEP_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "action": _ref("Action"),
+                "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
+                "request_id": {"type": ["string", "null"], "maxLength": 255},
             },
-            {
-                "allOf": [ref("Action"), {"type": "object", "minProperties": 1}],
-                "not": {"required": ["action"]},
-            },
-        ]
-    },
-    required=True,
-)
-
-RPC_BODY = body(
-    {
-        "type": "object",
-        "properties": {
-            "jsonrpc": {"const": "2.0"},
-            "id": {"type": ["string", "integer", "null"]},
-            "method": {"type": "string"},
-            "params": {"type": "object"},
+            "required": ["action"],
         },
-        "required": ["jsonrpc", "method"],
-        "additionalProperties": False,
-    },
-    required=True,
-)
+        {
+            "allOf": [_ref("Action"), {"type": "object", "minProperties": 1}],
+            "not": {"required": ["action"]},
+        },
+    ]
+}
 
-RPC_ANSWER: dict[str, Any] = {
+_RPC_ID: dict[str, Any] = {"type": ["string", "integer", "null"]}
+
+_RPC_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "jsonrpc": {"const": "2.0"},
-        "id": {"type": ["string", "integer", "null"]},
+        "id": _RPC_ID,
+        "method": {"type": "string"},
+        "params": {"type": "object"},
+    },
+    "required": ["jsonrpc", "method"],
+    "additionalProperties": False,
+}
+
+_RPC_ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": _RPC_ID,
         "result": {"type": "object"},
         "error": {
             "type": "object",
@@ -152,3 +155,75 @@ RPC_ANSWER: dict[str, Any] = {
     },
     "required": ["jsonrpc", "id"],
 }
+
+_PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "in": place,
+        "required": False,
+        "description": text,
+        "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
+    }
+    for name, place, text in (
+        (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
+        (SESSION_COOKIE, "cookie", "The same; the header goes first."),
+    )
+]
+"""What the routes that take a session say of it."""
+
+_SESSION_STATUSES: dict[str, dict[str, Any]] = {
+    "422": problem("The request does not validate."),
+    "429": problem("Too many calls wait for the session."),
+    "500": problem("The environment, or its constructor, raised an exception."),
+    "503": problem("Every session is taken."),
+    "504": problem("The environment took too long; the session has been ended."),
+}
+_UNKNOWN_SESSION: dict[str, dict[str, Any]] = {"404": problem("There is no such session.")}
+_OBSERVED: dict[str, dict[str, Any]] = {"200": answer("The observation, and what came with it.", _ENVELOPE)}
+_STATE: dict[str, dict[str, Any]] = {"200": answer("Where the episode stands.", _ref("State"))}
+
+
+def _operation(name: str, text: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"summary": name.title(), "description": text, "operationId": name, **more, "responses": responses}
+
+
+_STEPS: dict[str, Any] = {
+    "/reset": {
+        "post": _operation(
+            "reset",
+            "Start an episode and return the first observation; a session that is named is opened where there is none.",
+            _SESSION_STATUSES | _OBSERVED,
+            parameters=_PARAMETERS,
+            **body(_ref("ResetOptions"), required=False),
+        )
+    },
+    "/step": {
+        "post": _operation(
+            "step",
+            "Apply an action and return what follows.",
+            _SESSION_STATUSES | _UNKNOWN_SESSION | _OBSERVED,
+            parameters=_PARAMETERS,
+            **body(_STEP_SCHEMA, required=True),
+        )
+    },
+    "/state": {
+        "get": _operation(
+            "state",
+            "Return where the episode stands.",
+            _SESSION_STATUSES | _UNKNOWN_SESSION | _STATE,
+            parameters=_PARAMETERS,
+        )
+    },
+}
+
+_RPC: dict[str, Any] = {
+    "/mcp": {
+        "post": _operation(
+            "mcp",
+            "Answer one JSON-RPC request; errors are in the body, the status is 200. Standard MCP is served here too.",
+            {"200": answer("The response.", _RPC_ANSWER)},
+            **body(_RPC_SCHEMA, required=True),
+        )
+    }
+}
+"""Of the routes that the framework does not see."""

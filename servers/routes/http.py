@@ -1,24 +1,141 @@
-"""Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own."""
+"""Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own.
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+Also what every other route of HTTP reads and answers alike: bodies, refusals, failures.
+"""
 
-from fastapi import APIRouter, Request, Response
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive
+
+from openenv_core.errors import EnvironmentFailureError
 from openenv_core.protocol import replies
-from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError
+from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, RefusalError, text_of
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import RequestDecoder, http_reset
-from servers.execution import FATAL, EnvironmentRunner
-from servers.routes import description
-from servers.routes.answers import json_answer, json_body, refused, reported, while_connected
-from servers.routes.description import answer, problem
-from servers.security.guard import owner_of
-from servers.sessions import EnvironmentSession, SessionTable
+from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
+from openenv_core.tracebacks import authors_part
+from servers.execution import FATAL, EnvironmentRunner, end
+from servers.security import owner_of
+from servers.sessions import (
+    DeadlineExceededError,
+    EnvironmentSession,
+    SessionBusyError,
+    SessionTable,
+    UnknownSessionError,
+)
 
-NEW = "new"
+logger = logging.getLogger("servers")
+
+NEW: Final = "new"
 """The value that asks for a session under an id of the server's choice."""
+
+CLIENT_LEFT: Final = 499
+"""The status in the log of a request whose client left before its reply; nobody reads it."""
+
+RETRY_AFTER_S: Final = 1
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+T = TypeVar("T")
+
+
+def path_of(scope: Mapping[str, Any]) -> str:
+    """Return a connection's path without what a parent app, if any, has mounted this one under."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run `work`, whose result is not None, but cancel it when the client leaves; None where it has."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_departure(receive))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await end(watch)
+        await end(task)
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Return the response that `work` makes, unless the client leaves before."""
+    return await while_connected(request.receive, work) or Response(status_code=CLIENT_LEFT)
+
+
+def status_of(refusal: RefusalError) -> int:
+    """Return the HTTP status of a refusal."""
+    if refusal.code == VALIDATION_ERROR:
+        return 422
+    if refusal.code == CAPACITY_REACHED:
+        return 503
+    for kind, status in ((SessionBusyError, 429), (UnknownSessionError, 404), (DeadlineExceededError, 504)):
+        if isinstance(refusal, kind):
+            return status
+    return 500
+
+
+def retry_headers(status: int) -> dict[str, str]:
+    """Return what a response of this status says of another attempt."""
+    return {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+
+
+def refused(refusal: RefusalError) -> Response:
+    """Return the answer to a request that was refused."""
+    status = status_of(refusal)
+    if status == 422:
+        return json_answer(dumps({"detail": refusal.extra["errors"]}), status)
+    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra}})
+    return json_answer(body, status, retry_headers(status))
+
+
+def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer whose body is JSON already."""
+    return Response(body, status, headers, "application/json")
+
+
+async def _json_body(request: Request) -> bytes:
+    """Return the body, which the guard has bounded."""
+    body = await request.body()
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if body and not is_json:
+        raise invalid_body(f"expected a body of type application/json, got {kind}")
+    return body
+
+
+async def read_model(request: Request, model: type[ModelT]) -> ModelT:
+    """Read the body into a model. The framework would list every fault of a body that has a million of them.
+
+    Raises:
+        RefusalError: VALIDATION_ERROR.
+    """
+    body = await _json_body(request)
+    return validate(model, read_json(body), len(body))
+
+
+def reported(error: BaseException, what: str = "the environment raised") -> str:
+    """Log an exception of an environment, and return what its caller is told.
+
+    Args:
+        error: The exception. One that an environment raises to refuse something is none of the operator's business.
+        what: What happened, for the log.
+    """
+    if isinstance(error, EnvironmentFailureError):
+        logger.debug("the environment refused: %s", error)
+    else:
+        traceback = authors_part(error) or error.__traceback__
+        logger.error("%s", what, exc_info=(type(error), error, traceback))
+    return text_of(error)
 
 
 def session_named_by(request: Request) -> str | None:
@@ -49,174 +166,105 @@ def session_named_by(request: Request) -> str | None:
     return named
 
 
-def naming(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
-    """Return the headers of a reply that tell its session.
-
-    Args:
-        request: What is replied to.
-        session_id: The session.
-        keep: Ask the caller to keep it as a cookie, for as much of the address space as this app has.
-    """
+def _naming(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
+    """Return the headers of a reply that tell its session, and `keep` it as a cookie for what this app serves."""
     headers = {SESSION_HEADER: session_id}
     if keep:
         path = request.scope.get("root_path") or "/"
-        secure = "; Secure" if _encrypted(request) else ""
+        secure = "; Secure" if _is_encrypted(request) else ""
         headers["Set-Cookie"] = (
             f"{SESSION_COOKIE}={session_id}; HttpOnly; SameSite=Strict; Path={path}{secure}"
         )
     return headers
 
 
-def _encrypted(request: Request) -> bool:
+def _is_encrypted(request: Request) -> bool:
     """Whether the caller speaks TLS, to this server or to a proxy before it: to say so falsely only hides a cookie."""
     forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
     return request.url.scheme == "https" or forwarded == "https"
 
 
-PARAMETERS: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": place_name,
-            "in": place,
-            "required": False,
-            "description": text,
-            "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
-        }
-        for place_name, place, text in (
-            (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
-            (SESSION_COOKIE, "cookie", "The same; the header goes first."),
-        )
-    ]
-}
-"""What the routes that take a session say of it in the OpenAPI document."""
+async def _reset(runner: EnvironmentRunner, options: Mapping[str, Any]) -> bytes:
+    return replies.encode_http_result(await runner.reset(options))
 
 
-_STATUSES: dict[int | str, dict[str, Any]] = {
-    404: problem("There is no such session."),
-    422: problem("The request does not validate."),
-    429: problem("Too many calls wait for the session."),
-    500: problem("The environment, or its constructor, raised an exception."),
-    503: problem("Every session is taken."),
-    504: problem("The environment took too long; the session has been ended."),
-}
+async def _step(runner: EnvironmentRunner, action: Any, options: Mapping[str, Any]) -> bytes:
+    return replies.encode_http_result(await runner.step(action, options))
 
 
-def http_router(sessions: SessionTable, decoder: RequestDecoder[Any]) -> APIRouter:
-    """Return the plain HTTP routes of one environment.
+async def _state(runner: EnvironmentRunner) -> bytes:
+    return replies.encode_model(await runner.state())
+
+
+class HttpRoutes:
+    """Does the work of a request in the session that it names, or in one of its own.
 
     Args:
         sessions: Where sessions come from.
         decoder: Reads actions.
     """
-    router = APIRouter()
-    plain = _PlainHttp(sessions)
-    envelope = {**_STATUSES, 200: answer("The observation, and what came with it.", description.ENVELOPE)}
-    state_statuses = {**_STATUSES, 200: answer("Where the episode stands.", description.ref("State"))}
 
-    @router.post(
-        "/reset",
-        response_model=None,
-        responses={status: text for status, text in envelope.items() if status != 404},
-        openapi_extra=description.RESET_BODY | PARAMETERS,
-    )
-    async def reset(request: Request) -> Response:
-        """Start an episode and return the first observation; a session that is named is opened where there is none."""
-
-        async def work(runner: EnvironmentRunner) -> bytes:
-            return replies.encode_http_result(await runner.reset(options))
-
-        try:
-            options = http_reset(await json_body(request))
-        except RefusalError as refusal:
-            return refused(refusal)
-        return await plain.answer(request, work, opening=True)
-
-    @router.post(
-        "/step", response_model=None, responses=envelope, openapi_extra=description.STEP_BODY | PARAMETERS
-    )
-    async def step(request: Request) -> Response:
-        """Apply an action and return what follows."""
-
-        async def work(runner: EnvironmentRunner) -> bytes:
-            return replies.encode_http_result(await runner.step(action, options))
-
-        try:
-            action, options = decoder.http_step(await json_body(request))
-        except RefusalError as refusal:
-            return refused(refusal)
-        return await plain.answer(request, work)
-
-    @router.get("/state", response_model=None, responses=state_statuses, openapi_extra=PARAMETERS)
-    async def state(request: Request) -> Response:
-        """Return where the episode stands."""
-
-        async def work(runner: EnvironmentRunner) -> bytes:
-            return replies.encode_model(await runner.state())
-
-        return await plain.answer(request, work)
-
-    return router
-
-
-class _PlainHttp:
-    """Does the work of a request in the session that it names, or in one of its own."""
-
-    def __init__(self, sessions: SessionTable) -> None:
+    def __init__(self, sessions: SessionTable, decoder: RequestDecoder[Any]) -> None:
         self._sessions = sessions
+        self._decoder = decoder
 
-    async def answer(
-        self, request: Request, work: Callable[[EnvironmentRunner], Awaitable[bytes]], opening: bool = False
-    ) -> Response:
-        """Return the reply, unless the client leaves before.
+    def routes(self) -> list[Route]:
+        """Return the routes; `servers.routes.description` describes them."""
+        routes = [
+            Route("/reset", self._serve_reset, methods=["POST"]),
+            Route("/step", self._serve_step, methods=["POST"]),
+            Route("/state", self._serve_state, methods=["GET"]),
+        ]
+        for route in routes:
+            assert route.methods is not None
+            route.methods.discard("HEAD")  # which Starlette adds to GET, and nothing describes
+        return routes
 
-        Args:
-            request: The request; its body has been read.
-            work: What to do.
-            opening: A session that is named and not there is opened.
-        """
+    async def _serve_reset(self, request: Request) -> Response:
+        try:
+            options = http_reset(await _json_body(request))
+            named = session_named_by(request)
+        except RefusalError as refusal:
+            return refused(refusal)
+        return await respond(request, self._answer(request, named, _reset, options))
+
+    async def _serve_step(self, request: Request) -> Response:
+        try:
+            action, options = self._decoder.http_step(await _json_body(request))
+            named = session_named_by(request)
+        except RefusalError as refusal:
+            return refused(refusal)
+        return await respond(request, self._answer(request, named, _step, action, options))
+
+    async def _serve_state(self, request: Request) -> Response:
         try:
             named = session_named_by(request)
         except RefusalError as refusal:
             return refused(refusal)
-        reply = self._alone(request, work) if named is None else self._standing(request, named, work, opening)
-        return await while_connected(request, reply)
+        return await respond(request, self._answer(request, named, _state))
 
-    async def _alone(
-        self, request: Request, work: Callable[[EnvironmentRunner], Awaitable[bytes]]
+    async def _answer(
+        self, request: Request, named: str | None, work: Callable[..., Awaitable[bytes]], *args: Any
     ) -> Response:
-        try:
-            async with self._sessions.session(owner_of(request.scope)) as session:
-                return await self._work(session, work)
-        except RefusalError as refusal:
-            return refused(refusal)
-
-    async def _standing(
-        self,
-        request: Request,
-        named: str,
-        work: Callable[[EnvironmentRunner], Awaitable[bytes]],
-        opening: bool,
-    ) -> Response:
+        """Do the work; a reset opens the session that is named and not there."""
         sessions, owner = self._sessions, owner_of(request.scope)
+        session: EnvironmentSession | None = None
+        headers: dict[str, str] = {}
         try:
-            if not opening:
+            if named is None:
+                async with sessions.session(owner) as session:
+                    return json_answer(await session.run(work, *args))
+            if work is not _reset:
                 session = sessions.find(owner, named)
             elif named == NEW:
                 session = await sessions.open(owner)
             else:
                 session = await sessions.find_or_open(owner, named)
-            reply = await self._work(session, work)
+            headers = _naming(request, session.id, keep=work is _reset)
+            return json_answer(await session.run(work, *args), 200, headers)
         except RefusalError as refusal:
             return refused(refusal)
-        reply.headers.update(naming(request, session.id, keep=opening))
-        return reply
-
-    async def _work(
-        self, session: EnvironmentSession, work: Callable[[EnvironmentRunner], Awaitable[bytes]]
-    ) -> Response:
-        try:
-            return json_answer(await self._sessions.call(session, work))
         except FATAL as error:
-            if isinstance(error, RefusalError):
+            if session is None:
                 raise
-            return json_answer(dumps({"detail": reported(error)}), 500)
+            return json_answer(dumps({"detail": reported(error)}), 500, headers)

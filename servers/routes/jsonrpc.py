@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short, text_of
-from openenv_core.protocol.jsonrpc import JsonRpcFaultError, RpcRequest
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.answers import reported
+from servers.routes.http import json_answer, reported, respond
+from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
@@ -33,8 +37,7 @@ class Caller:
     session: EnvironmentSession | None = None
 
 
-Params: TypeAlias = Mapping[str, Any]
-Method: TypeAlias = Callable[[Caller, Params], Awaitable[Any]]
+_Params: TypeAlias = Mapping[str, Any]
 
 
 class JsonRpc:
@@ -43,20 +46,27 @@ class JsonRpc:
     Args:
         sessions: Where sessions come from.
         tooling: How their tools are listed and called.
-
-    Attributes:
-        methods: What there is to ask for, by name.
     """
 
     def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
         self._sessions = sessions
         self._tooling = tooling
-        self.methods: dict[str, Method] = {
+        self._methods: Mapping[str, Callable[[Caller, _Params], Awaitable[Any]]] = {
             "openenv/session/create": self._create,
             "openenv/session/close": self._close,
             "tools/list": self._list_tools,
             "tools/call": self._call_tool,
         }
+
+    async def serve(self, request: Request) -> Response:
+        """Answer POST /mcp; requests of standard MCP, which `servers.mcp` answers there, do not come this far."""
+
+        async def work() -> Response:
+            return json_answer(await self.answer_text(text, Caller(owner_of(request.scope))))
+
+        text = await request.body()
+        # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
+        return await respond(request, work())
 
     async def answer_text(self, text: str | bytes, caller: Caller) -> bytes:
         """Answer one request; whatever it is, there is a response."""
@@ -72,7 +82,13 @@ class JsonRpc:
         try:
             request = jsonrpc.read(value, size)
             request_id = request.id
-            return jsonrpc.encode_result(request_id, await self._do(request, caller))
+            method = self._methods.get(request.method)
+            if method is None:
+                raise JsonRpcFaultError(
+                    jsonrpc.METHOD_NOT_FOUND,
+                    f"expected one of the methods {', '.join(self._methods)}, got {short(request.method)!r}",
+                )
+            return jsonrpc.encode_result(request_id, await method(caller, request.params))
         except JsonRpcFaultError as error:
             fault = error
         except RefusalError as refusal:
@@ -82,22 +98,12 @@ class JsonRpc:
             fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text_of(failure))
         return jsonrpc.encode_fault(request_id, fault)
 
-    async def _do(self, request: RpcRequest, caller: Caller) -> Any:
-        method = self.methods.get(request.method)
-        if method is None:
-            known = ", ".join(self.methods)
-            raise JsonRpcFaultError(
-                jsonrpc.METHOD_NOT_FOUND,
-                f"expected one of the methods {known}, got {short(request.method)!r}",
-            )
-        return await method(caller, request.params)
-
-    async def _create(self, caller: Caller, _: Params) -> Any:
+    async def _create(self, caller: Caller, _: _Params) -> Any:
         if caller.session is not None:
             return {"session_id": self._sessions.hand_out(caller.session)}
         return {"session_id": (await self._sessions.open(caller.owner)).id}
 
-    async def _close(self, caller: Caller, params: Params) -> Any:
+    async def _close(self, caller: Caller, params: _Params) -> Any:
         session_id = params.get("session_id")
         if not session_id:
             raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "expected params with a session_id, got none")
@@ -111,14 +117,14 @@ class JsonRpc:
             return {"session_id": session_id, "closed": True}
         return {"session_id": session_id, "closed": False, "closing": True}
 
-    async def _list_tools(self, caller: Caller, params: Params) -> Any:
+    async def _list_tools(self, caller: Caller, params: _Params) -> Any:
         session = self._find(caller, params)
         declared = self._tooling.declared()
         if declared is None:
             declared = await self._ask(caller, session, self._tooling.list)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}
 
-    async def _call_tool(self, caller: Caller, params: Params) -> Any:
+    async def _call_tool(self, caller: Caller, params: _Params) -> Any:
         session = self._find(caller, params)
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not name:
@@ -158,9 +164,9 @@ class JsonRpc:
             raise _no_tools()
         try:
             if session is not None:
-                return await self._sessions.call(session, work, waits=True)
+                return await session.run_waiting(work)
             async with self._sessions.session(caller.owner) as own:
-                return await self._sessions.call(own, work, waits=True)
+                return await own.run_waiting(work)
         except NoToolsError:
             raise _no_tools() from None
         except RefusalError:
@@ -168,7 +174,7 @@ class JsonRpc:
         except FATAL as error:
             raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error)) from error
 
-    def _find(self, caller: Caller, params: Params) -> EnvironmentSession | None:
+    def _find(self, caller: Caller, params: _Params) -> EnvironmentSession | None:
         """Return the session that is meant: the socket's own, the one that is named, or none."""
         if caller.session is not None or not params.get("session_id"):
             return caller.session

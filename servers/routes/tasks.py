@@ -5,7 +5,7 @@ which counts as a session like any other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
@@ -13,18 +13,13 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.answers import json_answer, read_model, refused, reported, while_connected
 from servers.routes.description import answer, body, describe, problem
-from servers.security.guard import owner_of
+from servers.routes.http import json_answer, read_model, refused, reported, respond
+from servers.security import owner_of
 from servers.sessions import SessionTable
 
-KNOWN_SPLITS = frozenset({"train", "validation", "test"})
+_KNOWN_SPLITS: Final = frozenset({"train", "validation", "test"})
 """Types that a split can have. One that is given as a mere name has its name's type where it is one of these."""
-
-OTHER_SPLIT = "validation"
-
-BAD_INPUT = (LookupError, ValueError, OverflowError)
-"""What an environment raises for a split or an index that it does not know."""
 
 
 class Split(BaseModel):
@@ -48,6 +43,25 @@ class TaskRange(Split):
     stop: int | None = None
 
 
+class _TaskRoute(NamedTuple):
+    """One route: what it tells, the method that it asks, what its body holds, what its answer holds.
+
+    The body has the method's arguments in order; the answer is an object with what the method returns under its key.
+    """
+
+    text: str
+    method: str
+    body: type[Split]
+    key: str
+
+
+_ROUTES: Final[Mapping[str, _TaskRoute]] = {
+    "tasks": _TaskRoute("Return the tasks of a split.", "list_tasks", Split, "tasks"),
+    "num_tasks": _TaskRoute("Return how many tasks a split has.", "num_tasks", Split, "num_tasks"),
+    "task": _TaskRoute("Return one task.", "get_task", TaskAt, "task"),
+    "task_range": _TaskRoute("Return the tasks within bounds.", "get_task_range", TaskRange, "tasks"),
+}
+
 _STATUSES: dict[int | str, dict[str, Any]] = {
     400: problem("The environment does not know this split or index."),
     404: problem("There is no such environment."),
@@ -58,7 +72,7 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     504: problem("The environment took too long."),
 }
 
-Name = Annotated[str, Path(alias="env_name", description="The environment's name, in upper or lower case.")]
+_Name = Annotated[str, Path(alias="env_name", description="The environment's name, in upper or lower case.")]
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
@@ -77,34 +91,33 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         return [env_name]
 
     @router.get("/{env_name}/splits", response_model=None, responses=_responses({"type": "array"}))
-    async def splits(request: Request, name: Name) -> Response:
+    async def splits(request: Request, name: _Name) -> Response:
         """Return the splits, each with its name and type."""
         return await tasks.answer(
-            request, name, "list_splits", lambda found: [normalize_split(split) for split in found]
+            request, name, "list_splits", lambda found: [_normalize_split(split) for split in found]
         )
 
-    @router.post("/{env_name}/tasks", **_described(Split, "tasks", "env_name"))
-    async def list_tasks(request: Request, name: Name) -> Response:
-        """Return the tasks of a split."""
-        return await tasks.answer(
-            request, name, "list_tasks", lambda found: {"tasks": found, "env_name": env_name}, Split
+    def add(path: str, route: _TaskRoute) -> None:
+        more = {"env_name": env_name} if path == "tasks" else {}
+
+        async def endpoint(request: Request, name: _Name) -> Response:
+            return await tasks.answer(
+                request, name, route.method, lambda found: {route.key: found, **more}, route.body
+            )
+
+        router.add_api_route(
+            f"/{{env_name}}/{path}",
+            endpoint,
+            methods=["POST"],
+            name=path,
+            description=route.text,
+            response_model=None,
+            responses=_responses({"type": "object", "required": [route.key, *more]}),
+            openapi_extra=body(describe(route.body), required=True),
         )
 
-    @router.post("/{env_name}/num_tasks", **_described(Split, "num_tasks"))
-    async def num_tasks(request: Request, name: Name) -> Response:
-        """Return how many tasks a split has."""
-        return await tasks.answer(request, name, "num_tasks", lambda found: {"num_tasks": found}, Split)
-
-    @router.post("/{env_name}/task", **_described(TaskAt, "task"))
-    async def task(request: Request, name: Name) -> Response:
-        """Return one task."""
-        return await tasks.answer(request, name, "get_task", lambda found: {"task": found}, TaskAt)
-
-    @router.post("/{env_name}/task_range", **_described(TaskRange, "tasks"))
-    async def task_range(request: Request, name: Name) -> Response:
-        """Return the tasks within bounds."""
-        return await tasks.answer(request, name, "get_task_range", lambda found: {"tasks": found}, TaskRange)
-
+    for path, route in _ROUTES.items():
+        add(path, route)
     return router
 
 
@@ -123,15 +136,7 @@ class _Tasks:
         shape: Callable[[Any], Any],
         model: type[Split] | None = None,
     ) -> Response:
-        """Return what a method of the environment returns.
-
-        Args:
-            request: The request.
-            name: The environment that its path names.
-            method: The method.
-            shape: Puts what the method returns into the shape of the route.
-            model: What the body holds: the method's arguments in order; None where the method takes none.
-        """
+        """Return what a method of the environment returns, in the shape of the route."""
         arguments: Sequence[Any] = ()
         if model is not None:
             try:
@@ -143,8 +148,7 @@ class _Tasks:
         factory = self._sessions.factory
         if isinstance(factory, type) and not callable(getattr(factory, method, None)):
             return _unsupported(method)  # without an instance, which would take a slot
-        owner = owner_of(request.scope)
-        return await while_connected(request, self._ask(owner, shape, method, arguments))
+        return await respond(request, self._ask(owner_of(request.scope), shape, method, arguments))
 
     async def _ask(
         self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
@@ -156,40 +160,36 @@ class _Tasks:
 
         try:
             async with self._sessions.session(owner) as session:
-                found = await self._sessions.call(session, work)
+                found = await session.run(work)
         except RefusalError as refusal:
             return refused(refusal)
         except NotImplementedError:
             return _unsupported(method)
         except IndexError:
             return _problem(400, "Invalid task index")
-        except BAD_INPUT as error:
+        except (LookupError, ValueError, OverflowError) as error:  # a split or an index that it does not know
             return _problem(
                 400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
             )
         except FATAL as error:
-            return _failed(method, error)
+            return _problem(500, reported(error, f"{method} failed"))
         try:
             return json_answer(dumps(shape(found)))
         except FATAL as error:
-            return _failed(method, error)
+            return _problem(500, reported(error, f"{method} failed"))
 
 
-def normalize_split(split: Any) -> Any:
+def _normalize_split(split: Any) -> Any:
     """Return the name and type of a split that an environment gives as a model, a mapping, a name or anything."""
     if isinstance(split, BaseModel | Mapping):
         return split
     name = str(split)
-    known = isinstance(split, str) and name in KNOWN_SPLITS
-    return {"name": name, "type": name if known else OTHER_SPLIT}
+    known = isinstance(split, str) and name in _KNOWN_SPLITS
+    return {"name": name, "type": name if known else "validation"}
 
 
 def _unsupported(method: str) -> Response:
     return _problem(501, f"{method} is not supported for this environment")
-
-
-def _failed(method: str, error: BaseException) -> Response:
-    return _problem(500, reported(error, f"{method} failed"))
 
 
 def _problem(status: int, text: str) -> Response:
@@ -198,11 +198,3 @@ def _problem(status: int, text: str) -> Response:
 
 def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     return {**_STATUSES, 200: answer("What the environment says.", schema)}
-
-
-def _described(model: type[Split], *keys: str) -> dict[str, Any]:
-    return {
-        "response_model": None,
-        "responses": _responses({"type": "object", "required": list(keys)}),
-        "openapi_extra": body(describe(model), required=True),
-    }

@@ -21,7 +21,7 @@ from openenv_core.providers.remote import (
 from servers.sandboxes.backends import Backend, local_backend
 from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
 from servers.sandboxes.table import SandboxTable
-from servers.security.guard import Guard, owner_of
+from servers.security import Guard, owner_of
 from servers.settings import MAKE_TOKEN, ServerSettings
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -2,25 +2,29 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
+from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
 from servers.sessions.slots import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
-MAX_WAITING = 32
+MAX_WAITING: Final = 32
 """Calls that may wait for one session while another is under way."""
 
+T = TypeVar("T")
+P = ParamSpec("P")
 
-class PendingCall(Protocol):
-    """A call that is under way.
 
-    Attributes:
-        task: It runs in this.
-        expired: Its deadline has passed; it closes the session's environment when it ends at last.
-    """
+class _Table(Protocol):
+    """What a session asks of the table that it is in."""
 
-    task: asyncio.Task[Any]
-    expired: bool
+    step_timeout_s: float | None
+
+    def expire(self, session: "EnvironmentSession") -> DeadlineExceededError:
+        """Take the session away and give its slot back, at once."""
+
+    async def finish(self, session: "EnvironmentSession") -> None:
+        """Close its environment, after the call has ended at last."""
 
 
 class EnvironmentSession:
@@ -41,10 +45,13 @@ class EnvironmentSession:
         last_use: When that was, or when it was opened, by the loop's clock.
         listeners: Requests under way beside its calls, streams that stay open among them; they keep it in use.
         on_over: Called once when it has ended.
-        call: The call that is under way, in a task of its own.
+        call: The call that is under way in a task of its own.
+        watch: Where one caller alone asks, one thing after the other: looks at the time of its calls.
+        on_expiry: Called when a call of that caller outlasts its time.
     """
 
     __slots__ = (
+        "_table",
         "_turn",
         "_waiting",
         "attached",
@@ -55,6 +62,7 @@ class EnvironmentSession:
         "id",
         "last_use",
         "listeners",
+        "on_expiry",
         "on_over",
         "over",
         "owner",
@@ -62,23 +70,24 @@ class EnvironmentSession:
         "shared",
         "standing",
         "used",
+        "watch",
     )
 
-    def __init__(
-        self, runner: EnvironmentRunner, owner: str = "", session_id: str = "", standing: bool = False
-    ) -> None:
+    def __init__(self, table: _Table, runner: EnvironmentRunner, owner: str, session_id: str) -> None:
         self.runner = runner
         self.owner = owner
         self.id = session_id
-        self.standing = standing
-        self.shared = standing or bool(session_id)
-        self.attached = not standing
+        self.standing = self.shared = bool(session_id)
+        self.attached = not session_id
         self.closing = self.ending = self.over = self.used = False
         self.holds_slot = True
         self.last_use = 0.0
         self.listeners = 0
         self.on_over: Callable[[], None] | None = None
-        self.call: PendingCall | None = None
+        self.call: _SessionCall[Any] | None = None
+        self.watch: Watchdog | None = None
+        self.on_expiry: Callable[[], None] | None = None
+        self._table = table
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
 
@@ -87,12 +96,50 @@ class EnvironmentSession:
         """Whether a call is under way or waits."""
         return self._turn is not None and self._turn.locked()
 
-    async def take_turn(self) -> None:
-        """Wait until no other call is under way.
+    async def run(
+        self,
+        work: Callable[Concatenate[EnvironmentRunner, P], Awaitable[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Do something in the session: one call at a time, each with a deadline.
+
+        The call of a session that stands by itself goes on when whoever asked has left.
+
+        Args:
+            work: What to do.
+            *args: With what, beside the runner.
+            **options: Likewise.
 
         Raises:
-            RefusalError: `SessionBusyError`; too many wait.
+            RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
+            Exception: Whatever the environment raised.
         """
+        inline = self.runner.plan.inline
+        if self.watch is not None and not self.shared:
+            if inline:
+                return await work(self.runner, *args, **options)
+            assert self.on_expiry is not None
+            self.watch.expect(self._table.step_timeout_s, self.on_expiry)
+            try:
+                return await work(self.runner, *args, **options)
+            finally:
+                self.watch.stop()
+        await self._take_turn()
+        if not inline:
+            return await _SessionCall(self._table, self, work(self.runner, *args, **options)).result()
+        try:
+            return await work(self.runner, *args, **options)
+        finally:
+            self._turn_over()
+
+    async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
+        """Do something that may wait, even where reset, step and state promise that they do not; as `run`."""
+        await self._take_turn()
+        return await _SessionCall(self._table, self, work(self.runner)).result()
+
+    async def _take_turn(self) -> None:
+        """Wait until no other call is under way."""
         if self._turn is None:
             self._turn = asyncio.Lock()
         if self._waiting >= MAX_WAITING:
@@ -102,61 +149,40 @@ class EnvironmentSession:
             await self._turn.acquire()
         finally:
             self._waiting -= 1
+        if self.over:
+            self._turn.release()
+            raise UnknownSessionError(self.id)
+        self.used = True
 
-    def give_turn(self) -> None:
+    def _turn_over(self) -> None:
         """Let the next call come."""
         assert self._turn is not None
         self._turn.release()
+        self.last_use = asyncio.get_running_loop().time()
 
 
-T = TypeVar("T")
-
-
-class Ender(Protocol):
-    """What ends a session whose environment takes too long."""
-
-    step_timeout_s: float | None
-
-    def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
-        """Take the session away and give its slot back, at once."""
-
-    async def finish(self, session: EnvironmentSession) -> None:
-        """Close its environment, after the call has ended at last."""
-
-
-class SessionCall(Generic[T]):
+class _SessionCall(Generic[T]):
     """Runs in a task of its own, since neither its caller nor its deadline can be made to wait for it.
-
-    Args:
-        ender: Ends the session at the deadline.
-        session: Its turn has been taken; it is given back when the call is over.
-        work: What to do.
 
     Attributes:
         task: What is under way.
         expired: The deadline has passed. The session is over, and is closed once the task ends.
     """
 
-    def __init__(
-        self, ender: Ender, session: EnvironmentSession, work: Callable[[EnvironmentRunner], Awaitable[T]]
-    ) -> None:
+    def __init__(self, table: _Table, session: EnvironmentSession, work: Awaitable[T]) -> None:
         loop = asyncio.get_running_loop()
         self.expired = False
-        self._ender = ender
+        self._table = table
         self._session = session
         self._reply: asyncio.Future[T] = loop.create_future()
-        limit = ender.step_timeout_s
+        limit = table.step_timeout_s
         self._timer = None if limit is None else loop.call_later(limit, self._expire)
-        self.task = keep(asyncio.create_task(_outcome(work, session.runner)))
+        self.task = keep(asyncio.create_task(_outcome(work)))
         self.task.add_done_callback(self._finish)
         session.call = self
 
     async def result(self) -> T:
-        """Wait for the outcome.
-
-        Raises:
-            Exception: Whatever the environment raised.
-        """
+        """Wait for the outcome; raise whatever the environment raised."""
         try:
             return await self._reply
         except asyncio.CancelledError:
@@ -168,44 +194,37 @@ class SessionCall(Generic[T]):
         if self.task.done():
             return
         self.expired = True
-        refusal = self._ender.expire(self._session)
+        refusal = self._table.expire(self._session)
         if not self._reply.done():
             self._reply.set_exception(refusal)
-        self._session.give_turn()  # those who wait learn that it is over
+        self._session._turn_over()  # those who wait learn that it is over
         self.task.cancel()
 
-    def _finish(self, task: asyncio.Task[tuple[bool, T | BaseException]]) -> None:
+    def _finish(self, task: asyncio.Task[tuple[bool, Any]]) -> None:
         session = self._session
         session.call = None
-        session.last_use = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
-            keep(asyncio.create_task(self._ender.finish(session)))
+            keep(asyncio.create_task(self._table.finish(session)))
             return
-        session.give_turn()
+        session._turn_over()
         if self._reply.done():
             return  # whoever asked has left
         if task.cancelled():
-            error = (
-                UnknownSessionError(session.id)
-                if session.over
-                else RuntimeError("the environment cancelled its own call")
-            )
-            self._reply.set_exception(error)
+            own = RuntimeError("the environment cancelled its own call")
+            self._reply.set_exception(UnknownSessionError(session.id) if session.over else own)
             return
         succeeded, value = task.result()
         if succeeded:
-            self._reply.set_result(value)  # type: ignore[arg-type]
+            self._reply.set_result(value)
         else:
-            self._reply.set_exception(value)  # type: ignore[arg-type]
+            self._reply.set_exception(value)
 
 
-async def _outcome(
-    work: Callable[[EnvironmentRunner], Awaitable[T]], runner: EnvironmentRunner
-) -> tuple[bool, T | BaseException]:
+async def _outcome(work: Awaitable[T]) -> tuple[bool, T | BaseException]:
     try:
-        return True, await work(runner)
+        return True, await work
     except FATAL as error:
         # SystemExit out of a task would end the loop.
         return False, error

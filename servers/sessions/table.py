@@ -2,97 +2,43 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSION_ERROR, RefusalError, text_of
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, Executor, Factory, keep
-from servers.methods import name_of, plan_of
-from servers.sessions.session import EnvironmentSession, SessionCall
+from servers.execution import (
+    CLOSE_TIMEOUT_S,
+    FATAL,
+    EnvironmentRunner,
+    Executor,
+    Factory,
+    keep,
+    name_of,
+    plan_of,
+)
+from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
 
-UNUSED_SESSION_TTL_S = 60.0
+UNUSED_SESSION_TTL_S: Final = 60.0
 """Seconds that a session is kept which was opened and then never asked for anything."""
 
-MAX_INTERVAL_S = 5.0
-LOOKS = 4
-"""How often it looks within the time that a session may go unused."""
+MAX_INTERVAL_S: Final = 5.0
+"""Between two looks for sessions that nobody uses."""
 
 
-class Reaper:
-    """Looks after standing sessions for as long as there are any.
-
-    It never touches one that has a socket or another open connection, or whose call is under way.
-
-    Args:
-        standing: Returns the sessions that stand by themselves.
-        drop: Ends one.
-        idle_s: Seconds that a session may go unused.
-    """
-
-    def __init__(
-        self,
-        standing: Callable[[], Sequence[EnvironmentSession]],
-        drop: Callable[[EnvironmentSession], None],
-        idle_s: float,
-    ) -> None:
-        self._standing = standing
-        self._drop = drop
-        self._idle_s = idle_s
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Look from now on, unless it does already."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look(), name="reaper of idle sessions")
-            self._task.add_done_callback(_notice)
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _look(self) -> None:
-        interval = min(MAX_INTERVAL_S, max(0.01, min(self._idle_s, UNUSED_SESSION_TTL_S) / LOOKS))
-        while standing := self._standing():
-            await asyncio.sleep(interval)
-            now = asyncio.get_running_loop().time()
-            for session in standing:
-                if self._unused(session, now):
-                    logger.info("session %s went unused for too long; it is ended", session.id)
-                    self._drop(session)
-
-    def _unused(self, session: EnvironmentSession, now: float) -> bool:
-        if session.attached or session.listeners or session.busy or session.over:
-            return False
-        limit = self._idle_s if session.used else min(self._idle_s, UNUSED_SESSION_TTL_S)
-        return now - session.last_use > limit
-
-
-def _notice(task: asyncio.Task[None]) -> None:
-    """Say that the reaper has died; the next session that is opened starts another."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the reaper of idle sessions has died", exc_info=error)
-
-
-T = TypeVar("T")
-
-Key = tuple[str, str]
+_Key: TypeAlias = tuple[str, str]
 """Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
 
-
-DISCONNECT_NOTICE_S: Final = 0.1
+_DISCONNECT_NOTICE_S: Final = 0.1
 """Seconds that it takes at most to hear of a client that has left."""
 POLL_INTERVAL_S: Final = 0.005
 """Between two looks for a slot."""
-ENDING_SLOT_WAIT_S: Final = CLOSE_TIMEOUT_S
-"""Seconds that a newcomer waits for a session that ends."""
-MAX_WAITING: Final = 64
+_MAX_WAITING: Final = 64
 """Newcomers that wait for a slot at once; the others are refused as soon as there is none."""
 
 
@@ -100,10 +46,6 @@ def _stopping() -> RefusalError:
     return RefusalError(
         CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
     )
-
-
-def _draw() -> str:
-    return str(uuid4())
 
 
 class SessionTable:
@@ -128,7 +70,7 @@ class SessionTable:
         executor: Executor,
         settings: ServerSettings | None = None,
         slots: SessionSlots | None = None,
-        new_id: Callable[[], str] = _draw,
+        new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
         settings = settings or ServerSettings()
         self.factory = factory
@@ -138,9 +80,10 @@ class SessionTable:
         self.draining = False
         self._new_id = new_id
         self._waiting = 0
-        self._sessions: dict[Key, EnvironmentSession] = {}
-        self._opening: dict[Key, asyncio.Future[None]] = {}
-        self._reaper = Reaper(lambda: self.standing, self.drop, settings.idle_timeout_s)
+        self._sessions: dict[_Key, EnvironmentSession] = {}
+        self._opening: dict[_Key, asyncio.Future[None]] = {}
+        self._idle_s = settings.idle_timeout_s
+        self._reaper: asyncio.Task[None] | None = None
 
     @property
     def inline(self) -> bool:
@@ -192,7 +135,8 @@ class SessionTable:
             del self._opening[key]
             opening.set_result(None)
         session.last_use = asyncio.get_running_loop().time()
-        self._reaper.start()
+        if self._reaper is None or self._reaper.done():
+            self._reaper = asyncio.create_task(self._reap(), name="reaper of idle sessions")
         return session
 
     async def find_or_open(self, owner: str, session_id: str) -> EnvironmentSession:
@@ -245,41 +189,6 @@ class SessionTable:
             if session.closing and not session.over:
                 self.drop(session)
 
-    # Work
-
-    async def call(
-        self,
-        session: EnvironmentSession,
-        work: Callable[[EnvironmentRunner], Awaitable[T]],
-        *,
-        waits: bool = False,
-    ) -> T:
-        """Do something in a session that others may ask too: one call at a time, each with a deadline.
-
-        The call of a session that stands by itself goes on when whoever asked has left.
-
-        Args:
-            session: The session.
-            work: What to do.
-            waits: It may wait, even where reset, step and state promise that they do not.
-
-        Raises:
-            RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
-            Exception: Whatever the environment raised.
-        """
-        await session.take_turn()
-        if session.over:
-            session.give_turn()
-            raise UnknownSessionError(session.id)
-        session.used = True
-        if session.runner.step_inline is not None and not waits:
-            try:
-                return await work(session.runner)
-            finally:
-                session.give_turn()
-                session.last_use = asyncio.get_running_loop().time()
-        return await SessionCall(self, session, work).result()
-
     # Going
 
     def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
@@ -305,6 +214,25 @@ class SessionTable:
         self._forget(session)
         keep(asyncio.create_task(self._finish(session)))
 
+    async def _reap(self) -> None:
+        """End standing sessions that go unused, for as long as there are any.
+
+        One that has a socket or another open connection, or whose call is under way, is in use.
+        """
+        while standing := self.standing:
+            shortest = min(self._idle_s, UNUSED_SESSION_TTL_S)
+            await asyncio.sleep(min(MAX_INTERVAL_S, max(0.01, shortest / 4)))
+            now = asyncio.get_running_loop().time()
+            for session in standing:
+                limit = self._idle_s if session.used else shortest
+                in_use = session.attached or session.listeners or session.busy or session.over
+                if not in_use and now - session.last_use > limit:
+                    logger.info("session %s went unused for too long; it is ended", session.id)
+                    try:
+                        self.drop(session)
+                    except Exception:
+                        logger.exception("session %s could not be ended", session.id)
+
     async def end_standing(self, deadline: float) -> None:
         """End every session that stands by itself, after its call where that comes to an end in time.
 
@@ -315,7 +243,8 @@ class SessionTable:
 
     async def shut_down(self) -> None:
         """End what is left when the server stops."""
-        self._reaper.stop()
+        if self._reaper is not None:
+            self._reaper.cancel()
         await self.end_standing(0.0)
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
@@ -359,8 +288,8 @@ class SessionTable:
                 try:
                     return self.slots.take(owner)
                 except RefusalError:
-                    patience = ENDING_SLOT_WAIT_S if self.slots.ending else DISCONNECT_NOTICE_S
-                    if clock() - began > patience or (not waits and self._waiting >= MAX_WAITING):
+                    patience = CLOSE_TIMEOUT_S if self.slots.ending else _DISCONNECT_NOTICE_S
+                    if clock() - began > patience or (not waits and self._waiting >= _MAX_WAITING):
                         raise
                 self._waiting += not waits
                 waits = True
@@ -377,7 +306,7 @@ class SessionTable:
     async def _build(self, owner: str, session_id: str) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
-            return EnvironmentSession(await self._construct(), owner, session_id, standing=bool(session_id))
+            return EnvironmentSession(self, await self._construct(), owner, session_id)
         except BaseException:
             self.slots.give(owner)
             raise

@@ -46,7 +46,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
         return placed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "REPOSITORY", REPOSITORY)
+        patch.setattr(base, "OUR_BASE", REPOSITORY)
         patch.setattr(installed, "place", place)
         yield patch
 

@@ -12,8 +12,7 @@ from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
 from rl_bridge.config import Config, load_config, ready_to_train
 from rl_bridge.planning.memory import ModelSize, memory_of_roles
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, by_need
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from benchmarks.faults.comeback import EVERY, killed, reached, undisturbed
 from benchmarks.faults.job import Job
 from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.faults.report import bars
-from rl_bridge.loops.history import HISTORY_FILE
+from rl_bridge.loops.run import HISTORY_FILE
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 

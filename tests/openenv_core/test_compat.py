@@ -30,8 +30,8 @@ from openenv_core.compat.types import (
 )
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.replies import encode_observation
-from servers.http_env_server import HTTPEnvServer
 from servers.released import NAMES as SERVER_NAMES
+from servers.released import HTTPEnvServer
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "compatibility.md"

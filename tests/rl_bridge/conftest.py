@@ -48,7 +48,7 @@ def engine_environment() -> Iterator[None]:
     """The variables that an engine's process is started with, and the thread that they leave it."""
     import torch
 
-    from rl_bridge.generator.settings import engine_environment
+    from rl_bridge.generator.vllm_api import engine_environment
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Versions are told a token at a time, and the oldest counts."""
 
-import pytest
-
 from rl_bridge.types import NO_VERSION, Completion, Ending, Group, TrainSample, Trajectory, Turn
 
 
@@ -42,9 +40,3 @@ def test_a_row_is_as_old_as_the_oldest_token_that_the_policy_generated() -> None
 
     assert row(NO_VERSION, 4, NO_VERSION, 3, 5).version == 3
     assert row(NO_VERSION).version == 0
-
-
-@pytest.mark.parametrize(("logprobs", "versions"), [(1, 2), (2, 1), (2, 3)])
-def test_every_token_has_a_logprob_and_a_version(logprobs: int, versions: int) -> None:
-    with pytest.raises(ValueError, match=f"each of 2 tokens, got {logprobs} and {versions}"):
-        Completion(tokens=[1, 2], logprobs=[0.0] * logprobs, versions=[0] * versions, stopped=True)

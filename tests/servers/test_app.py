@@ -21,7 +21,6 @@ from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app, create_fastapi_app
 from servers.app import EnvironmentApp
-from servers.sessions import LocalSlots
 from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -177,18 +176,6 @@ def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the
         create_app(Solitary, Add, Count)
 
 
-async def test_slots_and_ids_of_ones_own() -> None:
-    app = app_of(Counter)
-    slots = LocalSlots(1)
-    app.configure(app.settings, slots=slots, new_id=lambda: "drawn")
-    async with serving(app) as address:
-        with pytest.raises(ConfigurationError, match="runs already"):
-            app.configure(app.settings)
-        assert await opened(address) == "drawn"
-        assert slots.active == 1
-        assert (await request(address, "POST", "/reset", None, {HEADER: "a"})).status_code == 503
-
-
 def test_the_other_name_has_another_order() -> None:
     class Mode(str, Enum):  # noqa: UP042 - as folders written for the released package have it
         PRODUCTION = "production"
@@ -281,7 +268,7 @@ async def test_a_lifespan_begins_before_the_first_connection_and_ends_after_the_
 def test_a_server_loads_no_page_and_no_client() -> None:
     code = (
         "import json, sys\n"
-        "import servers.cli.serve, servers.hosting, servers.protocols, servers.assembly\n"
+        "import servers.cli.serve, servers.hosting, servers.protocols, servers.fleet.worker\n"
         "from servers import create_app\n"
         "from openenv_core import Action, Environment, Observation\n"
         "create_app(Environment, Action, Observation)\n"

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import PATIENCE_S, eventually, serving
 from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.utils import apply_mask
 
-from servers import lane
+from servers import protocols as lane
 from servers.protocols import SocketProtocol
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -268,7 +269,7 @@ async def test_without_what_the_lane_relies_on_frames_go_the_general_way(
     assert (
         "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames go the general way" in line
     )
-    monkeypatch.setattr(SocketProtocol, "_whole", lambda *_: pytest.fail("the lane is taken"))
+    monkeypatch.setattr(SocketProtocol, "_read_whole_frame", lambda *_: pytest.fail("the lane is taken"))
     async with serving(app()) as address, opened(address) as (reader, writer):
         for text in (b"a", b"b" * 70_000):
             writer.write(frame(TEXT, text))
@@ -307,3 +308,20 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
     for _ in range(times):
         writer.write(data)
         await writer.drain()
+
+
+async def test_a_whole_frame_takes_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    general = WebSocketsSansIOProtocol.data_received
+    monkeypatch.setattr(
+        WebSocketsSansIOProtocol,
+        "data_received",
+        lambda self, data: (parsed.append(data), general(self, data))[1],
+    )
+    async with serving(app()) as address, opened(address) as (reader, writer):
+        parsed.clear()  # the handshake
+        for text in (b"a", b"b" * 200, b"c" * 20_000):
+            await asyncio.sleep(PAUSE_S)  # until the application waits for it
+            writer.write(frame(TEXT, text))
+            assert await read_frame(reader) == (TEXT, text)
+    assert not [data for data in parsed if data[:1] == b"\x81"]

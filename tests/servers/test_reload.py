@@ -15,7 +15,7 @@ from terminal_process import in_terminal
 from openenv_core import CapacityError, ConfigurationError, GenericEnvClient
 from openenv_core.cli.main import main
 from servers.environments import source_of
-from servers.reload.supervisor import SourceFilter
+from servers.reload import _SourceFilter
 
 APP = '''
 import os
@@ -136,7 +136,7 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
 
 
 def test_what_is_no_source_restarts_nothing(folder: Path) -> None:
-    changes = SourceFilter([folder])
+    changes = _SourceFilter([folder])
     for name in ("models.py", "openenv.yaml", "server/deck.json", "data/words.yml"):
         assert changes(None, str(folder / name)), name
     for name in (

@@ -250,14 +250,6 @@ def test_a_lifespan_that_refuses_is_a_message_and_a_status(words: tuple[str, ...
 
 
 @soak
-def test_a_lifespan_that_fails_shows_its_traceback(tmp_path: Path) -> None:
-    status, said = refusal(app="lifelong:app", NOTES=str(tmp_path / "notes"), BREAK="1")
-    assert status not in (0, None)
-    assert "Traceback" in said
-    assert "RuntimeError: nobody meant this" in said
-
-
-@soak
 def test_under_plain_uvicorn_a_lifespan_that_refuses_is_a_message_too(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     environ = {"NOTES": str(notes), "REFUSE": "1", "PATH": "", "PYTHONPATH": str(Path(SUPPORT).parents[1])}

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from typing import Any, cast
 
 import pytest
 from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
@@ -24,16 +23,20 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 
 async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_WAITING", 1)
-    asked = session.EnvironmentSession(cast("Any", None))
-    await asked.take_turn()
-    for _ in range(3):
-        waiting = asyncio.create_task(asked.take_turn())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    asked.give_turn()
-    await asked.take_turn()
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        await request(address, "POST", "/reset", None, {HEADER: "one"})
+        call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "one"}))
+        await eventually(env.entered.is_set)
+        (standing,) = app.sessions.standing
+        for _ in range(3):
+            waiting = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "one"}))
+            await eventually(lambda: standing._waiting == 1)
+            waiting.cancel()
+            await eventually(lambda: standing._waiting == 0)
+        env.release.set()
+        assert (await call).status_code == 200
 
 
 # Owners
@@ -146,7 +149,7 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
             await request(address, "POST", "/reset", None, {HEADER: "busy"})
             call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "busy"}))
             await eventually(env.entered.is_set)
-            app.sessions._reaper._idle_s = 0.1  # from when all of them stand, however long that took
+            app.sessions._idle_s = 0.1  # from when all of them stand, however long that took
             await eventually(lambda: ("", lonely) not in app.sessions._sessions)
             await asyncio.sleep(0.5)  # several times the limit; that nothing happens has no event to wait for
             assert app.sessions.active == 3
@@ -169,20 +172,15 @@ async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back
         await opened(address)
 
 
-async def test_a_reaper_that_dies_says_so_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_session_that_cannot_be_ended_is_told_of_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     app = app_of(Counter, idle_timeout_s=0.1)
-    kept = app.sessions._reaper._drop
-
-    def broken(_: Any) -> None:
-        raise RuntimeError("on purpose")
-
     async with serving(app) as address:
-        app.sessions._reaper._drop = broken
-        with caplog.at_level(logging.ERROR, "servers"):
+        with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "servers"):
+            broken.setattr(app.sessions, "drop", lambda _: 1 / 0)
             await opened(address)
-            await eventually(lambda: "the reaper of idle sessions has died" in caplog.text)
-        app.sessions._reaper._drop = kept
-        await opened(address)
+            await eventually(lambda: "could not be ended" in caplog.text)
         await eventually(lambda: app.sessions.active == 0)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from openenv_core import ConfigurationError
 from openenv_core.protocol.errors import RefusalError
-from servers.fleet.plan import WorkerPlan
 from servers.fleet.slots import SharedSlots, SlotTable
 from servers.settings import ServerSettings
 
@@ -66,24 +65,6 @@ def test_values_that_cannot_be_read_are_refused_and_tokens_not_shown() -> None:
         assert "expected" in str(refused.value), name
         assert "short" not in str(refused.value)
     assert TOKEN not in repr(ServerSettings(tokens=(TOKEN,)))
-
-
-def test_the_plan_of_a_worker_arrives_as_it_was_sent() -> None:
-    plan = WorkerPlan(
-        app="counter:app",
-        index=1,
-        workers=3,
-        listener=4,
-        slots=5,
-        ready=6,
-        supervisor=7,
-        folder="/tmp/here",
-        options=("--mode",),
-        log_level="info",
-        settings=ServerSettings(tokens=(TOKEN,), allowed_hosts=("a", "b"), step_timeout_s=None),
-    )
-    assert WorkerPlan.read(plan.line()) == plan
-    assert TOKEN not in repr(plan)
 
 
 def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 from counter import (
-    Add,
     Awkward,
     BlockingCounter,
     Counter,
@@ -20,8 +19,6 @@ from counter import (
     SlowSolitary,
     Unbuildable,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
 from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
@@ -442,29 +439,6 @@ async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls()
             assert json.loads(await ws.recv())["data"]["total"] == 2
 
 
-# Whatever is sent
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-FRAMES = JSON | st.fixed_dictionaries(
-    {}, optional={"type": st.sampled_from(["reset", "step", "state", "mcp", "close"]) | JSON, "data": JSON}
-)
-
-
-@given(FRAMES.map(json.dumps) | st.text())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_the_decoder_reads_or_refuses(text: str) -> None:
-    decoder = RequestDecoder(Add)
-    try:
-        decoder.frame(text)
-    except RefusalError as refusal:
-        json.dumps(refusal.extra)
-
-
 def test_a_union_within_an_action_is_no_type_of_frame() -> None:
     class Left(BaseModel):
         side: Literal["left"] = "left"
@@ -480,21 +454,3 @@ def test_a_union_within_an_action_is_no_type_of_frame() -> None:
             RequestDecoder(Turn).frame(json.dumps({"type": "step", "data": {"to": to}}))
         assert refused.value.code == "VALIDATION_ERROR"
         assert refused.value.extra["errors"][0]["loc"] == ["to"]
-
-
-async def test_no_frame_kills_a_session() -> None:
-    frames: list[str | bytes] = []
-
-    @given(
-        FRAMES.filter(lambda f: not (isinstance(f, dict) and f.get("type") == "close")).map(json.dumps)
-        | st.binary()
-    )
-    @settings(max_examples=30, database=None)
-    def gather(frame: str | bytes) -> None:
-        frames.append(frame)
-
-    gather()
-    async with serving(app_of(Counter)) as address, socket_to(address) as ws:
-        for frame in frames:
-            assert (await ask(ws, frame))["type"] in ("error", "observation", "state", "mcp")
-        assert (await ask(ws, {"type": "reset"}))["type"] == "observation"

@@ -22,8 +22,8 @@ from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from servers.fleet.forwarder import ids_of, worker_of
-from servers.fleet.peers import ExchangeError, Exchanges
+from servers.fleet.forwarder import worker_of
+from servers.fleet.peers import UnixPeers
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
@@ -86,14 +86,6 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
             for others in ("other=1", 'bad[name]=1; "odd', "{json}={}"):
                 status, state = fleet.get("/state", Cookie=f"{others}; openenv_session={session}")
                 assert (status, state["step_count"]) == (200, 2)
-
-
-@pytest.mark.soak
-def test_an_environment_tells_of_itself_to_whoever_has_a_token() -> None:
-    with serve("--workers", str(WORKERS), "--token", TOKEN, app="solo:described") as server:
-        for _ in range(4):  # of either worker
-            status, told = server.get("/metadata", Authorization=f"Bearer {TOKEN}")
-            assert (status, told["description"]) == (200, "by an instance")
 
 
 @pytest.mark.soak
@@ -443,13 +435,6 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
             process.wait()
 
 
-def test_ids_are_drawn_for_their_worker() -> None:
-    for workers_ in (1, 2, 3, 7):
-        for index in range(workers_):
-            assert worker_of(ids_of(index, workers_)(), workers_) == index
-    assert worker_of("\ud800", 3) in range(3)
-
-
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -457,13 +442,25 @@ async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> No
         await writer.drain()
         writer.close()
 
+    async def ask(peers: UnixPeers) -> int:
+        messages: list[Any] = []
+        scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h")]}
+
+        async def receive() -> Any:
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        await peers.http(0, scope, b"", receive, send)
+        await peers.close()
+        status: int = messages[0]["status"]
+        return status
+
     path = str(tmp_path / "late.sock")
-    exchanges = Exchanges(path, 20.0, 20.0)
-    asked = asyncio.create_task(exchanges.exchange("GET", b"/", [(b"host", b"h")], b""))
+    asked = asyncio.create_task(ask(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
     await asyncio.sleep(0.1)
     assert not asked.done()
     async with await asyncio.start_unix_server(answer, path):
-        assert (await asked).body == b"hi"
-        exchanges.close()
-    with pytest.raises(ExchangeError):
-        await Exchanges(str(tmp_path / "never.sock"), 0.1, 20.0).exchange("GET", b"/", [(b"host", b"h")], b"")
+        assert await asked == 200
+    assert await ask(UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)) == 502

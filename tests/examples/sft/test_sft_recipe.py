@@ -155,7 +155,7 @@ def pixels(picture: Path) -> NDArray[np.float32]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
-    from rl_bridge.generator.checkpoint import Checkpoint
+    from rl_bridge.generator.replica import Checkpoint
     from rl_bridge.tokens.chat import ChatTokenizer
 
     toy = [

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from module_run import run_module
 
 from rl_bridge.cli.bench import COMMAND
 from rl_bridge.metrics import JsonlSink, SpanTotals
@@ -64,25 +63,6 @@ def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 steps in 10.0 s\n" in told
     assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in told
     assert "unaccounted time at most 10.0%, above the 2% allowed" in told
-
-
-def test_run_as_a_module(tmp_path: Path) -> None:
-    log(tmp_path)
-    words = ["throughput", "--run", str(tmp_path), "--json"]
-    done = run_module("rl_bridge.bench", *words, cwd=tmp_path, timeout_s=60)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["utilisation"] == {"trainer": pytest.approx(0.5)}
-
-
-def test_run_that_lives_is_watched_whatever_it_has_logged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log(tmp_path)
-    with served(Run(), tmp_path):
-        assert bench("--run", str(tmp_path), "--seconds", "0.25", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["steps"], found["groups"], found["seconds"]) == (1, 8, 10)
-    assert found["unaccounted"] == pytest.approx(0.01)
 
 
 def test_run_that_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

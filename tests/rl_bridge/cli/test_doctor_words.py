@@ -34,22 +34,10 @@ def who(found: Meeting) -> tuple[int, int, int, bool]:
     return found.num_nodes, found.node_rank, found.per_host, found.on_gpus
 
 
-def test_one_host_meets_itself_on_a_free_port() -> None:
-    assert who(asked()) == (1, 0, 2, False)
-    assert asked().address.startswith("127.0.0.1:")
-    assert who(asked("--config", GUIDE)) == (1, 0, 2, False)
-
-
 def test_a_process_a_gpu() -> None:
     assert who(asked(gpus=4)) == (1, 0, 4, True)
     assert who(asked("--procs", "3", gpus=4)) == (1, 0, 3, True)
     assert who(asked("--procs", "8", gpus=4)) == (1, 0, 8, False)
-
-
-def test_several_hosts_meet_where_they_are_told() -> None:
-    found = asked("--num_nodes", "8", "--node_rank", "3", "--addr", "10.0.0.1:29500", "--timeout_s", "5")
-    assert who(found) == (8, 3, 2, False)
-    assert (found.address, found.timeout_s, found.megabytes) == ("10.0.0.1:29500", 5.0, 64)
 
 
 def test_several_hosts_of_a_configuration() -> None:
@@ -64,14 +52,9 @@ def test_several_hosts_of_a_configuration() -> None:
         (["--num_nodes", "2"], "expected --addr HOST:PORT of host 0"),
         (["--num_nodes", "2", "--addr", "h:1"], "expected --node_rank from 0 to 1, got None"),
         (["--num_nodes", "2", "--addr", "h:1", "--node_rank", "2"], "from 0 to 1, got 2"),
-        (["--num_nodes", "2", "--addr", "h", "--node_rank", "1"], "expected an address as HOST:PORT"),
         (["--procs", "0"], "expected --procs of at least 1, got 0"),
-        (["--num_nodes", "0"], "expected --num_nodes of at least 1, got 0"),
         (["--addr", "10.0.0.1:29500"], "expected --num_nodes and --node_rank with --addr 10.0.0.1:29500"),
-        (["--megabytes", "0"], "expected --megabytes above 0"),
-        (["--timeout_s", "nan"], "expected --timeout_s above 0"),
         (["seed=1"], "expected --config with 'seed=1'"),
-        (["--config", "nowhere.yaml"], "cannot read the configuration"),
     ],
 )
 def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

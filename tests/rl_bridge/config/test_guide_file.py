@@ -63,9 +63,7 @@ def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
     assert "got 1 addresses" in refusal(load_config(GUIDE, [*PLAYS, "monarch.workers=[tcp://h:1]"]))
 
 
-@pytest.mark.parametrize(
-    "url", ["tools.internal:8000", "[http://one:8000, two:8000]", "http://[::1", "http://"]
-)
+@pytest.mark.parametrize("url", ["[http://one:8000, two:8000]", "http://[::1"])
 def test_an_address_that_no_client_would_take_is_refused(url: str) -> None:
     told = refusal(
         load_config(GUIDE, ["env.app=null", f"env.url={url!r}" if "::" in url else f"env.url={url}"])
@@ -78,16 +76,3 @@ def test_with_overrides_it_is_ready(learned_from: tuple[str, ...]) -> None:
     config = load_config(GUIDE, [*HERE, *learned_from, "model.path=/m", "reward.function=mine.compute"])
     ready_to_train(config)
     assert config.monarch.roles.gpus() == 0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "whole"), [("bf16", "bfloat16"), ("fp32", "float32"), ("bfloat16", "bfloat16")]
-)
-def test_short_names_of_types(dtype: str, whole: str) -> None:
-    assert load_config(GUIDE, [f"model.dtype={dtype}"]).model.dtype == whole
-
-
-@pytest.mark.parametrize("dtype", ["float8", "[bf16]"])
-def test_other_types_are_refused(dtype: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.dtype"):
-        load_config(GUIDE, [f"model.dtype={dtype}"])

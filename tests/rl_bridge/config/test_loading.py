@@ -30,36 +30,15 @@ def refusal(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_defaults_fill_what_the_file_leaves_out(file: Path) -> None:
-    config = load_config(file)
-    assert (config.env.app, config.rollout.batch_size, config.rollout.group_size) == (
-        "package.app:app",
-        64,
-        8,
-    )
-    assert (config.algorithm.name, config.trainer.learning_rate, config.seed) == ("grpo", 1e-6, 0)
-    assert (config.algorithm.clip_low, config.algorithm.clip_high) == (0.2, 0.2)
-    changed = load_config(file, ["seed=7", "name=seven", "output_dir=/x", "seed=8"])  # the last one wins
-    assert (changed.seed, changed.name, changed.output_dir) == (8, "seven", "/x")
-
-
 @pytest.mark.parametrize(
     ("override", "section", "key", "expected"),
     [
         ("algorithm.kl_coef=0.02", "algorithm", "kl_coef", 0.02),
         ("algorithm.normalize_std=false", "algorithm", "normalize_std", False),
-        ("algorithm.aggregation=fixed_length", "algorithm", "aggregation", "fixed_length"),
-        ("model.path=/models/qwen", "model", "path", "/models/qwen"),
         ("model.path=null", "model", "path", None),
-        ("rollout.group_size=4", "rollout", "group_size", 4),
-        ("rollout.task=a.b:C", "rollout", "task", "a.b:C"),
-        # YAML 1.1 takes a number without a dot for a string; a person does not.
         ("trainer.learning_rate=1e-6", "trainer", "learning_rate", 1e-6),
-        ("trainer.learning_rate=5e-3", "trainer", "learning_rate", 5e-3),
         ("trainer.betas=[0.8, 0.99]", "trainer", "betas", (0.8, 0.99)),
         ("env.reset={natural: true}", "env", "reset", {"natural": True}),
-        ("env.reset.natural=true", "env", "reset", {"natural": True}),
-        ("reward.illegal_answer=-2", "reward", "illegal_answer", -2.0),
     ],
 )
 def test_overrides_are_read_as_yaml(
@@ -68,19 +47,6 @@ def test_overrides_are_read_as_yaml(
     value = getattr(getattr(load_config(file, [override]), section), key)
     assert value == expected
     assert type(value) is type(expected)
-
-
-def test_a_number_without_a_dot_in_the_file(file: Path) -> None:
-    file.write_text(MINIMAL + "trainer: {learning_rate: 1e-6}\n")
-    assert load_config(file).trainer.learning_rate == 1e-6
-
-
-def test_the_shorthand_of_the_algorithm(file: Path) -> None:
-    file.write_text(MINIMAL + "algorithm: grpo\n")
-    assert load_config(file).algorithm.name == "grpo"
-    assert load_config(file, ["algorithm.kl_coef=0.5"]).algorithm.kl_coef == 0.5
-    assert load_config(file, ["algorithm=grpo", "algorithm.kl_coef=0.5"]).algorithm.kl_coef == 0.5
-    assert "algorithm.name" in refusal(file, "algorithm=grppo")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +85,6 @@ def test_every_fault_is_listed(file: Path) -> None:
     assert "'float32' or 'bfloat16', got 'float8'" in message
 
 
-def test_a_missing_section_is_named(file: Path) -> None:
-    file.write_text("seed: 1\n")
-    assert "rollout: a value is needed" in refusal(file)
-
-
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -138,22 +99,12 @@ def test_a_missing_section_is_named(file: Path) -> None:
             ["deterministic=true", "rollout.max_staleness=1"],
             "expected rollout.max_staleness of 0 with deterministic",
         ),
-        (
-            ["deterministic=true", "rollout.episode_timeout_s=5"],
-            "expected no rollout.episode_timeout_s with deterministic",
-        ),
-        (
-            ["rollout.min_group_size=9"],
-            "expected rollout.min_group_size of at most rollout.group_size, got 9 and 8",
-        ),
         (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
-        (["monarch.roles.policy.procs=2"], "more of it are replicas"),
         (
             ["monarch.roles.policy.gpus=2"],
             "expected monarch.roles.policy.gpus to be 0 or one a process, 1, got 2",
         ),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
-        (["monarch.roles.coder={gpus: 1}"], "expected monarch.roles.coder with one process a replica"),
         (
             ["monarch.num_nodes=1", "monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"],
             "expected monarch.roles to use at most the 1 GPUs",
@@ -162,16 +113,10 @@ def test_a_missing_section_is_named(file: Path) -> None:
             ["monarch.workers=[tcp://a:1]", "monarch.job=a:b"],
             "expected monarch.workers or monarch.job, got both",
         ),
-        (["trainer.pipeline_parallel=2"], "expected trainer.pipeline_parallel of 1, got 2"),
         (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
-        (["trainer.tensor_parallel=4", "trainer.num_gpus=6"], "got 4 and 6"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "expected reward.weights with one a function, 2, got 1",
-        ),
-        (
-            ["monarch.restarts.backoff_s=60"],
-            "expected monarch.restarts.backoff_s of at most monarch.restarts.max_backoff_s, got 60 and 30",
         ),
     ],
 )
@@ -190,20 +135,12 @@ def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:
     [
         "trainer.learning_rate=0",
         "trainer.learning_rate=.inf",
-        "algorithm.entropy_coef=-0.1",
-        "algorithm.entropy_hold=1.5",
-        "algorithm.clip_low=1.2",
         "rollout.group_size=1",
-        "rollout.temperature=0",
         "rollout.max_staleness=-1",
-        "trainer.betas=[0.9]",
         "trainer.betas=[0.9, 1.0]",
-        "trainer.iterations=0",
-        "trainer.iterations=2.5",
         "reward.illegal_answer=.nan",
         "seed=2147483648",
         "name=../elsewhere",
-        "name=",
     ],
 )
 def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> None:
@@ -213,7 +150,6 @@ def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> Non
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["env.url=http://localhost:1"], "exactly one of env.app"),
         (["env.app=null"], "exactly one of env.app"),
         (["rollout.batch_size=63"], "multiple of rollout.group_size, got 63 and 8"),
         (["rollout.max_length=16", "rollout.max_new_tokens=16"], "max_new_tokens below rollout.max_length"),
@@ -225,7 +161,7 @@ def test_combinations_that_cannot_be_are_refused(file: Path, overrides: list[str
 
 @pytest.mark.parametrize(
     "override",
-    ["seed", "=1", ".seed=1", "trainer..learning_rate=1", "trainer.=1", "seed.deeper=1", "seed=[1"],
+    ["seed", ".seed=1", "seed.deeper=1", "seed=[1"],
 )
 def test_an_override_that_is_none_is_refused(file: Path, override: str) -> None:
     if override == "seed.deeper=1":
@@ -233,24 +169,16 @@ def test_an_override_that_is_none_is_refused(file: Path, override: str) -> None:
     assert repr(override) in refusal(file, override)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "nowhere.yaml" in refusal(tmp_path / "nowhere.yaml")
-    assert "No such file" in refusal(tmp_path / "nowhere.yaml")
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"env: [1, 2\n", "not valid YAML"),
         (b"a: !!python/object:os.system {}\n", "not valid YAML"),
-        (b"\xff\xfe\x00\x01", "not valid YAML"),
-        (b"- 1\n- 2\n", "expected a mapping of sections"),
         (b"", "expected a mapping of sections"),
-        (b"1: {}\n", "1"),
         (b"rollout: {}\ntrainer: {iterations: 5}\nrollout: {}\n", "the key 'rollout' is there twice"),
         (b"rollout: {num_turns: 3, num_turns: 4}\n", "the key 'num_turns' is there twice"),
     ],
-    ids=["unclosed", "object", "binary", "list", "empty", "number", "twice", "twice within"],
+    ids=["unclosed", "object", "empty", "twice", "twice within"],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "run.yaml"
@@ -270,10 +198,6 @@ def test_a_mapping_that_takes_over_another_may_change_it(file: Path) -> None:
     assert (coder.app, coder.replicas) == ("x:y", 3)
 
 
-def test_an_override_with_a_key_twice_is_refused(file: Path) -> None:
-    assert "the key 'natural' is there twice" in refusal(file, "env.reset={natural: true, natural: false}")
-
-
 def test_what_is_saved_is_loaded_again(file: Path, tmp_path: Path) -> None:
     config = load_config(
         file, ["trainer.betas=[0.5, 0.6]", "trainer.learning_rate=1e-6", "env.reset.sab=true"]
@@ -287,8 +211,6 @@ def test_what_is_saved_is_loaded_again(file: Path, tmp_path: Path) -> None:
     ("reference", "expected"),
     [
         ("no_colon", "expected rollout.task as 'package.module:name', got 'no_colon'"),
-        (":name", "expected rollout.task as"),
-        ("module:", "expected rollout.task as"),
         ("no_such_package.at_all:X", "rollout.task: cannot import 'no_such_package.at_all'"),
         ("rl_bridge.config:Confg", "has no 'Confg'; did you mean 'Config'?"),
     ],

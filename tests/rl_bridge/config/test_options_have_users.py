@@ -8,7 +8,7 @@ import pytest
 
 import rl_bridge
 from rl_bridge.config import Config
-from rl_bridge.config.monarch import RestartConfig, RolesConfig
+from rl_bridge.config.monarch import RestartPolicy, RolesConfig
 from rl_bridge.config.section import Section
 from tests.rl_bridge.config.sections import section_of
 
@@ -22,7 +22,7 @@ def sections(model: type[Section]) -> Iterator[tuple[str, type[Section]]]:
             yield name, found
 
 
-SECTIONS: dict[str, type[Section]] = {**dict(sections(Config)), "restarts": RestartConfig}
+SECTIONS: dict[str, type[Section]] = {**dict(sections(Config)), "restarts": RestartPolicy}
 KEYS = sorted(
     [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
     + [name for name in Config.model_fields if name not in SECTIONS]
@@ -32,7 +32,8 @@ SETTLED_AT_ONCE = {"algorithm.name", "trainer.num_gpus", "trainer.pipeline_paral
 
 
 def last_name(node: ast.expr) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    return None if name is None else name.lstrip("_")  # a section may be kept: `self._rollout`
 
 
 def bindings(function: ast.AST) -> Iterator[tuple[str, str | None]]:

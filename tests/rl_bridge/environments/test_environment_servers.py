@@ -218,16 +218,6 @@ async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
         assert not provider.running
 
 
-async def test_callback_that_raises_ends_the_run() -> None:
-    async def raises(urls: tuple[str, ...]) -> None:
-        raise ZeroDivisionError("the one who is told is wrong")
-
-    async with EnvironmentServers(urls=["http://one"], on_change=raises) as servers:
-        async with asyncio.timeout(HANG_S):
-            with pytest.raises(ZeroDivisionError, match="the one who is told"):
-                await servers.watch()
-
-
 async def test_given_servers_are_told_and_never_touched() -> None:
     several: list[dict[str, Any]] = [{}, {"app": APP, "urls": ["http://one"]}, {"app": APP, "image": "x"}]
     for given in several:

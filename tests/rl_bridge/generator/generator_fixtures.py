@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from rl_bridge.generator.settings import EngineSettings
+from rl_bridge.config import Config
 from rl_bridge.types import Completion
 
 MAX_LENGTH = 32
@@ -17,17 +18,15 @@ WAIT_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-def engine_settings(path: Path, **changes: Any) -> EngineSettings:
-    settings: dict[str, Any] = {
-        "model_path": str(path),
-        "dtype": "float32",
-        "max_length": MAX_LENGTH,
-        "max_num_seqs": 64,
-        "kv_cache_bytes": 32 << 20,
-        "gpu_memory_utilization": 0.1,
-        "seed": 0,
-    }
-    return EngineSettings(**settings | changes)
+def engine_config(*, generator: Mapping[str, Any] | None = None, **rollout: Any) -> Config:
+    """A run's, of which an engine is made."""
+    settings: dict[str, Any] = {"max_length": MAX_LENGTH, "max_num_seqs": 64, "kv_cache_mb": 32}
+    return Config.model_validate({"rollout": settings | rollout, "generator": generator or {}})
+
+
+def be_patient(engine: Any, patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let an engine go without a token for so long."""
+    patch.setattr(engine, "_rollout", engine._rollout.model_copy(update={"generate_timeout_s": seconds}))
 
 
 def prompts(count: int, length: int = 6) -> list[list[int]]:
@@ -38,7 +37,7 @@ def prompts(count: int, length: int = 6) -> list[list[int]]:
 
 def perturbed(path: Path, *, seed: int) -> dict[str, Tensor]:
     """The weights of a checkpoint, moved at random."""
-    from rl_bridge.generator.checkpoint import Checkpoint
+    from rl_bridge.generator.replica import Checkpoint
 
     state: Mapping[str, Tensor] = Checkpoint(path).tensors()
     generator = torch.Generator().manual_seed(seed)
@@ -78,11 +77,10 @@ def runs(pid: int) -> bool:
 
 @asynccontextmanager
 async def policy_service(
-    path: Path, folder: Path, *, replicas: int = 1, threads: int = 1, actor: Any = None, **settings: Any
+    path: Path, folder: Path, *, replicas: int = 1, threads: int = 1, actor: Any = None, **rollout: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """A service of `PolicyActor`, and the store that it takes weights from."""
     from rl_bridge.generator.actor import PolicyActor
-    from rl_bridge.generator.settings import engine_environment
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RestartPolicy
     from rl_bridge.weights.store import WeightStore
@@ -93,10 +91,10 @@ async def policy_service(
             await (actor or PolicyActor)
             .options(
                 num_replicas=replicas,
-                environment={**engine_environment(on_gpu=False), "OMP_NUM_THREADS": str(threads)},
+                environment={"OMP_NUM_THREADS": str(threads)},
                 restarts=RestartPolicy(budget=10),
             )
-            .as_service(engine_settings(path, **settings), store)
+            .as_service(engine_config(**rollout), path, store)
         )
         try:
             yield policy, store

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import ModelError, WeightsError
-from rl_bridge.generator.checkpoint import Checkpoint
+from rl_bridge.generator.replica import Checkpoint
 
 pytestmark = pytest.mark.heavy
 

@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-import threading
-from concurrent.futures import Future
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
 from generator_fixtures import WAIT_S
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError
-from rl_bridge.generator.handover import WeightReceiver, WeightSender
 from rl_bridge.generator.loop_thread import EngineLoopThread
+from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 
 
 class Stage:
@@ -29,60 +28,6 @@ class Stage:
 
 async def forever() -> None:
     await asyncio.get_running_loop().create_future()
-
-
-def test_work_begins_in_the_order_in_which_it_is_submitted() -> None:
-    stage = Stage()
-    with pytest.raises(GeneratorError, match="closed"):  # before the start nothing is taken
-        stage.thread.submit(forever())
-    stage.thread.start()
-    begun: list[int] = []
-
-    async def work(number: int) -> tuple[int, str]:
-        begun.append(number)
-        return number, threading.current_thread().name
-
-    futures = [stage.thread.submit(work(number)) for number in range(50)]
-    assert [future.result(WAIT_S) for future in futures] == [(number, "test") for number in range(50)]
-    assert begun == list(range(50))
-    assert not stage.thread.ended.cancel()  # who waits no longer does not take it from the others
-    stage.thread.close(WAIT_S)
-    assert (stage.thread.ended.result(0), stage.cleaned) == (None, 1)
-
-
-def test_cancelled_future_ends_its_work() -> None:
-    stage = Stage()
-    stage.thread.start()
-    ended: Future[None] = Future()
-
-    async def work() -> None:
-        try:
-            await forever()
-        finally:
-            ended.set_result(None)
-
-    future = stage.thread.submit(work())
-    stage.thread.submit(asyncio.sleep(0)).result(WAIT_S)  # it has begun
-    assert future.cancel()
-    ended.result(WAIT_S)
-    stage.thread.close(WAIT_S)
-
-
-def test_end_fails_what_is_under_way_and_what_comes_after() -> None:
-    stage = Stage()
-    stage.thread.start()
-    futures = [stage.thread.submit(forever()) for _ in range(20)]
-    stage.thread.end(RuntimeError("it broke"))
-    stage.thread.end(RuntimeError("later"))  # the first word counts
-    for future in futures:
-        with pytest.raises(GeneratorError, match="the engine has failed: it broke"):
-            future.result(WAIT_S)
-    with pytest.raises(GeneratorError, match="it broke"):
-        stage.thread.submit(forever())
-    with pytest.raises(GeneratorError, match="it broke"):
-        stage.thread.require_open()
-    assert str(stage.thread.ended.exception(WAIT_S)) == "it broke"
-    assert stage.cleaned == 1
 
 
 def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +78,17 @@ def test_handed_over_tensors_are_read_as_written_and_their_memory_is_reused() ->
     assert third["inode"] != first["inode"]
     assert same(receiver.read(third), larger)
     sender.close()
+
+
+@pytest.mark.heavy
+def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
+    from rl_bridge.generator.actor import PolicyActor
+
+    def environment(**options: Any) -> Mapping[str, str]:
+        return PolicyActor.options(environment={"OWN": "1"}, **options).options.environment
+
+    on_cpu, on_gpu = environment(), environment(with_gpus=True)
+    # Whoever starts generators says this once, and no settings for CPUs meet an engine on a GPU.
+    assert on_cpu["TORCHDYNAMO_DISABLE"] == "1"
+    assert not {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"} & on_gpu.keys()
+    assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"

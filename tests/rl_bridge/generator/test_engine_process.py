@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from generator_fixtures import (
     WAIT_S,
-    engine_settings,
+    be_patient,
+    engine_config,
     perturbed,
     policy_service,
     process_of,
@@ -36,7 +36,7 @@ MANY = prompts(64, length=300)
 ENGINE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, lambda *_: os._exit(3))
-import rl_bridge.generator.vllm_process
+import rl_bridge.generator.vllm_worker
 print("loads", flush=True)
 sys.stdin.read()
 """
@@ -69,15 +69,6 @@ def test_process_ends_when_its_owner_is_killed_before_it_has_loaded() -> None:
     wait_until(lambda: not runs(int(pid)))
 
 
-def test_process_ignores_an_interrupt_from_the_terminal() -> None:
-    with begin("-c", ENGINE, **{OWNER_VARIABLE: str(os.getpid())}) as engine:
-        assert engine.stdout is not None
-        assert engine.stdout.readline() == "loads\n"
-        engine.send_signal(signal.SIGINT)
-        engine.communicate("", timeout=WAIT_S)
-    assert engine.returncode == 0
-
-
 def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
     with begin("-c", ENGINE, **{OWNER_VARIABLE: "1"}) as orphan:  # as if another had started it
         told, _ = orphan.communicate("", timeout=WAIT_S)
@@ -88,7 +79,7 @@ def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
 def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
     from rl_bridge.generator.async_engine import AsyncVllmEngine
 
-    one = AsyncVllmEngine(engine_settings(long_policy, engine="vllm_async", max_length=512))
+    one = AsyncVllmEngine(engine_config(max_length=512), str(long_policy), seed=0)
     one.start().result(200)
     yield one
     one.close()
@@ -108,21 +99,13 @@ def test_engine_that_stands_still_is_not_healthy(engine: Any, monkeypatch: pytes
     pid = process_of(engine)
     os.kill(pid, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=1.5))
+        be_patient(engine, monkeypatch, 1.5)
         wait_until(lambda: not healthy(engine))
         with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 1.5 s"):
             engine.check()
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: healthy(engine))
-
-
-@pytest.mark.heavy
-def test_engine_answers_on_after_an_interrupt_from_the_terminal(engine: Any) -> None:
-    answering = engine.generate(MANY, WARM)
-    wait_until(lambda: engine._doing["generate"])
-    os.kill(process_of(engine), signal.SIGINT)
-    assert len(answering.result(WAIT_S)) == len(engine.generate(MANY, GREEDY).result(WAIT_S)) == len(MANY)
 
 
 # The last of this engine, which does not live on.

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient
+from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, SettledClient
+from rl_bridge.services import Roster, ServiceHandle
 from rl_bridge.types import Completion, SamplingSettings
 
 WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)
@@ -71,14 +73,6 @@ def ask(
 
 def answers(completions: Sequence[Completion]) -> list[int]:
     return [completion.tokens[0] for completion in completions]
-
-
-async def test_callers_of_one_moment_go_together_and_get_their_own_answers() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64)
-    assert answers(await asyncio.gather(*ask(client, *range(50)))) == list(range(50))
-    assert answers([await client.complete([7], WARM)]) == [7]
-    assert engine.sizes == [50, 1]
 
 
 async def test_prompts_gather_while_calls_are_under_way() -> None:
@@ -170,21 +164,6 @@ async def test_refused_prompt_fails_its_own_caller_alone() -> None:
     assert answers([await client.complete([6], WARM)]) == [6]
 
 
-async def test_a_failed_call_reaches_its_own_callers_alone() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, max_calls=1)
-    engine.open.clear()
-    engine.failure = GeneratorError("the engine refused a prompt")
-    unlucky = ask(client, 0, 1)
-    await settle()
-    engine.failure = None
-    lucky = ask(client, 2, 3)
-    engine.open.set()
-    results = await asyncio.gather(*unlucky, return_exceptions=True)
-    assert [type(result) for result in results] == [GeneratorError, GeneratorError]
-    assert answers(await asyncio.gather(*lucky)) == [2, 3]
-
-
 async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=2, max_calls=1)
@@ -214,28 +193,6 @@ async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     assert engine.sizes == [2, 2, 1, 1]
 
 
-async def test_an_engine_that_does_not_answer_in_time_is_named() -> None:
-    engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, timeout_s=0.01)
-    engine.open.clear()
-    results = await asyncio.gather(*ask(client, 0, 1), return_exceptions=True)
-    assert [str(result) for result in results] == ["the engine did not answer 2 prompts in 0.01 s"] * 2
-    assert all(isinstance(result, GeneratorError) for result in results)
-    engine.open.set()
-    assert answers([await client.complete([2], WARM)]) == [2]
-
-
-async def test_a_wrong_number_of_answers_is_an_error() -> None:
-    async def forgetful(
-        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
-    ) -> list[Completion]:
-        return []
-
-    client = GeneratorClient(forgetful, max_batch=2)
-    with pytest.raises(GeneratorError, match="expected 1 completions, got 0"):
-        await client.complete([1], WARM)
-
-
 async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=1, max_calls=2)
@@ -262,3 +219,55 @@ async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None
     await client.close()
     with pytest.raises(GeneratorError, match="the generator is closed"):
         await asyncio.wait_for(task, 5)
+
+
+class Replica:
+    """A replica whose engine is a `FakeEngine`."""
+
+    def __init__(self, number: int) -> None:
+        self.replica, self.incarnation = number, 1
+        self.engine = FakeEngine()
+
+    async def call(self, name: str, args: Any, kwargs: Any) -> Any:
+        return await self.engine(*args)
+
+    @property
+    def answered(self) -> list[int]:
+        return sorted(number for prompts, _ in self.engine.calls for (number,) in prompts)
+
+
+async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_that_of_their_group() -> None:
+    replicas = [Replica(number) for number in range(2)]
+    names = frozenset({"generate_many"})
+    handle = ServiceHandle(Roster("policy", 1, names, names, 5.0, tuple(replicas)))
+    client = GeneratorClient(
+        handle.generate_many.route,
+        max_batch=2,
+        max_calls=1,
+        replicas=lambda: 2,
+        open_session=lambda near: handle.session(near=near, room=9),
+    )
+
+    async def conversation(begin: int, group: SettledClient, turns: int = 4) -> None:
+        with group.settled() as settled:
+            for turn in range(turns):
+                (number,) = (await settled.complete([begin + turn], WARM)).tokens
+                assert number == begin + turn
+
+    with client.settled() as first, client.settled() as second:
+        groups = [(100, first), (200, first), (300, first), (500, second), (600, second), (700, second)]
+        await asyncio.gather(*(conversation(begin, group) for begin, group in groups))
+        parts = [{number // 500 for number in replica.answered} for replica in replicas]
+        assert sorted(parts, key=str) == [{0}, {1}]
+        assert [len(replica.answered) for replica in replicas] == [12, 12]
+        # One that is full holds up nobody but those who have to go there.
+        busy = replicas[0] if 100 in replicas[0].answered else replicas[1]
+        busy.engine.open.clear()
+        waiting = [asyncio.ensure_future(conversation(begin, first, 1)) for begin in range(3)]
+        await conversation(800, second)
+        assert busy.engine.sizes[-1] == 2  # and the third prompt waits
+        busy.engine.open.set()
+        await asyncio.gather(*waiting)
+    # Without a session the least loaded answers, as ever.
+    assert (await client.complete([5], WARM)).tokens == [5]
+    await client.close()

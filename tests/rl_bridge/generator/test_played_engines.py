@@ -6,22 +6,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import WAIT_S, engine_settings, wait_until
+from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
 
-from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator import async_engine, batches
+from rl_bridge.errors import GeneratorError
+from rl_bridge.generator import async_engine
 from rl_bridge.generator import engine as engine_module
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.handover import WeightReceiver
 from rl_bridge.generator.replica import make_engine
-from rl_bridge.metrics.spans import PROCESS_SPANS
+from rl_bridge.generator.vllm_api import EngineStatistics
+from rl_bridge.generator.vllm_worker import WeightReceiver
 from rl_bridge.types import SamplingSettings
 
 HOW = SamplingSettings(temperature=1.0, max_new_tokens=4)
@@ -65,8 +64,9 @@ class Collector:
 class PlayedLLM:
     """Does what `AsyncLLM` does: a token a step of each of the first requests, unless it is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: EngineStatistics) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.statistics = statistics
         self.calls: list[str] = []
         self.requests: dict[str, Collector] = {}
         self.version = "?"
@@ -147,12 +147,14 @@ class PlayedLLM:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncVllmEngine]:
-    monkeypatch.setattr(async_engine, "build_async_engine", lambda settings: PlayedLLM())
+    monkeypatch.setattr(
+        async_engine, "build_async_engine", lambda *_, statistics, **__: PlayedLLM(statistics)
+    )
     monkeypatch.setattr(async_engine, "end_async_engine", PlayedLLM.end)
     monkeypatch.setattr(async_engine, "sampling_params", params)
     monkeypatch.setattr(async_engine, "refusals", lambda: (ValueError,))
     monkeypatch.setattr(async_engine, "POLL_INTERVAL_S", 0.01)
-    one = AsyncVllmEngine(engine_settings(Path("nowhere"), engine="vllm_async"))
+    one = AsyncVllmEngine(engine_config(), "nowhere", seed=0)
     one.start().result(WAIT_S)
     yield one
     one.close()
@@ -184,7 +186,7 @@ def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: As
     engine.check()
     asked = engine._asked
     wait_until(lambda: engine._asked not in (None, asked))
-    engine._asked = time.monotonic() - engine._settings.timeout_s - 1.0
+    engine._asked = time.monotonic() - engine._rollout.generate_timeout_s - 1.0
     with pytest.raises(GeneratorError, match=r"make a step within 300 s"):
         engine.check()
     llm = played(engine)
@@ -213,29 +215,6 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
 
 
-def test_continued_answers_name_the_weights_of_each_token(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, weight_update="continue"))
-    answering = engine.generate([[1]], ENDLESS)
-    wait_until(lambda: any(one.versions for one in list(played(engine).requests.values())))
-    engine.load(2, {}).result(WAIT_S)
-    wait_until(lambda: any("2" in one.versions for one in list(played(engine).requests.values())))
-    played(engine).enough = True
-    (answer,) = answering.result(WAIT_S)
-    assert list(answer.versions) == sorted(answer.versions)
-    assert set(answer.versions) == {0, 2}
-
-
-def test_loads_are_made_one_after_the_other(engine: AsyncVllmEngine) -> None:
-    loads = [engine.load(version, {"weight": torch.tensor(float(version))}) for version in (1, 2, 3)]
-    for load in loads:
-        load.result(WAIT_S)
-    one_load = ("pause keep", "load_handed_over", "version {}", "resume")
-    assert calls(engine)[1:] == [call.format(version) for version in (1, 2, 3) for call in one_load]
-    assert played(engine).weights["weight"] == 3.0
-
-
 def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: AsyncVllmEngine) -> None:
     played(engine).stands_still.clear()
     loading = engine.load(1, {})
@@ -258,11 +237,11 @@ def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> No
     assert engine.version == 0
 
 
-@pytest.mark.parametrize("stuck", ["load_handed_over", "earlier answers"])
+@pytest.mark.parametrize("stuck", ["load_handed_over"])
 def test_load_that_does_not_end_ends_the_engine(
     engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch, stuck: str
 ) -> None:
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.1, weight_update="drain"))
+    be_patient(engine, monkeypatch, 0.1)
     if stuck == "load_handed_over":
         played(engine).stands_still.clear()
     else:
@@ -273,27 +252,17 @@ def test_load_that_does_not_end_ends_the_engine(
     assert engine.version == 0
 
 
-@pytest.mark.parametrize("bad", [[], [VOCABULARY], [-1]])
-def test_refused_prompt_fails_its_own_batch_alone(engine: AsyncVllmEngine, bad: list[int]) -> None:
-    beside = engine.generate([[1]], HOW)
-    with pytest.raises(PromptRefusedError) as refused:
-        engine.generate([[2], [3], bad], HOW).result(WAIT_S)
-    assert refused.value.prompt == 2
-    assert len(beside.result(WAIT_S)) == 1
-    assert "abort 2" in calls(engine)
-    with pytest.raises(GeneratorError, match="refused settings: a negative temperature"):
-        engine.generate([[2]], replace(HOW, temperature=-1.0)).result(WAIT_S)
-
-
-def test_cancelled_or_late_batch_is_aborted(engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = engine.generate([[1], [2]], ENDLESS)
-    wait_until(lambda: len(played(engine).requests) == 2)
-    assert answering.cancel()
-    wait_until(lambda: not played(engine).requests)
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
-    with pytest.raises(GeneratorError, match=r"answers to 1 prompts within 0.05 s"):
-        engine.generate([[1]], ENDLESS).result(WAIT_S)
-    assert not played(engine).requests
+def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
+    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_patient(engine, monkeypatch, 0.05)
+    played(engine).paused = True
+    engine.statistics.last_token_at = time.monotonic() + 2.0  # as if others were answered until then
+    asked = engine.generate([[1]], HOW)
+    time.sleep(0.5)
+    assert not asked.done()
+    with pytest.raises(GeneratorError, match=r"has sampled no token for 0\.05 s .*not all of 1 prompts"):
+        asked.result(WAIT_S)
 
 
 def test_engine_that_does_not_abort_in_time_ends(
@@ -303,24 +272,12 @@ def test_engine_that_does_not_abort_in_time_ends(
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(async_engine, "ABORT_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(engine, "_settings", replace(engine._settings, timeout_s=0.05))
+    played(engine).paused = True
+    be_patient(engine, monkeypatch, 0.05)
     monkeypatch.setattr(played(engine), "abort", hang)
-    with pytest.raises(GeneratorError, match=r"1 prompts within 0\.05 s|give answers up"):
+    with pytest.raises(GeneratorError, match=r"no token for 0\.05 s|give answers up"):
         engine.generate([[1]], ENDLESS).result(WAIT_S)
     assert "give answers up within 0.01 s" in str(engine.ended.exception(WAIT_S))
-
-
-def test_too_many_waiting_batches_are_refused(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_engine, "MAX_WAITING_BATCHES", 3)
-    played(engine).stands_still.clear()
-    waiting = [engine.generate([[1]], HOW) for _ in range(4)]  # of which one is being handed over
-    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
-        engine.generate([[1]], HOW).result(WAIT_S)
-    go_on(engine)
-    for future in waiting:
-        assert len(future.result(WAIT_S)) == 1
 
 
 def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> None:
@@ -335,26 +292,18 @@ def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> N
         engine.check()
 
 
-def test_time_is_accounted_as_work_or_rest(engine: AsyncVllmEngine) -> None:
-    before = PROCESS_SPANS.totals()
-    time.sleep(0.05)
-    engine.generate([[1]], replace(HOW, max_new_tokens=50)).result(WAIT_S)
-    engine.load(1, {}).result(WAIT_S)
-    spent = PROCESS_SPANS.totals().since(before)
-    assert spent.work["generate"] >= 0.04
-    assert spent.work["load weights"] >= 0.015
-    assert spent.idle["prompts"] >= 0.04
-
-
 class PlayedCore:
     """Does what `LLMEngine` does for the engine in this process: a token a step of each request."""
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
+        self.statistics: Any = None
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.requests: dict[str, Any] = {}
         self.version = "?"
         self.broken = ""
+        self.step_s = 0.0
+        self.silent = False
         self.may_step = threading.Event()
         self.may_step.set()
 
@@ -370,7 +319,11 @@ class PlayedCore:
     def step(self) -> list[Any]:
         assert self.may_step.wait(WAIT_S)
         self.require("step")
+        time.sleep(self.step_s)
         outputs = []
+        if self.silent:
+            return outputs
+        self.statistics.last_token_at = time.monotonic()
         for request_id, one in list(self.requests.items()):
             one.versions.append(self.version)
             if len(one.versions) == one.tokens:
@@ -397,16 +350,21 @@ class PlayedCore:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> PlayedCore:
     one = PlayedCore()
-    monkeypatch.setattr(batches, "sampling_params", params)
-    monkeypatch.setattr(batches, "refusals", lambda: (ValueError,))
-    monkeypatch.setattr(engine_module, "build_engine", lambda settings: one)
+    monkeypatch.setattr(engine_module, "sampling_params", params)
+    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
+
+    def build(*_: Any, statistics: EngineStatistics, **__: Any) -> PlayedCore:
+        one.statistics = statistics
+        return one
+
+    monkeypatch.setattr(engine_module, "build_engine", build)
     return one
 
 
 @pytest.fixture
 def inner(core: PlayedCore) -> Iterator[VllmEngine]:
     """The engine in this process, which has not been started."""
-    one = VllmEngine(engine_settings(Path("nowhere")))
+    one = VllmEngine(engine_config(), "nowhere", seed=0)
     yield one
     core.may_step.set()
     one.close()
@@ -421,35 +379,18 @@ def test_inner_engine_drains_before_it_loads(inner: VllmEngine) -> None:
     assert {answer.version for future in earlier for answer in future.result(0)} == {0}
 
 
-@pytest.mark.parametrize("method", ["add_request", "step", "collective_rpc"])
-def test_inner_engine_that_breaks_reaches_whoever_waits(
-    inner: VllmEngine, core: PlayedCore, method: str
-) -> None:
-    core.broken = method
-    futures: list[Any] = [inner.generate([[1]], HOW), inner.load(1, {}), inner.generate([[1]], HOW)]
-    inner.start().result(WAIT_S)
-    for future in futures[(1 if method == "collective_rpc" else 0) :]:
-        assert isinstance(future.exception(WAIT_S), GeneratorError)
-    assert f"{method} is broken" in str(inner.ended.exception(WAIT_S))
-    with pytest.raises(GeneratorError, match="the engine has failed"):
-        inner.generate([[1]], HOW)
-
-
-def test_inner_engine_bounds_what_waits_and_close_fails_it(
+def test_inner_engine_that_samples_is_not_late_and_one_that_does_not_is(
     inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "MAX_WAITING_BATCHES", 3)
-    waiting = [inner.generate([[1]], ENDLESS) for _ in range(3)]
-    with pytest.raises(GeneratorError, match="at most 3 batches waiting"):
-        inner.generate([[1]], HOW)
+    core.step_s = 0.002
+    be_patient(inner, monkeypatch, 0.1)
+    longer = inner.generate([[1], [2]], replace(HOW, max_new_tokens=100))
     inner.start().result(WAIT_S)
-    wait_until(lambda: len(core.requests) == 3)
-    inner.close()
-    for future in waiting:
-        assert "closed" in str(future.exception(WAIT_S))
-    with pytest.raises(GeneratorError, match="closed"):
-        inner.generate([[1]], HOW)
-    assert inner.ended.result(WAIT_S) is None
+    assert len(longer.result(WAIT_S)) == 2
+    core.silent = True
+    with pytest.raises(GeneratorError, match=r"no token for 0\.1 s .*0 of 1 prompts were answered"):
+        inner.generate([[1]], HOW).result(WAIT_S)
+    assert not core.requests
 
 
 def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
@@ -462,7 +403,7 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     wait_until(lambda: core.requests)
     inner.check()
     with monkeypatch.context() as patch:
-        patch.setattr(inner, "_settings", replace(inner._settings, timeout_s=0.01))
+        be_patient(inner, patch, 0.01)
         wait_until(lambda: time.monotonic() - inner._beat > 0.05)
         with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 0.01 s"):
             inner.check()
@@ -471,34 +412,14 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     inner.check()
 
 
-async def test_who_gives_up_waiting_for_the_start_leaves_an_engine_that_can_be_closed(
-    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = threading.Event()
-
-    def build(settings: Any) -> Any:
-        assert loaded.wait(WAIT_S)
-        return core
-
-    monkeypatch.setattr(engine_module, "build_engine", build)
-    waiting = asyncio.wrap_future(inner.start())
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(waiting, 0.001)
-    asyncio.wrap_future(inner.ended).cancel()
-    loaded.set()
-    assert inner.generate([], HOW).result(WAIT_S) == []
-    inner.close()
-    assert inner.ended.result(WAIT_S) is None
-
-
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
 def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(settings: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise GeneratorError("vLLM cannot start on 'nowhere'")
 
     monkeypatch.setattr(async_engine, "build_async_engine", fail)
     monkeypatch.setattr(engine_module, "build_engine", fail)
-    engine = make_engine(engine_settings(Path("nowhere"), engine=kind))
+    engine = make_engine(engine_config(generator={"engine": kind}), "nowhere")
     with pytest.raises(GeneratorError, match="vLLM cannot start"):
         engine.start().result(WAIT_S)
     assert "vLLM cannot start" in str(engine.ended.exception(WAIT_S))

@@ -4,18 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import engine_settings
+from generator_fixtures import engine_config
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError, WeightsError
 from rl_bridge.generator.engine import LoadFigures
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.types import Completion
 
 
 class FakeEngine:
@@ -79,7 +78,7 @@ class Stage:
     def __init__(self) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
-        self.replica: Any = PolicyReplica(engine_settings(Path("nowhere")), store)
+        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store)
         self.replica._engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 
@@ -113,32 +112,6 @@ async def test_snapshot_is_held_until_it_is_loaded() -> None:
     assert stage.replica.version() == 2
 
 
-async def test_a_caller_who_leaves_does_not_take_the_snapshot_along() -> None:
-    stage = Stage()
-    task = stage.update(2)
-    await stage.until_loads(1)
-    task.cancel()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert stage.store.held == [2]
-    assert not task.done()
-    stage.engine.finish()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert stage.store.held == []
-
-
-async def test_versions_are_taken_in_the_order_asked_for() -> None:
-    stage = Stage()
-    tasks = [stage.update(version) for version in (1, 2, 3)]
-    for count in (1, 2, 3):
-        await stage.until_loads(count)
-        assert len(stage.engine.loads) == count
-        stage.engine.finish()
-    await asyncio.gather(*tasks)
-    assert [version for version, _, _ in stage.engine.loads] == [1, 2, 3]
-
-
 async def test_version_0_is_the_checkpoint() -> None:
     stage = Stage()
     assert (await stage.update(0)).load_s == 0
@@ -165,18 +138,3 @@ async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
     await stage.until_loads(1)
     stage.engine.finish()
     assert (await later).version == 3
-
-
-async def test_without_a_store_there_is_version_0_alone() -> None:
-    replica = PolicyReplica(engine_settings(Path("nowhere")))
-    assert (await replica.update_weights(0)).version == 0
-    with pytest.raises(WeightsError, match="expected a store of weights to take version 1 from"):
-        await replica.update_weights(1)
-
-
-async def test_one_prompt_is_a_batch_of_one() -> None:
-    stage = Stage()
-    hot = SamplingSettings(temperature=2.0, max_new_tokens=3)
-    assert (await stage.replica.generate([1, 2], hot, 5)).tokens == [1]
-    await stage.replica.generate([3])
-    assert stage.engine.asked == [([[1, 2]], hot, [5]), ([[3]], stage.replica._settings.sampling, None)]

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from free_ports import free_port
-from generator_fixtures import WAIT_S, engine_settings, logprobs, prompts
+from generator_fixtures import WAIT_S, engine_config, logprobs, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefusedError
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.settings import OpenAiEndpoint
 from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -66,10 +65,8 @@ def urls(
 def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
     made = {}
     for name, url in urls.items():
-        endpoint = OpenAiEndpoint(url=url, model="tiny")
-        made[name] = EndpointEngine(
-            engine_settings(tiny_policy, engine="openai", endpoint=endpoint, timeout_s=START_S)
-        )
+        asked = {"engine": "openai", "url": url, "model": "tiny"}
+        made[name] = EndpointEngine(engine_config(generator=asked, generate_timeout_s=START_S))
     for starting in [engine.start() for engine in made.values()]:
         starting.result(START_S)
     yield made
@@ -117,18 +114,3 @@ def test_refused_prompt_of_a_server_is_named(engines: dict[str, EndpointEngine])
             engines["processed"].generate([PROMPTS[0], bad], WARM).result(WAIT_S)
         assert refused.value.prompt == 1
     assert len(engines["processed"].generate(PROMPTS[:1], WARM).result(WAIT_S)) == 1
-
-
-def test_other_model_or_length_is_refused(urls: dict[str, str], tiny_policy: Path) -> None:
-    endpoint = OpenAiEndpoint(url=urls["raw"], model="other")
-    engine = EndpointEngine(engine_settings(tiny_policy, engine="openai", endpoint=endpoint))
-    with pytest.raises(ConfigError, match=r"expected generator.model to be one of tiny"):
-        engine.start().result(WAIT_S)
-    engine.close()
-    longer = engine_settings(
-        tiny_policy, engine="openai", endpoint=OpenAiEndpoint(url=urls["raw"], model="tiny"), max_length=33
-    )
-    engine = EndpointEngine(longer)
-    with pytest.raises(ConfigError, match=r"rollout.max_length of at most 32"):
-        engine.start().result(WAIT_S)
-    engine.close()

@@ -15,11 +15,10 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, TrainerWentBackError
-from rl_bridge.loops.grpo import train
-from rl_bridge.loops.history import GroupHistory
+from rl_bridge.loops.grpo import collect, train
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import JsonlSink, MetricsLog
@@ -197,7 +196,7 @@ class Stage:
         )
         service: Any = LocalService(Rollout(parts, self.lost))
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
-            async with Dispatcher(service, buffer, dispatch_settings(config)) as dispatcher:
+            async with Dispatcher(service, buffer, dispatch_settings(config), collect=collect) as dispatcher:
                 sync = WeightSync(
                     failed=buffer.fail,
                     overlapped=rollout.max_staleness > 0,

@@ -5,13 +5,11 @@ import fcntl
 import os
 import signal
 import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rl_bridge.errors import RunInUseError
-from rl_bridge.loops import folder_lock
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
 
 
@@ -24,10 +22,8 @@ def require_free(folder: Path) -> None:
     ("left", "unused"),
     [
         ([], True),
-        ([LOCK_FILE], True),
         ([LOCK_FILE, "config.yaml.partial"], True),
         ([LOCK_FILE, "config.yaml"], False),
-        ([LOCK_FILE, "checkpoint"], False),
         (["somebody's thesis"], False),
     ],
 )
@@ -95,28 +91,6 @@ def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
         os.close(writing)
 
 
-def test_child_that_comes_by_the_end_of_the_block_closes_nothing_of_its_own(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(folder_of_ones_own(tmp_path))
-        (descriptor,) = folder_lock._OPEN
-        if (forked := os.fork()) == 0:
-            try:
-                os.dup2(0, descriptor)  # the number is free there, and soon somebody else's
-                stack.close()
-                os.fstat(descriptor)
-                os._exit(0)
-            finally:
-                os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
-
-
-def test_note_that_nobody_can_read_is_no_hindrance_to_saying_so(tmp_path: Path) -> None:
-    with folder_of_ones_own(tmp_path):
-        (tmp_path / LOCK_FILE).write_text("[1")
-        with pytest.raises(RunInUseError, match="another process has it"):
-            require_free(tmp_path)
-
-
 def test_folder_that_its_run_has_removed_is_not_locked_in_its_stead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,12 +118,3 @@ def test_file_system_without_locks_is_warned_of_once_and_serves(
     require_free(tmp_path)
     (warning,) = caplog.messages
     assert "No locks available" in warning
-
-
-def test_other_errors_are_the_folders_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", broken)
-    with pytest.raises(OSError, match="Input/output error"):
-        require_free(tmp_path)

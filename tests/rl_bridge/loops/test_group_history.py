@@ -14,8 +14,8 @@ import pytest
 from rl_bridge.buffer.ledger import HISTORY, Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
-from rl_bridge.loops.history import HISTORY_FILE, GroupHistory
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.grpo import collect
+from rl_bridge.loops.run import HISTORY_FILE, GroupHistory, Run
 from rl_bridge.rollout import dispatcher as dispatching
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
@@ -82,7 +82,7 @@ def group(number: int) -> Group:
 
 async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], dict[str, bytes]]]()
-    dispatcher = Dispatcher(cast(Any, None), buffer, cast(Any, SimpleNamespace(slots=1)))
+    dispatcher = Dispatcher(cast(Any, None), buffer, cast(Any, SimpleNamespace(slots=1)), collect=collect)
     begun, went_on = threading.Event(), threading.Event()
     fates = ["of then"]
 

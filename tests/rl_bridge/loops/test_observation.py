@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
     RunObserver,
     SpanCollector,
-    event_rows,
     group_counts,
     lease_rows,
     server_row,
@@ -29,7 +29,7 @@ class Service:
             SimpleNamespace(id=1, state="starting", host="", pids=(), in_flight=0, restarts=0),
         ]
 
-    async def look(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
+    async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
         assert (endpoint, timeout_s) == ("spans", ANSWER_TIMEOUT_S)
         return dict(self.totals) if self.answers else {}
 
@@ -54,19 +54,32 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
-async def test_process_that_does_not_answer_is_as_it_was_last_known() -> None:
-    trainer = Service(r0=spent(10, 5))
-    run = fleet(trainer=trainer)
-    collector = SpanCollector(run, own=Spans())
-    await collector.collect()
-    trainer.answers = False
-    await collector.collect()
-    trainer.answers, trainer.totals = True, {}
-    await collector.collect()
-    assert collector.known["trainer-0"] == spent(10, 5)
-    del run.services["trainer"]
-    await collector.collect()
-    assert collector.known.keys() == {"controller"}
+async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_after_a_restart() -> None:
+    policy: Any = Service()
+    policy.endpoints = frozenset({"statistics"})
+    answers: dict[int, EngineTotals | None] = {}
+
+    async def ask(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+        return {"statistics": answers}[endpoint]
+
+    policy.ask = ask
+    observer = RunObserver(fleet(policy=policy))
+    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
+    told = await observer.metrics()
+    assert told["generator/prefix_hit_rate"] == 60 / 200
+    # 100 and 10 more prompt tokens; the second has been started again.
+    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75), 1: EngineTotals(10, 5, 5, 2, 0.125)}
+    told = {
+        name: value for name, value in (await observer.metrics()).items() if name.startswith("generator/")
+    }
+    assert told == {
+        "generator/prefix_hit_rate": 55 / 110,
+        "generator/tokens": 35.0,
+        "generator/preemptions": 2.0,
+        "generator/kv_cache_usage": 0.75,
+    }
+    answers.clear()
+    assert not any(name.startswith("generator/") for name in await observer.metrics())
 
 
 def test_mesh_and_versions() -> None:
@@ -95,7 +108,7 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
             self.endpoints = frozenset(answers)
             self.answers = answers
 
-        async def look(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+        async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
             return self.answers[endpoint]
 
     observer = RunObserver(
@@ -108,19 +121,6 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
     assert observer.versions == {"policy": {0: 3, 1: 2}, "rollout": {}}
     assert observer.workers == {7: "rollout-0", 8: "rollout-0"}
     assert observer.spans.known.keys() == {"controller"}
-
-
-def test_last_events_with_their_reasons() -> None:
-    run = fleet()
-    for number in range(60):
-        run.events.append(
-            SimpleNamespace(
-                at=number, service="policy", replica=0, what="lost", detail="" if number < 59 else "9"
-            )
-        )
-    rows = event_rows(run)
-    assert [row.at for row in rows] == list(range(10, 60))
-    assert (rows[-2].what, rows[-1].what) == ("lost", "lost: 9")
 
 
 def test_groups_and_leases() -> None:

@@ -23,19 +23,24 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.buffer.ledger import Ledger
     from rl_bridge.buffer.replay import Admission, ReplayBuffer
-    from rl_bridge.config import AlgorithmConfig, DataConfig, TrainerConfig
+    from rl_bridge.config import (
+        AlgorithmConfig,
+        Config,
+        DataConfig,
+        RewardConfig,
+        RolloutConfig,
+        TrainerConfig,
+    )
     from rl_bridge.data.actor import DatasetActor
     from rl_bridge.generator.actor import PolicyActor
-    from rl_bridge.generator.settings import ONE_THREAD, EngineSettings, engine_environment
+    from rl_bridge.generator.vllm_api import ONE_THREAD
     from rl_bridge.rewards.actor import RewardActor
-    from rl_bridge.rewards.function import Ensemble
-    from rl_bridge.rewards.settings import RewardSettings
     from rl_bridge.rollout.groups import training_samples
     from rl_bridge.services import Fleet, LocalService
     from rl_bridge.tokens.chat import ChatTokenizer
     from rl_bridge.trainer.actor import TrainerActor
     from rl_bridge.trainer.settings import TrainerSettings
-    from rl_bridge.types import Ending, Group, SamplingSettings, Trajectory, Turn
+    from rl_bridge.types import Ending, Group, Trajectory, Turn
     from rl_bridge.weights import WeightStore
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
@@ -43,16 +48,7 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     examples = tmp_path / "examples.jsonl"
     examples.write_text("".join(json.dumps({"prompt": PROMPT, "target": "stand"}) + "\n" for _ in range(4)))
     tokenizer = ChatTokenizer(tiny_policy)
-    engine = EngineSettings(
-        model_path=str(tiny_policy),
-        dtype="float32",
-        max_length=64,
-        max_num_seqs=16,
-        kv_cache_bytes=64 << 20,
-        gpu_memory_utilization=0.4,
-        seed=0,
-        sampling=SamplingSettings(temperature=1.0, max_new_tokens=2),
-    )
+    config = Config(rollout=RolloutConfig(max_length=64, max_new_tokens=2, max_num_seqs=16, kv_cache_mb=64))
     training = TrainerSettings(
         model_path=str(tiny_policy),
         dtype="float32",
@@ -67,15 +63,9 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     async with Fleet(tmp_path / "logs"):
         store = WeightStore.create()
         policy, trainer, reward, dataloader = await asyncio.gather(
-            PolicyActor.options(environment=engine_environment(on_gpu=False)).as_service(engine, store),
+            PolicyActor.as_service(config, tiny_policy, store),
             TrainerActor.options(environment=ONE_THREAD).as_service(training, store),
-            RewardActor.as_service(
-                RewardSettings(
-                    ensemble=Ensemble(functions=("test_pseudocode.compute_reward",)),
-                    workers=1,
-                    timeout_s=10.0,
-                )
-            ),
+            RewardActor.as_service(RewardConfig(function="test_pseudocode.compute_reward", workers=1)),
             DatasetActor.as_service(DataConfig(source=str(examples)), 0),
         )
         buffer = ReplayBuffer(

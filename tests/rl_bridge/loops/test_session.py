@@ -4,8 +4,8 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,23 +85,6 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     assert begun == [CONFIG]
     with pytest.raises(ConfigError, match="expected a new folder"):
         session.train_run(CONFIG, tmp_path, resume=False)
-
-
-@pytest.mark.heavy
-def test_run_that_another_began_before_the_folder_was_locked_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl_bridge.loops import session
-
-    @contextmanager
-    def locked_late(folder: Path) -> Iterator[None]:
-        (folder / CONFIG_FILE).write_text("the other's")
-        yield
-
-    monkeypatch.setattr(session, "folder_of_ones_own", locked_late)
-    with pytest.raises(ConfigError, match="expected a new folder"):
-        session.train_run(CONFIG, tmp_path / "new", resume=False)
-    assert (tmp_path / "new" / CONFIG_FILE).read_text() == "the other's"
 
 
 @pytest.mark.heavy
@@ -194,35 +177,6 @@ async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_i
     assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
 
 
-@pytest.mark.heavy
-@pytest.mark.soak
-@pytest.mark.own_process
-async def test_while_it_evaluates_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def train(run: Any) -> bool:
-        return True
-
-    async def evaluate(run: Any) -> None:
-        await terminate()
-        await asyncio.sleep(60)
-
-    assert await run_session(monkeypatch, train=train, evaluate=evaluate) == ["stopped", "cancelled"]
-
-
-@pytest.mark.heavy
-@pytest.mark.soak
-@pytest.mark.own_process
-async def test_run_that_was_told_to_go_is_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def train(run: Any) -> bool:
-        await terminate()
-        return False
-
-    assert await run_session(monkeypatch, train=train, evaluate=None) == [
-        "preempted",
-        "stopped",
-        "told to go",
-    ]
-
-
 class Deaf:
     """A service of which the first fan-out never returns: one of its workers stands still."""
 
@@ -240,7 +194,7 @@ class Deaf:
 
 @pytest.mark.heavy
 async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> None:
-    from rl_bridge.loops.introductions import Introductions
+    from rl_bridge.loops.assembly import Introductions
 
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append

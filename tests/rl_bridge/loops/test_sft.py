@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss, token_weights
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.sft import Look, SftConfig, SftResult, begin_checkpoint, fine_tune, trainer_settings
-from rl_bridge.trainer.preparation import loss_settings
+from rl_bridge.loops.sft import Look, SftConfig, SftResult, fine_tune
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -105,21 +102,6 @@ def test_a_limit_of_updates_comes_first() -> None:
     assert learner.exported_after == [0, 2, 4, 5]
 
 
-def test_a_limit_of_time_comes_first() -> None:
-    learner = ScriptedLearner([2.0, 1.0])
-    result, _ = run(learner, max_seconds=1e-9)
-    assert (len(learner.learned), result.settled) == (1, False)
-    assert learner.exported_after == [0, 1]
-
-
-def test_the_last_weights_are_written_where_somebody_wants_them() -> None:
-    learner = ScriptedLearner([3.0, 2.0, 1.0, 3.0])
-    result, _ = run(learner, patience=None, max_updates=6, last=Path("elsewhere"))
-    assert result.kept.update == 4
-    assert learner.exported_after == [0, 2, 4, 6]
-    assert [str(folder) for folder in learner.exported_to] == ["nowhere"] * 3 + ["elsewhere"]
-
-
 def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> None:
     learner = ScriptedLearner()
     run(learner, traces=7, batch_size=3, max_updates=9, patience=None)
@@ -131,26 +113,6 @@ def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> No
     run(again, traces=7, batch_size=3, max_updates=9, patience=None)
     run(other, traces=7, batch_size=3, max_updates=9, patience=None, seed=1)
     assert again.learned == learner.learned != other.learned
-
-
-def test_only_what_was_kept_apart_is_looked_at_and_never_learned() -> None:
-    learner = ScriptedLearner()
-    run(learner, max_updates=4, patience=None)
-    assert all(set(batch.target.tolist()) == {90, 91, 2} for batch in learner.looked_at)
-    assert not {90, 91} & {token for batch in learner.learned for token in batch}
-
-
-@pytest.mark.parametrize(("traces", "kept_apart"), [(0, 2), (2, 0)])
-def test_without_traces_there_is_nothing_to_do(traces: int, kept_apart: int) -> None:
-    with pytest.raises(ValueError, match=f"got {traces} and {kept_apart}"):
-        fine_tune(
-            ScriptedLearner(),
-            [trace(10)] * traces,
-            [trace(90)] * kept_apart,
-            SftConfig(),
-            folder=Path("nowhere"),
-            told=lambda _: None,
-        )
 
 
 @pytest.mark.parametrize("what", ["to train on", "to look at"])
@@ -169,62 +131,3 @@ def test_a_trace_that_is_too_long_is_told_before_anything_is_learned(what: str) 
             told=lambda _: None,
         )
     assert learner.learned == []
-
-
-def test_the_trainer_is_told_what_the_recipe_says(tmp_path: Path) -> None:
-    config = SftConfig(
-        learning_rate=0.5,
-        warmup_updates=3,
-        weight_decay=0.1,
-        tokens_per_pass=500,
-        num_threads=2,
-        seed=9,
-        max_updates=77,
-    )
-    settings = trainer_settings(config, tmp_path, tmp_path / "model", dtype="float32")
-    assert (settings.algorithm.objective, settings.algorithm.aggregation) == ("reinforce", "token_mean")
-    assert (settings.temperature, settings.seed, settings.max_length) == (1.0, 9, 4096)
-    trainer = settings.trainer
-    assert (trainer.learning_rate, trainer.warmup_updates, trainer.weight_decay) == (0.5, 3, 0.1)
-    assert (trainer.tokens_per_pass, trainer.num_threads, trainer.iterations) == (500, 2, 77)
-    assert (trainer.updates_per_iteration, trainer.decay_fraction) == (1, 0.0)
-
-
-def test_the_loss_is_the_mean_of_minus_log_pi_over_the_tokens_of_all_traces() -> None:
-    settings = trainer_settings(SftConfig(), Path("folder"), Path("model"), dtype="float32")
-    # Two traces of one and two tokens, each from a vocabulary of two.
-    probabilities = torch.tensor(
-        [[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]], dtype=torch.float64, requires_grad=True
-    )
-    weights = token_weights(
-        np.asarray([0, 1, 1]), aggregation=settings.algorithm.aggregation, max_length=settings.max_loss_tokens
-    )
-    loss, _ = policy_loss(
-        LossInputs(
-            logprobs=probabilities[[0, 1, 2], [0, 1, 0]].log(),
-            entropy=torch.zeros(3),
-            old_logprobs=torch.zeros(3, dtype=torch.float64),
-            advantages=torch.ones(3, dtype=torch.float64),
-            weights=torch.from_numpy(weights),
-        ),
-        loss_settings(settings.algorithm, progress=0.5),
-    )
-    # -(ln 0.5 + ln 0.75 + ln 0.9) / 3 = (0.693147 + 0.287682 + 0.105361) / 3
-    assert float(loss.detach()) == pytest.approx(0.362063, abs=1e-6)
-    loss.backward()
-    # d/dp of -ln(p) / 3 = -1 / (3 p): -2/3, -4/9, -10/27; nothing for what the traces do not say.
-    assert probabilities.grad is not None
-    assert probabilities.grad.numpy() == pytest.approx(
-        np.asarray([[-2 / 3, 0], [0, -4 / 9], [-10 / 27, 0]]), abs=1e-6
-    )
-
-
-def test_a_checkpoint_to_be_has_all_but_the_weights(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
-        (model / name).write_text(name)
-    begin_checkpoint(tmp_path / "new", model)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["config.json", "tokenizer.json"]
-    with pytest.raises(FileExistsError):
-        begin_checkpoint(tmp_path / "new", model)

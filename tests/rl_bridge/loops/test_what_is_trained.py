@@ -8,7 +8,7 @@ import pytest
 from rl_bridge.config import Config
 from rl_bridge.loops.settings import dispatch_settings, overlong, trainer_settings
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.groups import GroupFilter, Overlong
+from rl_bridge.rollout.groups import Overlong
 
 GROWING = "rl_bridge.rollout.tool_task:ToolWorldTask"
 STATES = f"{__name__}:StateTask"
@@ -62,18 +62,6 @@ def test_the_answer_to_a_datasets_prompt_is_all_that_there_is() -> None:
     assert trainer_settings(answers, Path("run"), Path("model")).max_loss_tokens == 50
 
 
-@pytest.mark.parametrize(("task", "longest"), [(GROWING, 60), (STATES, 100)])
-def test_a_fixed_length_is_the_same_greatest_length(task: str, longest: int) -> None:
-    short = config({"task": task, "num_turns": 4, "max_new_tokens": 25, "max_length": 60}, "dr_grpo")
-    assert trainer_settings(short, Path("run"), Path("model")).max_loss_tokens == longest
-
-
 def test_refills_are_so_many_for_each_group_of_a_step() -> None:
     found = dispatch_settings(config({}, {"name": "dapo", "max_refills": 3})).filter
     assert (found.dynamic, found.refills, found.overlong.handling) == (True, 3 * 8, "penalty")
-
-
-def test_without_it_only_what_nothing_is_left_of_is_dropped() -> None:
-    found = dispatch_settings(config({}, {"overlong": "mask"})).filter
-    assert isinstance(found, GroupFilter)
-    assert (found.dynamic, found.overlong.handling) == (False, "mask")

@@ -1,15 +1,11 @@
 """Every instant of a process is work, idle or unaccounted for, and is counted once."""
 
 import asyncio
-import json
-import pickle
 import random
-import threading
-from collections.abc import Generator
 
 import pytest
 
-from rl_bridge.metrics import Spans, SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics import Spans, SpanTotals
 
 
 class Clock:
@@ -44,14 +40,6 @@ def test_work_idle_and_the_rest_add_up(spans: Spans, clock: Clock) -> None:
     assert (totals.wall_s, totals.unaccounted_s, totals.cpu_s) == (31, 17, 15.5)
 
 
-def test_open_spans_count_up_to_now(spans: Spans, clock: Clock) -> None:
-    with spans.span("train"):
-        clock.now += 3
-        assert spans.totals().work == {"train": 3}
-        clock.now += 3
-        assert spans.totals().work == {"train": 6}
-
-
 async def test_tasks_that_work_share_the_time_and_hide_those_that_wait(spans: Spans, clock: Clock) -> None:
     async def hold(name: str, waits_for: str | None, until: asyncio.Event) -> None:
         with spans.span(name, waits_for):
@@ -78,44 +66,6 @@ async def test_tasks_that_work_share_the_time_and_hide_those_that_wait(spans: Sp
     assert totals.unaccounted_s == 1
 
 
-async def test_span_of_a_task_does_not_hide_its_makers(spans: Spans, clock: Clock) -> None:
-    end = asyncio.Event()
-
-    async def background() -> None:
-        with spans.span("listen", waits_for="prompts"):
-            await end.wait()
-
-    with spans.span("train"):
-        task = asyncio.create_task(background())
-        await asyncio.sleep(0)
-        clock.now += 5
-    clock.now += 2
-    end.set()
-    await task
-    assert spans.totals().work == {"train": 5}
-    assert spans.totals().idle == {"prompts": 2}
-
-
-def test_threads_have_spans_of_their_own(spans: Spans, clock: Clock) -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def generate() -> None:
-        with spans.span("generate"):
-            inside.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=generate)
-    with spans.span("answer", waits_for="prompts"):
-        thread.start()
-        inside.wait(10)
-        clock.now += 7
-        leave.set()
-        thread.join()
-        clock.now += 2
-    totals = spans.totals()
-    assert (totals.work, totals.idle) == ({"generate": 7}, {"prompts": 2})
-
-
 async def test_process_rests_while_nobody_calls(spans: Spans, clock: Clock) -> None:
     clock.now += 1  # it starts
     with spans.span("start"):
@@ -138,40 +88,6 @@ async def test_process_rests_while_nobody_calls(spans: Spans, clock: Clock) -> N
     assert totals.work == {"start": 258, "train": 24, "tidy": 128}
     assert totals.idle == {"disk": 32, "batches": 66}
     assert (totals.rest_s, totals.unaccounted_s) == (66, 4)
-
-
-def test_what_nobody_named_before_it_had_started_is_its_start(spans: Spans, clock: Clock) -> None:
-    clock.now += 1
-    with spans.span("start", waits_for="processes"):
-        clock.now += 2
-    clock.now += 4
-    spans.started()
-    clock.now += 8
-    totals = spans.totals()
-    assert (totals.work, totals.idle) == ({"start": 5}, {"processes": 2})
-    assert totals.unaccounted_s == 8  # it does not rest
-
-
-def test_span_is_left_when_its_block_fails(spans: Spans, clock: Clock) -> None:
-    with pytest.raises(RuntimeError), spans.span("train"):
-        raise RuntimeError
-    clock.now += 1
-    assert spans.totals().unaccounted_s == 1
-
-
-def test_span_of_an_abandoned_generator_ends_before_the_one_within_it(spans: Spans, clock: Clock) -> None:
-    def rows() -> Generator[int]:
-        with spans.span("read"):
-            yield 1
-
-    reading = rows()
-    next(reading)
-    with spans.span("train"):
-        reading.close()
-        clock.now += 3
-    clock.now += 4
-    totals = spans.totals()
-    assert (totals.work, totals.unaccounted_s) == ({"read": 0, "train": 3}, 4)
 
 
 async def test_whatever_tasks_do_the_parts_are_the_whole(spans: Spans, clock: Clock) -> None:
@@ -200,40 +116,6 @@ async def test_whatever_tasks_do_the_parts_are_the_whole(spans: Spans, clock: Cl
     assert totals.unaccounted_s == pytest.approx(0.0, abs=1e-9)
     clock.now += 1
     assert spans.totals().unaccounted_s == pytest.approx(1.0)  # nothing was left open
-
-
-def test_totals_travel(spans: Spans, clock: Clock) -> None:
-    with spans.span("train"), spans.span("sample", waits_for="rollout"):
-        clock.now += 1
-    totals = spans.totals()
-    assert SpanTotals.from_json(json.loads(json.dumps(totals.as_json()))) == totals
-    assert pickle.loads(pickle.dumps(totals)) == totals
-
-
-def totals(began: float, wall_s: float, **work: float) -> SpanTotals:
-    seconds: dict[tuple[str, str | None], float] = {(name, None): spent for name, spent in work.items()}
-    return SpanTotals(began=began, wall_s=wall_s, cpu_s=0.0, seconds=seconds)
-
-
-def test_window_is_what_was_spent_since_the_last_one() -> None:
-    window = SpanWindow()
-    assert window.advance({"trainer-0": totals(1, 10, train=4, start=2)})["trainer-0"].work["train"] == 4
-    spent = window.advance({"trainer-0": totals(1, 14, train=7, start=2, save=1)})["trainer-0"]
-    assert (spent.wall_s, spent.work, spent.unaccounted_s) == (4, {"train": 3, "save": 1}, 0)
-
-
-def test_replicas_and_ranks_of_a_role_are_one_line() -> None:
-    roles = by_role(
-        {
-            "reward_model-0": totals(1, 10, score=5),
-            "reward_model-1-3": totals(2, 30, score=5, load=1),
-            "controller": totals(3, 4),
-        }
-    )
-    assert roles.keys() == {"reward_model", "controller"}
-    merged = roles["reward_model"]
-    assert (merged.wall_s, merged.work, merged.unaccounted_s) == (40, {"score": 10, "load": 1}, 29)
-    assert merged.began == 1
 
 
 def test_shares_in_the_log_are_read_back() -> None:

@@ -1,26 +1,20 @@
 """A run tells whoever connects how it stands; nobody who connects can harm it."""
 
 import asyncio
-import json
-import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics import status as status_server
 from rl_bridge.metrics.status import (
-    ADDRESS_FILE,
     StatusServer,
     StatusSnapshot,
     ask_status,
     format_address,
     host_to_serve_on,
     parse_address,
-    served_address,
 )
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
@@ -30,26 +24,10 @@ async def test_snapshot_arrives_as_it_was_taken() -> None:
         assert await ask_status(server.address) == snapshot()
 
 
-async def test_newer_run_may_say_more() -> None:
-    said = {**json.loads(snapshot().model_dump_json()), "colour": "red"}
-    assert StatusSnapshot.model_validate_json(json.dumps(said)) == snapshot()
-
-
-async def test_address_is_in_the_folder_while_it_is_served(tmp_path: Path) -> None:
-    async with StatusServer("127.0.0.1", 0, snapshot, folder=tmp_path) as server:
-        assert served_address(tmp_path) == server.address
-        assert json.loads((tmp_path / ADDRESS_FILE).read_text())["pid"] == os.getpid()
-    assert os.listdir(tmp_path) == []
-    assert served_address(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("host", "alone", "served_on"),
     [
         ("127.0.0.1", True, "127.0.0.1"),
-        ("localhost", True, "localhost"),
-        ("0.0.0.0", True, "0.0.0.0"),
-        ("192.0.2.1", True, "127.0.0.1"),
         ("no-such-host.invalid", True, "127.0.0.1"),
         ("192.0.2.1", False, "192.0.2.1"),
     ],
@@ -74,20 +52,6 @@ async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.M
         await asyncio.sleep(0.1)
         await ask_status(server.address)
         assert taken == 2
-
-
-async def test_processes_are_asked_before_a_snapshot_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 60.0)  # however long the five take
-    asked = 0
-
-    async def refresh() -> None:
-        nonlocal asked
-        await asyncio.sleep(0.05)
-        asked += 1
-
-    async with StatusServer("127.0.0.1", 0, lambda: snapshot(version=asked), refresh=refresh) as server:
-        found = await asyncio.gather(*(ask_status(server.address) for _ in range(5)))
-        assert {one.version for one in found} == {1}
 
 
 async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
@@ -151,14 +115,6 @@ async def test_callers_who_do_not_read_are_let_go(
     caller.close()
 
 
-async def test_port_that_is_taken_is_named() -> None:
-    async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        host, port = parse_address(server.address)
-        with pytest.raises(ConfigError, match=f"status on {server.address}, got: .*in use"):
-            async with StatusServer(host, port, snapshot):
-                pass
-
-
 async def test_whoever_else_answers_is_no_run() -> None:
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -197,25 +153,7 @@ def test_addresses(address: str, parsed: tuple[str, int]) -> None:
     assert format_address(*parsed) == address
 
 
-@pytest.mark.parametrize(
-    "address", ["", "head", "head:", ":80", "::1:80", "head:0", "head:65536", "head:http"]
-)
+@pytest.mark.parametrize("address", ["head:", "::1:80", "head:65536"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address as HOST:PORT"):
         parse_address(address)
-
-
-async def test_end_waits_for_no_caller_and_is_no_error_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    # Long enough to be told from a machine that stands still.
-    monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)
-    async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        server._line = b"x" * (64 << 20)
-        server._taken = float("inf")
-        (caller,) = await connected(server, 1)
-        began = time.monotonic()
-    assert time.monotonic() - began < status_server.TIMEOUT_S / 2
-    await asyncio.sleep(0.05)  # what is told late is told now
-    caller.close()
-    assert [record for record in caplog.records if record.name == "asyncio"] == []

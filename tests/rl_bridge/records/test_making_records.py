@@ -39,27 +39,6 @@ def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
     assert made.turns[1].tokens == (103, 111)
 
 
-def test_every_token_has_its_probability_and_its_version() -> None:
-    answer = Completion(
-        tokens=[104, 105, 33], logprobs=[-0.123456, 0.0, -12.0], versions=[3, 3, 4], stopped=False
-    )
-    one = trajectory(Turn(prompt=[63], completion=answer))
-    (made,) = record(one, training_rows(one, advantage=0.0, index=0)).turns
-    assert (made.pieces, made.logprobs) == (("h", "i", "!"), (-0.1235, 0.0, -12.0))
-    assert (made.versions, made.stopped) == (((3, 2), (4, 1)), False)
-
-
-def test_marks_are_those_of_the_rows_that_the_trainer_gets() -> None:
-    one = trajectory(turn("a", "bc"), turn("abcd", "ef"), turn("new", "xyz"))
-    first, second = training_rows(one, advantage=2.0, index=0)
-    # Of the first row the trainer is not to see what the second answer begins with; the second row is left out.
-    masked = replace(first, loss_mask=[on and place != 4 for place, on in enumerate(first.loss_mask)])
-    made = record(one, [masked])
-    assert [t.trained for t in made.turns] == [((True, 2),), ((False, 1), (True, 1)), ((False, 3),)]
-    # With the first row gone the second one is still found.
-    assert [t.trained for t in record(one, [second]).turns] == [((False, 2),), ((False, 2),), ((True, 3),)]
-
-
 def test_random_episodes_show_what_the_trainer_gets() -> None:
     draw = random.Random(5)
     for _ in range(200):
@@ -108,21 +87,6 @@ def test_random_episodes_show_what_the_trainer_gets() -> None:
                 ("" if kept.fresh else texts[-1]) + kept.context + "".join(kept.pieces)
             ]
         assert texts == [decode(row.tokens) for row in rows]
-
-
-def test_trajectory_that_is_not_trained_has_no_advantage() -> None:
-    one = trajectory(turn("a", "bc"))
-    (row,) = training_rows(one, advantage=2.0, index=0)
-    assert record(one, []).advantage is None
-    assert record(one, [replace(row, loss_mask=[False] * 3)]).advantage is None
-    assert record(one, [row]).advantage == 2.0
-
-
-def test_same_answer_twice_is_told_apart() -> None:
-    one = trajectory(turn("s", "go"), turn("s", "go"))
-    first, second = training_rows(one, advantage=1.0, index=0)
-    made = record(one, [first, replace(second, loss_mask=[False] * 3)])
-    assert [t.trained for t in made.turns] == [((True, 2),), ((False, 2),)]
 
 
 def test_line_of_json_says_all_of_it_again() -> None:

@@ -1,9 +1,7 @@
 """What is kept of a run's rollouts: whole groups, within a bound, none of them twice."""
 
-import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from rl_bridge.config.trainer import RecordsConfig
 from rl_bridge.records.record import TrajectoryRecord
-from rl_bridge.records.writer import SEGMENTS, RolloutRecords, Segments, read_lines, segment_files
+from rl_bridge.records.writer import SEGMENTS, RolloutRecords, read_lines, segment_files
 from rl_bridge.types import Group
 from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
 
@@ -40,19 +38,6 @@ def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
         assert record.advantage == record.reward == (1.0, -1.0, 0.5)[record.sibling]
         assert record.turns[0].context == f"deal {record.group}?"
         assert record.iteration == 1
-
-
-def test_which_groups_the_iteration_decides(tmp_path: Path) -> None:
-    groups = batch(groups=64)
-    chosen = []
-    for name in ("one", "two"):
-        (folder := tmp_path / name).mkdir()
-        record = writer(folder)
-        for iteration in range(1, 9):
-            record.write(iteration, groups, rows_of(groups))
-        chosen.append([(r.iteration, r.group) for r in kept(folder)])
-    assert chosen[0] == chosen[1]
-    assert len({number for _, number in chosen[0]}) > 8
 
 
 def test_iteration_of_fewer_groups_is_kept_whole_and_none_where_none_is_asked_for(tmp_path: Path) -> None:
@@ -111,38 +96,6 @@ def test_rewound_run_keeps_what_its_history_has(tmp_path: Path) -> None:
     assert segment_files(tmp_path) == []
 
 
-def test_line_that_was_cut_off_is_not_read_and_not_gone_on_with(tmp_path: Path) -> None:
-    record = writer(tmp_path)
-    fill(record, range(1, 3))
-    (file,) = segment_files(tmp_path)
-    file.write_bytes(file.read_bytes()[:-9])
-    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2]
-    record.rewind(2)
-    fill(record, range(3, 4))
-    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2, 3, 3]
-
-
-def test_file_that_goes_while_it_is_read_has_no_lines_left(tmp_path: Path) -> None:
-    segments = Segments(tmp_path, max_bytes=80)
-    for number in range(3):
-        segments.append([b"%08d\n" % number])
-    lines: Iterator[bytes] = read_lines(tmp_path)
-    assert next(lines) == b"00000000\n"
-    segment_files(tmp_path)[1].unlink()
-    assert list(lines) == [b"00000002\n"]
-
-
-@pytest.mark.parametrize("end", ["\u2028", "\x85", "\x1e"])
-def test_what_else_ends_a_line_of_text_ends_none_of_the_records(tmp_path: Path, end: str) -> None:
-    record = writer(tmp_path)
-    for iteration, text in ((1, "a"), (2, f"b{end}c"), (3, "d")):
-        groups = [group(iteration, 1.0, text=text)]
-        record.write(iteration, groups, rows_of(groups))
-    record.rewind(3)
-    assert [r.iteration for r in kept(tmp_path)] == [1, 2, 3]
-    assert "".join(kept(tmp_path)[1].turns[0].pieces) == f"b{end}c"
-
-
 def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
     record = writer(tmp_path)
     groups = [group(1, 1.0, text="plain"), group(2, 1.0, text="€")]
@@ -152,44 +105,3 @@ def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
     file.write_bytes(written[: written.index("€".encode()) + 1])
     record.rewind(1)
     assert len(kept(tmp_path)) == written[: written.index("€".encode())].count(b"\n")
-
-
-class Growing(io.BytesIO):
-    """A file whose last line is completed just after its beginning was read."""
-
-    def __next__(self) -> bytes:
-        line = super().__next__()
-        if not line.endswith(b"\n"):
-            place = self.tell()
-            self.write(b"ond\n")
-            self.seek(place)
-        return line
-
-
-def test_line_whose_end_is_written_while_it_is_read_is_not_taken_for_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Segments(tmp_path, max_bytes=80).append([b"first\n"])
-    monkeypatch.setattr(Path, "open", lambda *_: Growing(b"first\nsec"))
-    assert list(read_lines(tmp_path)) == [b"first\n"]
-
-
-def test_files_of_others_are_none_of_the_records(tmp_path: Path) -> None:
-    record = writer(tmp_path)
-    fill(record, range(1, 3))
-    (tmp_path / "rollouts/000001 (copy).jsonl").write_bytes(b"")
-    fill(record, range(3, 4))
-    assert [r.iteration for r in kept(tmp_path)] == [1, 1, 2, 2, 3, 3]
-
-
-def test_no_more_of_a_group_is_prepared_than_shows_that_it_is_too_large(tmp_path: Path) -> None:
-    prepared: list[int] = []
-
-    def watched(tokens: Sequence[int]) -> str:
-        prepared.append(len(tokens))
-        return decode(tokens)
-
-    groups = [group(1, *([0.0] * 6), text="x" * 20_000)]  # a trajectory takes more than an eighth of a MiB
-    RolloutRecords(tmp_path, watched, RecordsConfig(groups=1, max_mb=1)).write(1, groups, rows_of(groups))
-    assert kept(tmp_path) == []
-    assert prepared.count(20_000) == 1

@@ -51,7 +51,7 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     import torch
     from transformers import Qwen3ForCausalLM
 
-    from rl_bridge.generator.settings import ONE_THREAD
+    from rl_bridge.generator.vllm_api import ONE_THREAD
     from rl_bridge.reference.actor import ReferenceActor
     from rl_bridge.services.fleet import Fleet
 

@@ -10,9 +10,8 @@ import psutil
 import pytest
 from reward_functions import alive, until
 
+from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
-from rl_bridge.rewards.function import Ensemble, VoteRule
-from rl_bridge.rewards.settings import RewardSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -26,9 +25,9 @@ def _processes_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
 
 
-def settings(*functions: str, rule: VoteRule = VoteRule.MEAN, timeout_s: float = HANG_S) -> RewardSettings:
+def settings(*functions: str, timeout_s: float = HANG_S) -> RewardConfig:
     names = tuple(f"reward_functions.{name}" for name in functions)
-    return RewardSettings(ensemble=Ensemble(functions=names, rule=rule), workers=2, timeout_s=timeout_s)
+    return RewardConfig(function=names, workers=2, timeout_seconds=timeout_s)
 
 
 async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: Path) -> None:

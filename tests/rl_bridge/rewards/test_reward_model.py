@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import ModelError, RewardError
-from rl_bridge.rewards.settings import RewardModelSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -33,7 +32,7 @@ def make_reward_model(folder: Path, policy: Path, *, labels: int = 1, end_as_pad
 def load(path: Path, **options: Any) -> Any:
     from rl_bridge.rewards.model import RewardModel
 
-    return RewardModel(RewardModelSettings(model_path=str(path), max_length=64, **options))
+    return RewardModel(str(path), max_length=64, **options)
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +50,6 @@ def test_a_response_has_the_same_reward_in_whatever_batch(
     assert len({round(value, 6) for value in alone}) == len(WORDS)
     assert model.score(pairs) == pytest.approx(alone, abs=1e-5)
     assert model.score(pairs[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
-
-
-def test_a_reward_is_what_the_checkpoint_says_of_the_whole_chat(checkpoint: Path) -> None:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    chat = [{"role": "user", "content": "17 0 10"}, {"role": "assistant", "content": "hit"}]
-    ids = tokenizer.encode(
-        tokenizer.apply_chat_template(chat, tokenize=False), return_tensors="pt", add_special_tokens=False
-    )
-    with torch.no_grad():
-        expected = float(AutoModelForSequenceClassification.from_pretrained(checkpoint)(ids).logits)
-    model = load(checkpoint)
-    assert model.score([("17 0 10", "hit"), (chat[:1], "hit")]) == pytest.approx(
-        [expected, expected], abs=1e-5
-    )
 
 
 def test_too_long_has_no_reward_and_no_number_is_an_error(
@@ -113,9 +95,8 @@ async def test_it_is_a_service(checkpoint: Path, tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardModelActor
     from rl_bridge.services.fleet import Fleet
 
-    settings = RewardModelSettings(model_path=str(checkpoint), max_length=64)
     async with Fleet(tmp_path / "logs"), asyncio.timeout(120):
-        reward = await RewardModelActor.options(name="reward").as_service(settings)
+        reward = await RewardModelActor.options(name="reward").as_service(str(checkpoint), 64)
         calls = [
             reward.evaluate_response.route(prompt="17 0 10", response=word, target=None) for word in WORDS
         ]

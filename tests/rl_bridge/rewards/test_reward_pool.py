@@ -15,11 +15,10 @@ import psutil
 import pytest
 from reward_functions import alive, until
 
-from rl_bridge.config import Config
+from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
-from rl_bridge.loops.settings import reward_settings
 from rl_bridge.rewards import pool as pool_module
-from rl_bridge.rewards.pool import RewardPool, RewardWorker
+from rl_bridge.rewards.pool import RewardPool
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -33,7 +32,11 @@ def _workers_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_pool(*functions: str, workers: int = 2, timeout_s: float = HANG_S, **options: Any) -> RewardPool:
     names = [f"reward_functions.{name}" for name in functions or ["compute_reward"]]
-    return RewardPool(names, workers=workers, timeout_s=timeout_s, **options)
+    return pool_of(*names, workers=workers, timeout_seconds=timeout_s, **options)
+
+
+def pool_of(*functions: str, **options: Any) -> RewardPool:
+    return RewardPool(RewardConfig(function=functions, **{"workers": 1, "timeout_seconds": HANG_S} | options))
 
 
 async def ask(pool: RewardPool, response: str, target: Any = None) -> float | None:
@@ -99,27 +102,6 @@ async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
         assert await ask(pool, "return", 1) == 1.0
 
 
-async def test_a_process_that_had_died_before_is_no_loss_of_the_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(RewardWorker, "lost", False)  # as if nobody had noticed yet
-    async with open_pool() as pool:
-        for pid in pool.pids:
-            os.kill(pid, signal.SIGKILL)
-        assert await ask(pool, "return", 1) == 1.0
-        assert (pool.counts.workers_lost, pool.counts.lost) == (2, 0)
-
-
-async def test_a_slot_that_was_given_to_somebody_who_left_goes_to_the_next() -> None:
-    async with open_pool(workers=1) as pool:
-        worker = await pool._take()
-        leaving = asyncio.ensure_future(pool._take())
-        await asyncio.sleep(0)
-        pool._give(worker)
-        leaving.cancel()
-        assert await ask(pool, "return", 1) == 1.0
-
-
 @pytest.mark.soak
 async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> None:
     async with open_pool(workers=1) as pool:
@@ -177,14 +159,13 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
             "reward_functions.absent",
             "expected 'reward_functions.absent' to be a plain function, got NoneType",
         ),
-        ("reward_functions.awaited", "got a coroutine function"),
         ("reward_functions.one_argument", "to take prompt, response and target"),
         ("no.such.function", r"expected to import 'no\.such' .* got ModuleNotFoundError"),
     ],
 )
 async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
     with pytest.raises(RewardError, match=words):
-        async with RewardPool([function], workers=1, timeout_s=HANG_S):
+        async with pool_of(function):
             pytest.fail("it was started")
     assert guards() == []
 
@@ -194,19 +175,10 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
 ) -> None:
     (tmp_path / "lasting.py").write_text("import time\n\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    config = Config.model_validate(
-        {
-            "data": {"source": "a.jsonl"},
-            "rollout": {},
-            "reward": {"function": "lasting.f", "start_timeout_seconds": 1.0},
-        }
-    )
-    settings = reward_settings(config)
-    names, longest = settings.ensemble.functions, settings.start_timeout_s
     with pytest.raises(
         RewardError, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
     ) as told:
-        async with RewardPool(names, workers=1, timeout_s=HANG_S, start_timeout_s=longest):
+        async with pool_of("lasting.f", start_timeout_seconds=1.0):
             pytest.fail("it was started")
     assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
     assert guards() == []
@@ -221,7 +193,7 @@ async def test_a_pool_that_can_have_no_processes_any_more_says_so(
     module.write_text("def f(prompt, response, target):\n    return 1.0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    async with RewardPool(["vanishing.f"], workers=1, timeout_s=HANG_S) as pool:
+    async with pool_of("vanishing.f") as pool:
         assert await ask(pool, "x") == 1.0
         module.unlink()
         os.kill(pool.pids[0], signal.SIGKILL)
@@ -249,11 +221,12 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
 
 OWNER = """
 import asyncio, sys
+from rl_bridge.config import RewardConfig
 from rl_bridge.rewards.pool import RewardPool
-from rl_bridge.rewards.pool import RewardWorker
 
 async def main():
-    async with RewardPool(["reward_functions.compute_reward"], workers=1, timeout_s=600) as pool:
+    reward = RewardConfig(function="reward_functions.compute_reward", workers=1, timeout_seconds=600)
+    async with RewardPool(reward) as pool:
         await pool.evaluate(prompt="", response="start_daemons", target=sys.argv[1])
 
 asyncio.run(main())

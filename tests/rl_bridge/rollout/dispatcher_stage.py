@@ -9,6 +9,7 @@ from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
+from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -109,6 +110,7 @@ class Bridge:
                 timeout_s=300.0,
                 filter=group_filter,
             ),
+            collect=collect,
             explain=explain,
         )
 

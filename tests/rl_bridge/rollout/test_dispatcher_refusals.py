@@ -6,7 +6,6 @@ import pytest
 from dispatcher_stage import (
     EPISODE,
     LOST,
-    SIBLINGS,
     Bridge,
     Workers,
     altered,
@@ -16,37 +15,15 @@ from dispatcher_stage import (
     simulated,
 )
 
-from rl_bridge.errors import ReplicaLostError, RolloutError
+from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.groups import ALL_TRUNCATED, NO_VARIANCE, GroupFilter, Overlong
+from rl_bridge.rollout.groups import NO_VARIANCE, GroupFilter
 from rl_bridge.types import Ending
 
 
 async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult:
     """Siblings with equal rewards, in every group."""
     return await altered(workers, assignment, reward=0.0)
-
-
-async def agreeing_unless_third(workers: Workers, assignment: Assignment) -> AssignmentResult:
-    """Siblings with equal rewards, but for every third group."""
-    play = agreeing if assignment.group is not None and assignment.group % 3 < 2 else at_once
-    return await play(workers, assignment)
-
-
-@simulated
-async def test_groups_without_variance_are_replaced_and_counted() -> None:
-    bridge = Bridge(agreeing_unless_third, group_filter=GroupFilter(dynamic=True, refills=6))
-    async with bridge.dispatcher:
-        for version, expected in enumerate([[2, 5], [8, 11]]):
-            assert [group.id for group in await bridge.sample(version)] == expected
-            tally = bridge.dispatcher.take_tally()
-            assert tally.refused == {NO_VARIANCE: 4}
-            assert tally.endings == {Ending.COMPLETED: 4 * SIBLINGS}
-            assert bridge.dispatcher.take_tally().refused == {}
-            bridge.serve(version + 1)
-    assert bridge.buffer.ledger.dropped == {NO_VARIANCE: 8}
-    assert bridge.buffer.ledger.trained == 4
-    assert bridge.dispatcher.counts.played == 12 * SIBLINGS  # they were played all the same
 
 
 @simulated
@@ -73,63 +50,6 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
 
 
 @simulated
-async def test_step_cannot_use_the_refills_of_earlier_steps() -> None:
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        # All agree once the first weights have been trained.
-        return await (at_once if workers.version == 0 else agreeing)(workers, assignment)
-
-    bridge = Bridge(how, group_filter=GroupFilter(dynamic=True, refills=4))
-    async with bridge.dispatcher:
-        assert [group.id for group in await bridge.sample(0)] == [0, 1]
-        bridge.serve(1)
-        assert [group.id for group in await bridge.sample(1)] == [6, 7]
-        assert bridge.dispatcher.take_tally().refused == {NO_VARIANCE: 4}
-
-
-@simulated
-async def test_group_played_again_has_the_refills_of_its_step() -> None:
-    """In whichever order groups come back, and whoever is lost meanwhile, the same ones are refused."""
-    lost = {1, 5}
-
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        if assignment.group in lost:
-            lost.discard(assignment.group)
-            raise ReplicaLostError("killed")
-        return await agreeing(workers, assignment)
-
-    bridge = Bridge(how, group_filter=GroupFilter(dynamic=True, refills=4))
-    async with bridge.dispatcher:
-        assert sorted(group.id for group in await bridge.sample(0)) == [4, 5]
-        assert not lost
-
-
-@simulated
-async def test_groups_that_are_all_masked_end_the_run() -> None:
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        return await altered(workers, assignment, ending=Ending.TRUNCATED_LENGTH)
-
-    bridge = Bridge(how, group_filter=GroupFilter(overlong=Overlong(handling="mask")))
-    async with bridge.dispatcher:
-        with pytest.raises(RolloutError, match=r"none of the last 8 groups.*had all siblings truncated$"):
-            await bridge.sample()
-    assert bridge.buffer.ledger.dropped == {ALL_TRUNCATED: 8}
-    assert bridge.dispatcher.take_tally().endings == {Ending.TRUNCATED_LENGTH: 8 * SIBLINGS}
-
-
-@simulated
-async def test_failures_are_tallied_by_their_ending() -> None:
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        first, second, third, _ = (await at_once(workers, assignment)).outcomes
-        failed = NoTrajectory(absence=Absence.UNSCORED, reason="", ending=Ending.FAILED_REWARD)
-        return AssignmentResult(lease=assignment.lease, outcomes=(first, second, third, failed))
-
-    bridge = Bridge(how)
-    async with bridge.dispatcher:
-        await bridge.sample()
-        assert bridge.dispatcher.take_tally().endings == {Ending.FAILED_REWARD: 2}
-
-
-@simulated
 async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None:
     def mostly_lost(assignment: Assignment) -> AssignmentResult:
         unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge slept")
@@ -146,23 +66,6 @@ async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None
     counts = bridge.dispatcher.counts
     assert (counts.retried, counts.dropped, counts.unscored) == (6, 2, 1)
     assert (counts.last_failure, counts.last_unscored) == (LOST.reason, "the judge slept")
-
-
-@simulated
-async def test_run_of_unusable_groups_ends_and_says_why() -> None:
-    def lost(assignment: Assignment) -> AssignmentResult:
-        unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge is gone")
-        return AssignmentResult(lease=assignment.lease, outcomes=(unscored,) * SIBLINGS)
-
-    # Once is no reason to end: a success in between counts.
-    bridge = Bridge(in_order(lost, *[None] * 4, *[lost] * 8), slots=1)
-    async with bridge.dispatcher:
-        for version in range(2):
-            await bridge.sample(version)
-            bridge.serve(version + 1)
-        with pytest.raises(RolloutError, match=r"none of the last 8 .* 4 unscored; .*the judge is gone"):
-            await bridge.sample(2)
-    assert len(bridge.workers.assignments) == 13
 
 
 FAILED = NoTrajectory(
@@ -229,25 +132,6 @@ async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trai
 
 
 @simulated
-async def test_error_that_is_no_loss_reaches_the_loop() -> None:
-    bridge = Bridge(in_order(ZeroDivisionError("the task is wrong")))
-    async with bridge.dispatcher:
-        with pytest.raises(ZeroDivisionError, match="the task is wrong"):
-            await bridge.sample()
-
-
-@simulated
-async def test_worker_that_dies_with_many_groups_is_one_line_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bridge = Bridge(in_order(*[ReplicaLostError("replica 0 of rollout is lost")] * 20), groups=20, slots=20)
-    async with bridge.dispatcher:
-        await bridge.buffer.sample(0, 20)
-    (line,) = caplog.messages
-    assert "20 group(s) (0, 1, 2, 3, 4, 5, 6, 7, …): replica 0 of rollout is lost" in line
-
-
-@simulated
 async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -> None:
     refusing = True
 
@@ -284,3 +168,22 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
             del old["episodes"][name]
         await bridge.dispatcher.rewind(1, old, {"groups": b"[]"})
         assert bridge.dispatcher.counts.understood
+
+
+@simulated
+async def test_held_out_episodes_end_with_the_policy_and_not_with_some_losses() -> None:
+    gone: set[int] = set()
+
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        lost = assignment.seeds[0] in gone
+        if lost:
+            failed = NoTrajectory(absence=Absence.DROPPED, reason="status 503", ending=Ending.FAILED_POLICY)
+            return AssignmentResult(lease=assignment.lease, outcomes=(failed,) * len(assignment.seeds))
+        return await at_once(workers, assignment)
+
+    async with Bridge(how, slots=1).dispatcher as dispatcher:
+        gone = {0, 8}
+        assert len(await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)) == 16
+        gone = set(range(16))
+        with pytest.raises(RolloutError, match="failed in 8 held-out episodes in a row: status 503"):
+            await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)

@@ -49,11 +49,8 @@ def test_what_is_sound_leaves_nothing(folder: Path) -> None:
     ("override", "told"),
     [
         ("model.path=Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
-        ("model.path=pebble_env", "'pebble_env', which has no config.json"),
         ("rollout.task=pebble_tsk:PebbleTask", "cannot import 'pebble_tsk'"),
-        ("rollout.task=pebble_task:PebbleTsk", "did you mean 'PebbleTask'?"),
         ("env.app=peble_env.server.app:app", "from the folder that contains 'peble_env'"),
-        ("env.app=pebble_env.server.app:ap", "did you mean 'app'?"),
     ],
 )
 def test_wrong_names(folder: Path, override: str, told: str) -> None:
@@ -68,9 +65,7 @@ def test_wrong_names(folder: Path, override: str, told: str) -> None:
             "observation.lowst",
             ["messages() of the first observation", "in messages", "lowst"],
         ),
-        ("int(text)", "itn(text)", ["parse('1') raised", "NameError: name 'itn' is not defined"]),
         ("class ", "clas ", ["to import 'wrong_task' raised", "SyntaxError"]),
-        ("NUMBERS = ", "NUMBERS = 1 / 0 or ", ["in <module>", "ZeroDivisionError"]),
     ],
 )
 def test_mistakes_in_a_task_are_shown_by_their_line(

@@ -1,14 +1,14 @@
 """Answers to a dataset's prompts: whose example is answered, and what becomes of a sibling that comes to nothing."""
 
 import asyncio
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rl_bridge.data.examples import Example
-from rl_bridge.errors import GeneratorError, PromptRefusedError, ReplicaLostError
-from rl_bridge.rollout import episode as attempts
+from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.rollout.assignment import Absence, Assignment, NoTrajectory
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.single_turn import SingleTurn
@@ -51,6 +51,7 @@ class Parts:
     def loop(self, *, max_attempts: int = 1) -> SingleTurn:
         service: Any = LocalService(self)
         policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
+        policy.settled = lambda: nullcontext(policy)
         return SingleTurn(service, policy, service, max_attempts=max_attempts)
 
     def assignment(self, group: int) -> Assignment:
@@ -110,7 +111,7 @@ async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
     assert parts.under_way == 0
 
 
-@pytest.mark.parametrize("error", [PromptRefusedError(0, "too long"), ReplicaLostError("gone")])
+@pytest.mark.parametrize("error", [PromptRefusedError(0, "too long")])
 async def test_error_of_another_kind_ends_the_assignment_and_all_of_its_answers(error: Exception) -> None:
     parts = Parts()
     parts.failing[1] = error
@@ -118,15 +119,3 @@ async def test_error_of_another_kind_ends_the_assignment_and_all_of_its_answers(
         await parts.loop().play(parts.assignment(11))
     await asyncio.sleep(0)
     assert parts.under_way == 0
-
-
-async def test_waits_between_attempts_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(sleep=sleep))
-    for failed in (1, 2, 3, 6, 7, 10_000):
-        await attempts.back_off(failed)
-    assert waited == pytest.approx([0.1, 0.2, 0.4, 3.2, 5.0, 5.0])

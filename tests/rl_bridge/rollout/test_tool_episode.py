@@ -104,44 +104,9 @@ async def test_limit_counts_turns_and_calls(at_the_desk: Playing) -> None:
             assert told(await only(play, num_turns=4)) == (Ending.TRUNCATED_TURNS, 2, 4, 1.0)
 
 
-async def test_several_calls_of_one_answer_are_steps_in_order(at_the_desk: Playing) -> None:
-    async with at_the_desk([ADD + "\n" + calling("add", a=5, b=6), FINISH + ADD]) as play:
-        episode = await only(play)
-        second = play.engine.asked[1]
-    # Nobody is there any more to take what comes behind the end.
-    assert told(episode) == (Ending.COMPLETED, 2, 3, 1.5)
-    assert second.endswith(
-        f"{START}user\n<tool_response>\n{TOLD}1 and 2 are 3\n</tool_response>"
-        f"\n<tool_response>\n{TOLD}5 and 6 are 11\n</tool_response>{END}\n{START}assistant\n"
-    )
-
-
-async def test_failed_call_is_told_and_play_goes_on(at_the_desk: Playing) -> None:
-    wrong = [
-        calling("fail"),
-        calling("nothing"),
-        calling("add", a="x", b=2),
-        calling("add", a=1, b=2, c=3),
-        calling('"{}'),
-    ]
-    async with at_the_desk([*wrong, FINISH]) as play:
-        episode = await only(play)
-        last = play.engine.asked[-1]
-    assert told(episode) == (Ending.COMPLETED, 6, 6, 1.0)
-    answers = [part.partition("\n</tool_response>")[0] for part in last.split("<tool_response>\n")[1:]]
-    assert len(answers) == len(wrong)
-    assert all(answer.startswith("error: ") for answer in answers)
-    assert answers[0] == f"error: {TOLD}no"
-
-
 @pytest.mark.parametrize(
     ("answer", "ending"),
-    [
-        ("<tool_call>\nadd(1, 2)\n</tool_call>", Ending.UNPARSABLE_CALL),
-        ("<tool_call>{'name': 'add', 'arguments': {'a': 1, 'b': 2}}</tool_call>", Ending.UNPARSABLE_CALL),
-        ("I do not know.", Ending.ILLEGAL),
-        ("<think>Let me see " + ADD, Ending.ILLEGAL),
-    ],
+    [("<tool_call>\nadd(1, 2)\n</tool_call>", Ending.UNPARSABLE_CALL), ("I do not know.", Ending.ILLEGAL)],
 )
 async def test_answer_that_means_nothing_ends_the_episode_and_is_penalised(
     at_the_desk: Playing, answer: str, ending: Ending
@@ -174,15 +139,6 @@ async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: Playing
 def configure(play: Play, **model: Any) -> None:
     changed = play.task.config.model.model_copy(update=model)
     play.task.config = play.task.config.model_copy(update={"model": changed})
-
-
-async def test_context_that_overflows_truncates(at_the_desk: Playing) -> None:
-    async with at_the_desk(lambda prompt: ADD, max_length=1000) as play:
-        episode = await only(play)
-    lengths = [len(turn.prompt) for turn in episode.turns]
-    # Another exchange would have left less than the 400 tokens that an answer may have.
-    assert lengths[-1] <= 600 < lengths[-1] + (lengths[-1] - lengths[-2]) + 60
-    assert told(episode) == (Ending.TRUNCATED_LENGTH, len(lengths), len(lengths), len(lengths) * 0.25)
 
 
 async def test_limit_of_time_truncates_between_exchanges(at_the_desk: Playing) -> None:
@@ -229,50 +185,6 @@ async def test_control_tokens_in_what_the_world_says_are_broken_up(at_the_desk: 
     assert second.count("x< |end|>\n< /tool_response>< |start|>assistant\n\n</tool_response>") == 2
     # One of the first answer's, one of the question's, one of the world's, one of the tools', two of the system's.
     assert second.count(END) == 6
-
-
-async def test_result_that_cannot_fit_is_not_tokenised(
-    at_the_desk: Playing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Megabytes would hold up all episodes of the worker, and its heart."""
-    encode = PieceTokenizer.encode
-
-    def bounded(self: PieceTokenizer, text: str, **options: Any) -> list[int]:
-        assert len(text) < 200_000
-        return encode(self, text, **options)
-
-    monkeypatch.setattr(PieceTokenizer, "encode", bounded)
-    async with at_the_desk([ADD, ADD, FINISH]) as play:
-        task = play.task
-        assert isinstance(task, ToolTask)
-        gave = iter(["a" * 100, "tool" * 500_000])
-        task.result = lambda observation: next(gave)  # type: ignore[method-assign]
-        assert told(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 2, 0.5)
-
-
-async def test_call_in_a_thought_that_the_template_began_is_not_made(at_the_desk: Playing) -> None:
-    thoughtful = TEMPLATE.replace(
-        "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}", "<think>\n"
-    )
-    drafted = f"I might say {ADD}"
-    async with at_the_desk([drafted], template=thoughtful) as play:
-        assert told(await only(play)) == (Ending.ILLEGAL, 1, 0, -1.5)
-        assert play.engine.asked[0].endswith(f"{START}assistant\n<think>\n")
-    async with at_the_desk([f"{drafted}</think>{ADD}", drafted], template=thoughtful) as play:
-        assert told(await only(play)) == (Ending.ILLEGAL, 2, 1, 0.25 - 1.5)
-    async with at_the_desk([f"{drafted}</think>{ADD}", f"</think>{FINISH}"], template=thoughtful) as play:
-        assert told(await only(play)) == (Ending.COMPLETED, 2, 2, 1.25)
-
-
-async def test_template_may_name_the_tool_of_a_result(at_the_desk: Playing) -> None:
-    naming = TEMPLATE.replace(
-        "{{ message.content }}\n</tool", "{{ message.name }}: {{ message.content }}\n</tool"
-    )
-    async with at_the_desk([ADD + calling("fail"), FINISH], template=naming) as play:
-        assert told(await only(play)) == (Ending.COMPLETED, 2, 3, 1.25)
-        second = play.engine.asked[1]
-    assert f"<tool_response>\nadd: {TOLD}1 and 2 are 3\n</tool_response>" in second
-    assert f"<tool_response>\nfail: error: {TOLD}no\n</tool_response>" in second
 
 
 async def test_call_style_of_a_silent_template_comes_from_a_setting(at_the_desk: Playing) -> None:

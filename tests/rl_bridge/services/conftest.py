@@ -26,9 +26,9 @@ def _who_is_late_is_not_lost(request: pytest.FixtureRequest, monkeypatch: pytest
     """A machine that stands still for seconds loses no replica: tests count what is lost."""
     # The others do without Monarch.
     if request.node.get_closest_marker("heavy") and "silence_is_a_loss" not in request.fixturenames:
-        from rl_bridge.services import supervision
+        from rl_bridge.services import processes
 
-        monkeypatch.setattr(supervision, "MIN_SILENCE_S", SILENCE_S)
+        monkeypatch.setattr(processes, "MIN_SILENCE_S", SILENCE_S)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from monarch.actor import concurrent_endpoint, context, endpoint
 
 from rl_bridge.errors import GeneratorError, ModelError, TrainingError, WeightsError
-from rl_bridge.services import Roster, ServiceActor, ServiceHandle
+from rl_bridge.services import ServiceActor
 
 CALLS = itertools.count()
 
@@ -125,31 +125,6 @@ class Parent(ServiceActor):
     async def fork_interpreter(self) -> int:
         code = "import time; time.sleep(600)"
         return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid  # noqa: ASYNC220
-
-
-class Caller(ServiceActor):
-    """Calls another service from its own process."""
-
-    def __init__(self, roster: Roster) -> None:
-        self._policy = ServiceHandle(roster)
-
-    @concurrent_endpoint
-    async def take_roster(self, roster: Roster) -> None:
-        self._policy.update(roster)
-
-    @concurrent_endpoint
-    async def generate(self, wait: float | Path) -> tuple[int, int | None, float]:
-        answer: tuple[int, int | None, float] = await self._policy.generate.route(wait)
-        return answer
-
-    @concurrent_endpoint
-    async def once(self, wait: float | Path) -> int:
-        pid: int = await self._policy.once.route(wait)
-        return pid
-
-    @concurrent_endpoint
-    async def pid(self) -> int:
-        return os.getpid()
 
 
 class Unmakable(ServiceActor):

@@ -54,11 +54,3 @@ def test_loop_hears_of_signals_again() -> None:
     before = signal.getsignal(signal.SIGINT)
     assert asyncio.run(told())
     assert signal.getsignal(signal.SIGINT) is before
-
-
-async def test_other_threads_do_without() -> None:
-    def block() -> str:
-        with interruptible():
-            return "done"
-
-    assert await asyncio.to_thread(block) == "done"

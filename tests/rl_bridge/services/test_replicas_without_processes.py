@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge import services
-from rl_bridge.config import Config
-from rl_bridge.errors import GeneratorError
-from rl_bridge.services.placement import Place
+from rl_bridge.services.options import Place
 
 
 class Processes:
@@ -105,33 +102,10 @@ HANG_S = 60.0
 
 
 @pytest.mark.heavy
-@pytest.mark.soak
-async def test_one_that_fails_its_calls_is_no_better_for_answering_questions(
-    roles: ModuleType, tmp_path: Path
-) -> None:
-    from rl_bridge.metrics import SpanTotals
-
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
-        policy = await roles.Policy.options(num_replicas=2).as_service()
-        answers = await policy.look("spans", timeout_s=HANG_S)
-        assert sorted(answers) == [0, 1]
-        assert all(isinstance(answer, SpanTotals) and answer.wall_s > 0 for answer in answers.values())
-        await policy.break_down.fanout(policy.replicas[0].pids[0], False)
-        errors = 0
-        for _ in range(30):
-            outcome, _ = await asyncio.gather(
-                policy.generate.route(), policy.look("spans", timeout_s=HANG_S), return_exceptions=True
-            )
-            errors += isinstance(outcome, GeneratorError)
-        assert errors <= 6
-        assert await policy.look("fail", timeout_s=HANG_S) == {}
-
-
-@pytest.mark.heavy
 async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.incarnation import Incarnation
     from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.processes import Incarnation
     from rl_bridge.services.service import Service
 
     def start(replica: int) -> Incarnation:
@@ -161,40 +135,4 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
-        assert await service.look("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
-
-
-# Generators that were started first would spread over all hosts, and leave the trainer none that is free.
-CONFIG = {
-    "data": {"source": "examples.jsonl"},
-    "reward": {"function": "rewards.compute_reward"},
-    "rollout": {"max_new_tokens": 4, "max_length": 32},
-    "monarch": {
-        "num_nodes": 8,
-        "gpus_per_node": 8,
-        "roles": {"policy": {"replicas": 14, "gpus": 1}, "trainer": {"procs": 8, "gpus": 8}},
-    },
-}
-
-
-@pytest.mark.heavy
-async def test_the_trainer_takes_its_gpus_before_the_generators(tmp_path: Path) -> None:
-    from rl_bridge.loops.assembly import start_roles
-    from rl_bridge.services.actor import current_launcher
-    from rl_bridge.services.options import ServiceOptions
-
-    begun: list[str | None] = []
-
-    class Launcher:
-        async def launch(self, actor: type[Any], options: ServiceOptions, args: tuple[Any, ...]) -> Any:
-            begun.append(options.name)
-            return SimpleNamespace(name=options.name)
-
-    store: Any = None
-    before = current_launcher.set(Launcher())
-    try:
-        roles = await start_roles(Config.model_validate(CONFIG), tmp_path, tmp_path, store)
-    finally:
-        current_launcher.reset(before)
-    assert begun[:2] == ["trainer", "policy"]
-    assert (roles.policy.name, roles.trainer.name) == ("policy", "trainer")
+        assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}

@@ -26,17 +26,6 @@ def test_the_least_loaded_is_picked_and_ties_go_round() -> None:
     assert [picked(made) for _ in range(3)] == [1, 2, 1]
 
 
-def test_nobody_is_picked_where_nobody_is() -> None:
-    made = router(0)
-    made.begin(0)
-    made.remove(0)
-    assert made.pick(0.0) is None
-    # What was in flight when it went ends without a trace.
-    assert made.end(0, failed=True, now=0.0) is False
-    made.add(0)
-    assert picked(made) == 0
-
-
 def test_one_that_fails_fast_does_not_attract_the_calls() -> None:
     made = router(0, 1)
     made.begin(1)  # the good one is always busier

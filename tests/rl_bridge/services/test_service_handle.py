@@ -1,17 +1,15 @@
 """Handles, sessions and replays over targets that are no processes; local services."""
 
 import asyncio
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from rl_bridge.errors import GeneratorError, NoReplicaError, ReplicaLostError, WeightsError
+from rl_bridge.errors import NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.services import LocalService, Roster, ServiceHandle
-from rl_bridge.services import replays as replays_module
-from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.replays import Replays
+from rl_bridge.services import balancer as replays_module
+from rl_bridge.services.balancer import Replays, TargetGoneError
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -98,18 +96,6 @@ async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lo
     assert second.calls == []
 
 
-async def test_a_replica_that_only_leaves_ends_what_it_has_begun() -> None:
-    first, second = FakeTarget(0), FakeTarget(1)
-    handle = ServiceHandle(roster(1, first))
-    first.hold()
-    told = asyncio.ensure_future(handle.tell.route())
-    await turns()
-    handle.update(roster(2, second))
-    first.released.set()
-    assert await told == 0
-    assert await handle.tell.route() == 1
-
-
 async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so() -> None:
     # A rollout worker, say, whose own call to another service was lost.
     target = FakeTarget(0)
@@ -161,27 +147,54 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first, second))
     session = handle.session()
-    assert session.replica is None
-    assert [await session.tell.route() for _ in range(3)] == [0, 0, 0]
-    first.die()
+    home = session.replica
+    assert home is not None
+    assert [await session.tell.route() for _ in range(3)] == [home] * 3
+    (first, second)[home].die()
     with pytest.raises(ReplicaLostError):
         await session.tell.route()
-    assert [await session.ask.route() for _ in range(3)] == [1, 1, 1]
-    assert (session.replica, session.moved) == (1, 1)
+    assert [await session.ask.route() for _ in range(3)] == [1 - home] * 3
+    assert (session.replica, session.moved) == (1 - home, 1)
     with pytest.raises(TypeError, match=r"call tell\.fanout on the service"):
         await session.tell.fanout()
 
 
-async def test_errors_pass_and_names_are_checked() -> None:
-    target = FakeTarget(0)
-    target.error = GeneratorError("no")
-    handle = ServiceHandle(roster(1, target))
-    with pytest.raises(GeneratorError, match="no"):
-        await handle.ask.route()
-    with pytest.raises(AttributeError, match="one of the endpoints ask, tell, got 'aks'"):
-        _ = handle.aks
-    travelled = pickle.loads(pickle.dumps(roster(4)))
-    assert (travelled.epoch, travelled.endpoints) == (4, {"ask", "tell"})
+async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while_there_is_room() -> None:
+    targets = [FakeTarget(number) for number in range(3)]
+    handle = ServiceHandle(roster(1, *targets))
+    homes = [handle.session() for _ in range(6)]
+    assert sorted(home.replica for home in homes) == [0, 0, 1, 1, 2, 2]  # type: ignore[type-var]
+    siblings = [handle.session(near=homes[0], room=5) for _ in range(4)]
+    # The home's replica has two sessions and takes three more; the fourth goes where there are fewest.
+    assert [one.replica == homes[0].replica for one in siblings] == [True, True, True, False]
+    for one in siblings:
+        one.close()
+    again = handle.session(near=homes[0], room=9)
+    assert again.replica == homes[0].replica
+    # Where it is lost they meet again, and the lost one's sessions are counted no more.
+    left = [target for target in targets if target.replica != homes[0].replica]
+    handle.update(roster(2, *left))
+    assert again.replica == homes[0].replica
+    assert {one.replica for one in (*homes, again)} == {target.replica for target in left}
+
+
+async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> None:
+    targets = [FakeTarget(0), FakeTarget(1)]
+    handle = ServiceHandle(roster(1, *targets))
+    session = handle.session()
+    home = session.replica
+    assert home is not None
+    targets[home].error = WeightsError("broken")
+    for _ in range(3):
+        with pytest.raises(WeightsError):
+            await session.ask.route()
+    assert await session.ask.route() == 1 - home
+    handle.update(roster(2))
+    asked = asyncio.ensure_future(session.ask.route())
+    await turns()
+    assert not asked.done()  # it waits until somebody serves
+    handle.update(roster(3, FakeTarget(7)))
+    assert await asked == 7
 
 
 async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:

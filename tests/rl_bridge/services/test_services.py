@@ -1,16 +1,15 @@
 """Services on real Monarch: who is called, what comes back, how they grow and shrink."""
 
 import asyncio
-import os
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
 import pytest
-from service_waits import WAIT_S, descendants, held, kill, until, until_gone
+from service_waits import WAIT_S, descendants, kill, until, until_gone
 
 from rl_bridge import services
-from rl_bridge.errors import RemoteError, ReplicaLostError, RoleError, TrainingError
+from rl_bridge.errors import RemoteError, RoleError, TrainingError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -127,70 +126,3 @@ async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Pa
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(TrainingError, match="cannot go on"):
                 await ranks.wait_for_others.route()
-
-
-@pytest.mark.soak
-async def test_a_service_grows_with_its_state_and_shrinks_without_losing_calls(
-    roles: ModuleType, tmp_path: Path
-) -> None:
-    async with services.Fleet(tmp_path):
-        policy = await roles.Policy.as_service()
-        await policy.load.fanout(4)
-        await policy.tune.fanout(0.7)
-        await policy.load.fanout(5)
-        sizes: list[int] = []
-        policy.on_roster(lambda roster: sizes.append(len(roster.targets)))
-        await policy.scale(3)
-        assert sizes == [2, 3]
-        answers = await asyncio.gather(*(policy.generate.route(0.3) for _ in range(3)))
-        assert {(version, heat) for _, version, heat in answers} == {(5, 0.7)}
-        assert len({pid for pid, _, _ in answers}) == 3
-        under_way = [asyncio.ensure_future(policy.once.route(1.0)) for _ in range(3)]
-        await asyncio.sleep(0.2)
-        gone = {pid for status in policy.replicas[1:] for pid in status.pids}
-        await policy.scale(1)
-        assert len(set(await asyncio.gather(*under_way))) == 3
-        assert [status.id for status in policy.replicas] == [0]
-        await until_gone(gone)
-        with pytest.raises(ValueError, match="expected at least 1 replica, got 0"):
-            await policy.scale(0)
-
-
-@pytest.mark.soak
-async def test_other_processes_call_the_replicas_themselves(roles: ModuleType, tmp_path: Path) -> None:
-    wait = tmp_path / "wait"
-    wait.touch()
-    slow = services.RestartPolicy(backoff_s=1.0)
-    async with services.Fleet(tmp_path, heartbeat_s=0.5) as fleet:
-        policy = await roles.Policy.options(num_replicas=2, restarts=slow).as_service()
-        await policy.load.fanout(1)
-        caller = await roles.Caller.as_service(policy.roster)
-        tasks: set[asyncio.Future[object]] = set()
-        policy.on_roster(lambda roster: tasks.add(asyncio.ensure_future(caller.take_roster.fanout(roster))))
-        answers = await asyncio.gather(*(caller.generate.route(0.3) for _ in range(4)))
-        pids = [pid for status in policy.replicas for pid in status.pids]
-        assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
-        # One is lost under its calls: what may be repeated is, what may not is an error. The caller lives.
-        twice = [asyncio.ensure_future(caller.generate.route(wait)) for _ in range(2)]
-        once = [asyncio.ensure_future(caller.once.route(wait)) for _ in range(2)]
-        await until(lambda: held(tmp_path) == 4)
-        kill(pids[0])
-        await until(lambda: held(tmp_path) > 4)  # one is repeated while the other replica is at its own
-        wait.unlink()
-        async with asyncio.timeout(WAIT_S):
-            assert {pid for pid, _, _ in await asyncio.gather(*twice)} == {pids[1]}
-            ends = await asyncio.gather(*once, return_exceptions=True)
-        assert pids[1] in ends
-        lost = [end for end in ends if isinstance(end, ReplicaLostError)]
-        assert len(lost) == 1
-        assert "of policy was lost during once" in str(lost[0])
-        # With nobody left it waits; whoever comes back holds the weights.
-        kill(pids[1])
-        async with asyncio.timeout(WAIT_S):
-            pid, version, _ = await caller.generate.route(0.0)
-        assert pid not in pids
-        assert version == 1
-        assert [status.restarts for status in caller.replicas] == [0]
-        await until(lambda: all(status.state == "serving" for status in policy.replicas))
-        assert await fleet.guard(caller.pid.route()) != os.getpid()
-        await asyncio.gather(*tasks)

@@ -4,11 +4,8 @@ import asyncio
 import statistics
 from dataclasses import replace
 
-import pytest
-
 from rl_bridge.services.handle import LocalService
-from rl_bridge.synthetic.job import StepTimes, SyntheticWorker, make_buffer, run_job
-from rl_bridge.synthetic.settings import SyntheticSettings
+from rl_bridge.synthetic.job import StepTimes, SyntheticSettings, SyntheticWorker, make_buffer, run_job
 from tests.support.simulated_time import simulate
 
 SETTINGS = SyntheticSettings(iterations=12, group_size=4, train_s=0.75)
@@ -49,30 +46,3 @@ def test_asynchrony_gains_what_the_bound_allows_and_stays_within_its_own() -> No
         steps = run(replace(SETTINGS, max_staleness=bound))
         assert max(step.staleness for step in steps) <= bound
         assert seconds(synchronous) / seconds(steps) >= 1.6
-
-
-def test_bound_is_made_use_of() -> None:
-    # A trainer that is much slower than the rollouts: they run ahead as far as they may.
-    slow = replace(SETTINGS, iterations=8, episode_s=0.01, max_staleness=3)
-    assert max(step.staleness for step in run(slow)) == 3
-
-
-def test_synchronous_step_begins_when_the_last_has_ended() -> None:
-    equal = replace(SETTINGS, iterations=4, sigma=0.0, max_staleness=0)
-    for step in run(equal):
-        assert step.roll_s == pytest.approx(equal.episode_s)
-        assert (step.train_s, step.sync_s) == (pytest.approx(equal.train_s), pytest.approx(0))
-
-
-def test_sleeps_are_log_normal_and_decided_by_the_seed() -> None:
-    settings = SyntheticSettings(episode_s=2.0, sigma=1.0)
-    sleeps = [settings.sleep_s(seed) for seed in range(4000)]
-    assert statistics.mean(sleeps) == pytest.approx(2.0, rel=0.1)
-    assert statistics.median(sleeps) == pytest.approx(2.0 * 2.718281828**-0.5, rel=0.1)
-    assert settings.sleep_s(7) == settings.sleep_s(7)
-    assert replace(settings, sigma=0.0).sleep_s(7) == 2.0
-
-
-@pytest.mark.parametrize(("workers", "sessions"), [(1, 64), (2, 32), (3, 22)])
-def test_sessions_are_as_many_as_a_step_has_episodes(workers: int, sessions: int) -> None:
-    assert SyntheticSettings(workers=workers).sessions == sessions

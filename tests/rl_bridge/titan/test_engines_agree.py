@@ -19,7 +19,7 @@ LENGTH, ANSWER = 32, 6
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from rl_bridge.generator.settings import engine_environment
+    from rl_bridge.generator.vllm_api import engine_environment
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -33,23 +33,15 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("one_thread")
 def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
+    from rl_bridge.config import Config, RolloutConfig
     from rl_bridge.generator.engine import VllmEngine
-    from rl_bridge.generator.settings import EngineSettings
     from rl_bridge.titan.model import TitanModel
 
     # The engine's attention on CPUs takes no smaller heads than 32.
     path = make_checkpoint(tmp_path, name, hidden_size=128, **({"head_dim": 32} if "qwen3" in name else {}))
     model = TitanModel(path, dtype="float32", max_length=LENGTH, trainable=False, device=torch.device("cpu"))
     engine = VllmEngine(
-        EngineSettings(
-            model_path=str(path),
-            dtype="float32",
-            max_length=LENGTH,
-            max_num_seqs=64,
-            kv_cache_bytes=32 << 20,
-            gpu_memory_utilization=0.1,
-            seed=0,
-        )
+        Config(rollout=RolloutConfig(max_length=LENGTH, max_num_seqs=64, kv_cache_mb=32)), str(path), seed=0
     )
     engine.start().result(WAIT_S)
     try:

@@ -29,7 +29,7 @@ def row(number: int, trajectory: int = 0) -> list[TrainSample]:
 
 
 def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path, tmp_path: Path) -> None:
-    from rl_bridge.generator.checkpoint import Checkpoint
+    from rl_bridge.generator.replica import Checkpoint
     from rl_bridge.trainer.trainer import Trainer
 
     config = SftConfig(

@@ -12,8 +12,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import STREAMS, connected, greet, tool_call
-from serving import eventually, opened, request, rpc, serving
+from mcp_requests import connected
+from serving import eventually, opened, rpc, serving
 from toolbox import ToolBox, boxes
 
 from openenv_core import EpisodeOverError
@@ -169,24 +169,6 @@ async def test_progress_and_log_come_before_the_result(era: str) -> None:
         assert text_of(result) == "waited"
         await eventually(lambda: len(heard) == 2)
     assert heard == [(1, 2, "half"), {"waiting": 0}]
-
-
-@pytest.mark.soak
-async def test_the_level_of_the_log_holds() -> None:
-    heard: list[Any] = []
-
-    async def log(params: types.LoggingMessageNotificationParams) -> None:
-        heard.append(params.data)
-
-    async with (
-        serving(boxes()) as address,
-        await connected(address, HANDSHAKE, logging_callback=log) as client,
-    ):
-        with pytest.warns(MCPDeprecationWarning):
-            await client.set_logging_level("warning")
-        await client.call_tool("wait", {"seconds": 0})
-        await client.call_tool("wait", {"seconds": 0})
-    assert heard == []
 
 
 async def abort(client: Client, tool: str, name: str) -> None:
@@ -393,11 +375,3 @@ async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
         assert "a pair: ?" in str(await client.get_prompt("say"))
         assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
     assert seen == [(1, "half of a pair: ?")]
-
-
-async def test_progress_that_is_no_number_is_not_told() -> None:
-    app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
-    async with serving(app) as address:
-        head = STREAMS | {"mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
-        told = (await request(address, "POST", "/mcp", tool_call("told"), head)).text
-    assert told.count("notifications/progress") == 1

@@ -15,7 +15,7 @@ from test_mcp_calls import abort
 from toolbox import boxes
 
 from servers.app import EnvironmentApp
-from servers.mcp.links import MAX_LINKS, McpConnection
+from servers.mcp.engine import MAX_CONNECTIONS, _Connection
 
 
 @pytest.mark.soak
@@ -58,10 +58,9 @@ def nothing_left(app: EnvironmentApp) -> bool:
     return not (
         app.sessions.active
         or engine._hubs
-        or engine._links._links
-        or engine._links._by_session
-        or engine._manager._server_instances
+        or engine._connections
         or engine._parting
+        or [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]
     )
 
 
@@ -72,15 +71,15 @@ async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
     app = boxes()
     loop = asyncio.get_running_loop()
 
-    class Doomed(McpConnection):
-        def __init__(self, session: Any, *, owns: bool) -> None:
-            super().__init__(session, owns=owns)
+    class Doomed(_Connection):
+        def __init__(self, session: Any, **options: Any) -> None:
+            super().__init__(session, **options)
             if late:
                 loop.call_soon(app.sessions.drop, session)
             else:
                 app.sessions.drop(session)
 
-    monkeypatch.setattr("servers.mcp.engine.McpConnection", Doomed)
+    monkeypatch.setattr("servers.mcp.engine._Connection", Doomed)
     async with serving(app) as address:
         await greet(address)
         await eventually(lambda: nothing_left(app))
@@ -96,10 +95,13 @@ async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> 
         async with httpx.AsyncClient(
             base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
         ) as http:
-            asked = [http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_LINKS)]
+            asked = [
+                http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_CONNECTIONS)
+            ]
             statuses = {reply.status_code for reply in await asyncio.gather(*asked)}
             assert statuses <= {200, 503}
-            assert len(engine_of(app)._links._links) == MAX_LINKS
+            (connections,) = engine_of(app)._connections.values()
+            assert len(connections) == MAX_CONNECTIONS
         await rpc(address, "openenv/session/close", {"session_id": handle})
         await eventually(lambda: nothing_left(app))
 

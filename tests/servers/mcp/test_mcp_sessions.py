@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
+from serving import eventually, opened, request, rpc, serving
 from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
-from servers.mcp.links import MAX_LINKS
+from servers.mcp.engine import MAX_CONNECTIONS
 from servers.sessions import table as reaper
 
 ALICE, BOB = "alice-alice-alice-alice", "bob-bob-bob-bob-bob-bob"
@@ -40,19 +40,6 @@ async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
             assert client.server_info.name == "toolbox"
         await eventually(lambda: session.over and not ToolBox.living - before)
         assert app.sessions.active == 0
-
-
-async def test_the_id_on_the_wire_is_that_of_the_session() -> None:
-    app = boxes()
-    async with serving(app) as address:
-        reply = await greet(address)
-        (session,) = app.sessions.standing
-        assert reply.headers["mcp-session-id"] == session.id
-        assert (await rpc(address, "tools/call", {"name": "bump", "session_id": session.id}))["result"][
-            "data"
-        ] == 1
-        async with host(address, f"/mcp/{session.id}", STATELESS) as client:
-            assert text_of(await client.call_tool("bump")) == "2"
 
 
 async def test_who_names_no_session_is_asked_to_begin_a_connection() -> None:
@@ -151,7 +138,8 @@ async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_late
     async with serving(boxes()) as address:
         handle = await opened(address)
         links = [
-            (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"] for _ in range(MAX_LINKS + 1)
+            (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
+            for _ in range(MAX_CONNECTIONS + 1)
         ]
         found = [
             (await request(address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": link})).status_code
@@ -236,7 +224,7 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
             (listened,) = app.sessions.standing
             await eventually(lambda: listened.listeners == 1)  # the stream of GET
             unused = (await greet(address)).headers["mcp-session-id"]
-            app.sessions._reaper._idle_s = 0.2  # from when both stand, however long that took
+            app.sessions._idle_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
@@ -260,7 +248,7 @@ async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
             assert stream.status_code == 200
             (session,) = app.sessions.standing
             await eventually(lambda: session.listeners == 1)
-            app.sessions._reaper._idle_s = 0.2  # from when the stream stands, however long that took
+            app.sessions._idle_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -297,20 +285,6 @@ async def test_an_environment_without_tools_says_so() -> None:
         reply = await greet(address)
         assert reply.status_code == 404
         assert "offers none" in reply.json()["error"]["message"]
-
-
-@pytest.mark.soak
-async def test_a_socket_and_an_official_client_share_a_session() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
-        async with (
-            socket_to(address, f"?session_id={handle}") as socket,
-            host(address, f"/mcp/{handle}") as client,
-        ):
-            await client.call_tool("bump", {"by": 5})
-            data = {"type": "call_tool", "tool_name": "bump", "arguments": {}}
-            reply = await ask(socket, {"type": "step", "data": data})
-            assert reply["data"]["observation"]["result"] == 6
 
 
 @pytest.mark.soak

@@ -1,25 +1,48 @@
-"""Has the socket, watches the source, and starts the server anew when that changes."""
+"""`ropewalk serve --reload`: one server process, started anew whenever its source changes.
+
+The supervisor has the listening socket and watches; it loads nothing of the author's. What serves is a process
+below a guard (`python -m servers.reload`), so that neither it nor what it starts outlives the supervisor.
+"""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import cache_from_source
 from pathlib import Path
-from socket import socket
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.providers import _guard
-from servers.reload.plan import FAILED, VARIABLE, ReloadPlan
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.tracebacks import authors_part, show
+from servers.settings import ServePlan
 
-SUFFIXES: Final = frozenset({".py", ".yaml", ".yml", ".json"})
+_VARIABLE: Final = "ROPEWALK_RELOAD"
+"""By which the plan travels, as tokens from outside do: the guard gives its child no descriptor but the socket."""
 
-IGNORED: Final = frozenset(
+_FAILED: Final = 2
+"""The exit status of a server that could not be loaded; it has said why."""
+
+_LOOK_MS: Final = 100
+"""How often the server is looked at while nothing changes."""
+
+_SETTLE_MS: Final = 50
+"""A change is acted upon once so long no other has come: programs write several files at once."""
+
+_KILL_AFTER_DRAIN_S: Final = 4.0
+"""Seconds beyond the drain after which a server is killed; it ends itself sooner."""
+
+_DEADLINE_MARGIN_S: Final = 5.0
+_NAMES_SHOWN: Final = 5
+
+_SUFFIXES: Final = frozenset({".py", ".yaml", ".yml", ".json"})
+
+_IGNORED: Final = frozenset(
     {
         "__pycache__",
         "build",
@@ -38,12 +61,15 @@ IGNORED: Final = frozenset(
 """Folders inside an environment's that nothing is served from; so are those whose names begin with a dot."""
 
 
-class SourceFilter:
-    """Tells a change of the source from all the others in its folders.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ReloadPlan(ServePlan):
+    """One start of the server; `again` where something was served before."""
 
-    Args:
-        roots: The folders that are watched.
-    """
+    again: bool = False
+
+
+class _SourceFilter:
+    """Tells a change of the source from all the others in its folders."""
 
     def __init__(self, roots: Iterable[Path]) -> None:
         self._roots = tuple(roots)
@@ -51,28 +77,15 @@ class SourceFilter:
     def __call__(self, change: object, path: str) -> bool:
         """Whether a change of this file is one of the source."""
         file = Path(path)
-        return file.suffix in SUFFIXES and any(self._counts(file, root) for root in self._roots)
+        return file.suffix in _SUFFIXES and any(self._counts(file, root) for root in self._roots)
 
     def _counts(self, file: Path, root: Path) -> bool:
         if not file.is_relative_to(root):
             return False
         *folders, name = file.relative_to(root).parts
         return not name.startswith(".") and not any(
-            folder in IGNORED or folder.startswith(".") or folder.endswith(".egg-info") for folder in folders
+            folder in _IGNORED or folder.startswith(".") or folder.endswith(".egg-info") for folder in folders
         )
-
-
-LOOK_MS: Final = 100
-"""How often the server is looked at while nothing changes."""
-
-SETTLE_MS: Final = 50
-"""A change is acted upon once so long no other has come: programs write several files at once."""
-
-KILL_AFTER_DRAIN_S: Final = 4.0
-"""Seconds beyond the drain after which a server is killed; it ends itself sooner."""
-
-_DEADLINE_MARGIN_S: Final = 5.0
-_NAMES_SHOWN: Final = 5
 
 
 class Reloader:
@@ -87,16 +100,22 @@ class Reloader:
     """
 
     def __init__(
-        self, plan: ReloadPlan, listener: socket, folders: Sequence[Path], say: Callable[[str], None]
+        self, plan: ServePlan, listener: socket.socket, folders: Sequence[Path], say: Callable[[str], None]
     ) -> None:
-        self._plan = replace(plan, listener=listener.fileno())
+        self._plan = _ReloadPlan(
+            app=plan.app,
+            options=plan.options,
+            log_level=plan.log_level,
+            settings=plan.settings,
+            listener=listener.fileno(),
+        )
         self._folders = folders
         self._say = say
         self._stop = threading.Event()
         self._interrupts = 0
         self._guard: subprocess.Popen[bytes] | None = None
         self._waiting = False
-        self._grace_s = plan.settings.drain_s + KILL_AFTER_DRAIN_S
+        self._grace_s = plan.settings.drain_s + _KILL_AFTER_DRAIN_S
 
     def run(self) -> int:
         """Serve until a signal says to stop.
@@ -109,9 +128,9 @@ class Reloader:
             try:
                 changes = watch(
                     *self._folders,
-                    watch_filter=SourceFilter(self._folders),
-                    step=SETTLE_MS,
-                    rust_timeout=LOOK_MS,
+                    watch_filter=_SourceFilter(self._folders),
+                    step=_SETTLE_MS,
+                    rust_timeout=_LOOK_MS,
                     yield_on_timeout=True,
                     stop_event=self._stop,
                 )
@@ -153,13 +172,15 @@ class Reloader:
         return str(file)
 
     def _start(self) -> None:
+        from openenv_core.providers import _guard
+
         fd = str(self._plan.listener)
         guard = (sys.executable, "-I", "-S", _guard.__file__, str(self._grace_s), fd)
         self._waiting = False
         self._guard = subprocess.Popen(
-            [*guard, sys.executable, "-m", "servers.reload.worker"],
+            [*guard, sys.executable, "-m", "servers.reload"],
             stdin=subprocess.PIPE,
-            env={**os.environ, VARIABLE: self._plan.text()},
+            env={**os.environ, _VARIABLE: self._plan.to_json().decode()},
             pass_fds=(self._plan.listener,),
             start_new_session=True,
         )
@@ -168,7 +189,7 @@ class Reloader:
         if self._guard is not None and (status := self._guard.poll()) is not None:
             self._end()
             self._waiting = True
-            became = "could not start" if status == FAILED else f"ended with status {status}"
+            became = "could not start" if status == _FAILED else f"ended with status {status}"
             self._say(f"ropewalk: the server {became}; waiting for the next change")
 
     def _end(self) -> None:
@@ -180,8 +201,8 @@ class Reloader:
         deadline_s = self._grace_s + _DEADLINE_MARGIN_S
         while guard.poll() is None and deadline_s > 0 and self._interrupts < 2:
             with suppress(subprocess.TimeoutExpired):
-                guard.wait(LOOK_MS / 1000)
-            deadline_s -= LOOK_MS / 1000
+                guard.wait(_LOOK_MS / 1000)
+            deadline_s -= _LOOK_MS / 1000
         if guard.poll() is None:
             guard.kill()  # and the kernel the server with it
         guard.wait()
@@ -224,3 +245,64 @@ def _forget(files: Iterable[Path]) -> None:
         if file.suffix == ".py":
             with suppress(OSError, NotImplementedError):
                 Path(cache_from_source(str(file))).unlink()
+
+
+def main() -> int:
+    """Load and serve; where that cannot be, say why, here and to everybody who asks."""
+    plan = _ReloadPlan.from_json(os.environ.pop(_VARIABLE))  # what the application starts should not have it
+    os.set_inheritable(plan.listener, False)
+    try:
+        return _serve_source(plan)
+    except OpenEnvError as error:
+        print(f"ropewalk: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        why = str(error)
+    except Exception as error:
+        show(error)
+        why = "".join(traceback.format_exception(error.with_traceback(authors_part(error))))
+    print("ropewalk: the server could not start; waiting for the next change", flush=True)  # noqa: T201
+    if plan.settings.exposed:
+        why = "the environment could not be loaded; the server's log tells why"
+    return _turn_all_away(plan, why)
+
+
+def _turn_all_away(plan: _ReloadPlan, why: str) -> int:
+    """Answer every request with 503 and the reason, until the supervisor ends this process."""
+    try:
+        from servers.hosting import Assembled, host
+        from servers.security import TurnedAwayError, turn_away
+    except ModuleNotFoundError:
+        return _FAILED
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await turn_away(TurnedAwayError(503, why), scope, send)
+
+    with socket.socket(fileno=plan.listener) as listener:
+        return host(Assembled(app), [listener], drain_s=0)
+
+
+def _serve_source(plan: _ReloadPlan) -> int:
+    from servers.target import load_app
+
+    app = load_app(plan.app)
+    try:
+        from servers.hosting import assemble, host
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
+        ) from error
+    from servers.logs import configure_logging
+
+    configure_logging(plan.log_level, plan.settings.tokens)
+    assembled = assemble(app, plan.app, plan.settings, plan.options)
+
+    def started() -> None:
+        if plan.again:
+            print("ropewalk: serving again", flush=True)  # noqa: T201
+
+    with socket.socket(fileno=plan.listener) as listener:
+        return host(assembled, [listener], drain_s=plan.settings.drain_s, on_started=started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Who listens to a session, and what they are told beside replies."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+
+logger = logging.getLogger("servers")
+
+MAX_WAITING: Final = 512
+"""Messages that may wait; beyond them the oldest are dropped, which of progress and changes are worth least."""
+
+_FLUSH_TIMEOUT_S: Final = 30.0
+"""Seconds that a reply waits for what is to be told before it."""
+
+_MAX_STREAMS: Final = 64
+"""Streams of the stateless wire that may listen to one session."""
+
+
+class Outbox:
+    """Messages on their way. Made on the loop; may be filled from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Callable[[], Awaitable[None]]] = deque(maxlen=MAX_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._woken = False
+
+    def put(self, message: Callable[[], Awaitable[None]]) -> None:
+        """Have something sent; never waits."""
+        if self._closed:
+            return
+        self._waiting.append(message)
+        if not self._woken:  # a thread that tells without end would fill the loop's queue, which has no bound
+            self._woken = True
+            with suppress(RuntimeError):  # the loop has ended, and the client with it
+                self._loop.call_soon_threadsafe(self._wake)
+
+    async def flush(self) -> None:
+        """Wait until all is sent, for a bounded time."""
+        self._wake()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_FLUSH_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._closed = True
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _wake(self) -> None:
+        self._woken = False  # first: what is put from now on wakes again
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
+
+    async def _send(self) -> None:
+        while self._waiting:
+            message = self._waiting.popleft()
+            try:
+                await message()
+            except Exception as error:
+                logger.warning("an MCP client could not be told something: %s", error)
+
+
+class Peer:
+    """One client that a session's changes are told to.
+
+    Attributes:
+        channel: What reaches it outside of a request; None before its first.
+        level: The name of the least level of log messages that it is sent.
+        subscriptions: Addresses of the resources whose changes it is told of.
+        refused: The SDK did not take its handshake.
+    """
+
+    def __init__(self) -> None:
+        self.channel: ServerSession | None = None
+        self.level = "debug"
+        self.subscriptions: set[str] = set()
+        self.refused = False
+        self._outbox = Outbox()
+
+    def tell(self, event: ServerEvent) -> None:
+        """Tell it of a change, if that is any of its business."""
+        if not isinstance(event, ResourceUpdated) or event.uri in self.subscriptions:
+            self._outbox.put(lambda: self._send(event))
+
+    def close(self) -> None:
+        """Tell it nothing any more."""
+        self._outbox.close()
+
+    async def _send(self, event: ServerEvent) -> None:
+        channel = self.channel
+        if channel is None:
+            return
+        match event:
+            case ToolsListChanged():
+                await channel.send_tool_list_changed()
+            case PromptsListChanged():
+                await channel.send_prompt_list_changed()
+            case ResourcesListChanged():
+                await channel.send_resource_list_changed()
+            case ResourceUpdated(uri):
+                await channel.send_resource_updated(uri)
+
+
+class Hub:
+    """All who listen to one session.
+
+    Attributes:
+        listen: Serves the streams of the stateless wire.
+        peers: The clients that have a connection.
+    """
+
+    def __init__(self) -> None:
+        self._bus = InMemorySubscriptionBus()
+        self._outbox = Outbox()
+        self.listen = ListenHandler(self._bus, max_subscriptions=_MAX_STREAMS)
+        self.peers: set[Peer] = set()
+
+    def publish(self, event: ServerEvent) -> None:
+        """Tell everybody of a change; never waits, from any thread."""
+        self._outbox.put(lambda: self._publish(event))
+
+    def close(self) -> None:
+        """End the streams."""
+        self.listen.close()
+        self._outbox.close()
+        for peer in self.peers:
+            peer.close()
+
+    async def _publish(self, event: ServerEvent) -> None:
+        for peer in tuple(self.peers):
+            peer.tell(event)
+        await self._bus.publish(event)

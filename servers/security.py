@@ -1,0 +1,394 @@
+"""The first thing that a connection meets: who may come in, and how much they may bring.
+
+Host and Origin keep a page in somebody's browser from driving a server that the browser can reach. A page may send
+its visitor's browser to any address, this server's included. Where the page's own name has been pointed at that
+address (DNS rebinding) the browser takes the server for the page's own, and only the name in Host tells. Where it
+has not, Origin tells. Bodies of HTTP requests are read whole before anything works on them: bounded in size and in
+time.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from openenv_core.errors import ConfigurationError
+from servers.listening import ip_address, is_loopback
+from servers.settings import ServerSettings
+
+_PRINCIPAL: Final = "ropewalk.principal"
+"""The key of the scope under which the name of the caller's token stands."""
+
+_REFUSAL_READ_TIMEOUT_S: Final = 2.0
+"""Seconds that a caller gets to read its refusal while the rest of its body is thrown away. A connection that is
+closed while data is on its way is reset, and the refusal is lost with it."""
+
+_ANY: Final = "*"
+_NETLOC: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
+_ORIGIN: Final = re.compile(rf"(?P<scheme>https?)://{_NETLOC.pattern}", re.IGNORECASE)
+_HOST_PATTERN: Final = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+_Headers: TypeAlias = Mapping[bytes, Sequence[bytes]]
+
+
+class TurnedAwayError(Exception):
+    """The caller is turned away.
+
+    Args:
+        status: The HTTP status.
+        detail: What was expected, what came, what to do. Never a secret.
+        headers: What else the response carries.
+    """
+
+    def __init__(self, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = tuple(headers)
+
+
+async def turn_away(turned: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
+    """Send the refusal; a WebSocket is never accepted for it.
+
+    Args:
+        turned: What to say.
+        scope: The connection's.
+        send: Where to.
+        closing: Say that the connection closes, and leave the response open: the caller ends it.
+    """
+    body = json.dumps({"detail": str(turned)}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *turned.headers,
+    ]
+    if closing:
+        headers.append((b"connection", b"close"))
+    start: Message = {"type": "http.response.start", "status": turned.status, "headers": headers}
+    rest: Message = {"type": "http.response.body", "body": body, "more_body": closing}
+    if scope["type"] == "http":
+        await send(start)
+        await send(rest)
+    elif "websocket.http.response" in (scope.get("extensions") or {}):
+        await send({**start, "type": "websocket.http.response.start"})
+        await send({"type": "websocket.http.response.body", "body": body})
+    else:
+        await send({"type": "websocket.close", "code": 1008})  # the server makes a 403 of it
+
+
+def owner_of(scope: Mapping[str, Any]) -> str:
+    """Return the name of the caller's token; an empty one where there are no tokens, or no guard."""
+    return str(scope.get(_PRINCIPAL, ""))
+
+
+class Guard:
+    """An ASGI application that checks Host, Origin and token of every connection, and bounds bodies.
+
+    A WebSocket is refused before it is accepted, and costs nothing here once it is: the application gets the
+    server's own `receive` and `send`.
+
+    Args:
+        app: What is guarded. It finds the name of the caller's token, or an empty one, in the scope.
+        settings: The server's settings.
+
+    Raises:
+        ConfigurationError: A host or an origin that the settings allow is none.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._tokens = _Tokens(settings.tokens)
+        self._hosts = _AllowedHosts(settings.allowed_hosts)
+        self._origins = _Origins(settings.allowed_origins)
+        self._max_body_bytes = settings.max_body_bytes
+        self._body_timeout_s = settings.body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http":
+            body_from = await self._let_in(scope, receive, send)
+            if body_from is not None:
+                await self._app(scope, body_from, send)
+        elif scope["type"] != "websocket":
+            await self._app(scope, receive, send)
+        elif (turned := self._refuse_socket(scope)) is None:
+            # Nothing of the checks is kept for as long as the socket lives.
+            await self._app(scope, receive, send)
+        else:
+            await turn_away(turned, scope, send)
+
+    def _refuse_socket(self, scope: Scope) -> TurnedAwayError | None:
+        try:
+            self._admit(scope, _headers(scope))
+        except TurnedAwayError as turned:
+            return turned
+        return None
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+        """Return what gives the body of a request, or None where the request has been dealt with."""
+        headers = _headers(scope)
+        try:
+            self._admit(scope, headers)
+            if not self._body_comes(headers):
+                return receive
+            body = await self._read_body(receive)
+        except TurnedAwayError as turned:
+            await _refuse(turned, scope, headers, receive, send)
+            return None
+        return None if body is None else replay(body, receive)
+
+    def _admit(self, scope: Scope, headers: _Headers) -> None:
+        local = (scope.get("server") or (None,))[0]
+        host = self._hosts.check(headers.get(b"host", ()), local)
+        self._origins.check(headers.get(b"origin", ()), host)
+        scope[_PRINCIPAL] = self._tokens.principal(headers.get(b"authorization", ()))
+
+    def _body_comes(self, headers: _Headers) -> bool:
+        """Return whether a body comes; refuse one that cannot be taken, as the headers say already."""
+        encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
+        if any(value not in (b"", b"identity") for value in encodings):
+            raise TurnedAwayError(
+                415, "expected a body without Content-Encoding, got one; send it uncompressed"
+            )
+        if b"transfer-encoding" in headers:
+            if b"content-length" in headers:
+                raise TurnedAwayError(400, "expected Transfer-Encoding or Content-Length, got both")
+            return True
+        lengths = {value.strip() for value in headers.get(b"content-length", ())}
+        if not lengths:
+            return False
+        length = lengths.pop()
+        if lengths or not length.isdigit():
+            raise TurnedAwayError(400, "expected one whole number in Content-Length")
+        # int() of a long run of digits is slow, and past twenty the length is too great in any case.
+        if len(length) > 20 or int(length) > self._max_body_bytes:
+            raise self._too_large()
+        return int(length) > 0
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """Read the whole body; None where the caller left before it had come."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max_body_bytes:
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            text = f"expected the whole body within {self._body_timeout_s:g} s, got {size} bytes of it"
+            raise TurnedAwayError(408, text) from None
+
+    def _too_large(self) -> TurnedAwayError:
+        return TurnedAwayError(
+            413,
+            f"expected a body of at most {self._max_body_bytes} bytes, got a larger one; the limit is --max-body "
+            "(ROPEWALK_MAX_BODY_BYTES)",
+        )
+
+
+async def _refuse(
+    turned: TurnedAwayError, scope: Scope, headers: _Headers, receive: Receive, send: Send
+) -> None:
+    body_comes = b"transfer-encoding" in headers or any(
+        value.strip() != b"0" for value in headers.get(b"content-length", ())
+    )
+    if not body_comes:
+        await turn_away(turned, scope, send)
+        return
+    # The response is whole for the caller, who knows its length; the connection closes after a moment, in which what
+    # still comes is thrown away.
+    await turn_away(turned, scope, send, closing=True)
+    try:
+        async with asyncio.timeout(_REFUSAL_READ_TIMEOUT_S):
+            more = True
+            while more:
+                message = await receive()
+                more = message["type"] == "http.request" and message.get("more_body", False)
+    except TimeoutError:
+        pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.lower(), []).append(value)
+    return found
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that has been read, then what the connection gives."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+class _Netloc(NamedTuple):
+    """A host in lower case, an IPv6 address without its brackets, and the port where one is named."""
+
+    host: str
+    port: int | None
+
+
+class _AllowedHosts:
+    """Which hosts a server answers to.
+
+    On a connection to a loopback address a name other than localhost is somebody's name for this machine, and
+    most likely a trap. On other addresses a name without a dot passes as well (containers and neighbours are
+    called so, and nobody can own one in the public DNS). IP addresses always pass: rebinding needs a name.
+    """
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        names = [name.lower().removesuffix(".") for name in allowed]
+        for name in names:
+            if not _HOST_PATTERN.fullmatch(name):
+                raise ConfigurationError(
+                    f"expected an allowed host to be a name without scheme and port, *.NAME or *, got {name!r}"
+                )
+        self._any = _ANY in names
+        self._names = frozenset(name for name in names if not name.startswith("*."))
+        self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+
+    def check(self, values: Sequence[bytes], local: object) -> _Netloc:
+        """Return what Host names."""
+        if len(values) != 1:
+            raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
+        match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
+        netloc = _parse_netloc(match) if match else None
+        if netloc is None:
+            raise TurnedAwayError(
+                400, "expected the header Host to be a name or an address, with or without a port"
+            )
+        if not self._serves(netloc.host, local):
+            raise TurnedAwayError(
+                421,
+                f"expected a Host of this server, got {netloc.host!r}; to serve that name, start with "
+                f"--allowed-host {netloc.host} (ROPEWALK_ALLOWED_HOSTS)",
+            )
+        return netloc
+
+    def _serves(self, host: str, local: object) -> bool:
+        if self._any or host in self._names or host == "localhost" or ip_address(host) is not None:
+            return True
+        if host.endswith(self._suffixes):
+            return True
+        return "." not in host and not (isinstance(local, str) and is_loopback(local))
+
+
+class _Origins:
+    """Which pages may use a server: those that it serves itself, and those that are allowed."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._any = _ANY in allowed
+        self._allowed = frozenset(_parse_origin(origin) or origin for origin in allowed)
+        for origin in self._allowed - {_ANY, "null"}:
+            if isinstance(origin, str):
+                raise ConfigurationError(
+                    f"expected an allowed origin as in https://example.org, or null, or *, got {origin!r}"
+                )
+
+    def check(self, values: Sequence[bytes], host: _Netloc) -> None:
+        """Let pass a request without Origin, and those whose Origin is the host's own or allowed."""
+        if not values or self._any:
+            return
+        text = values[0].decode("latin-1").strip()
+        origin = _parse_origin(text)
+        if len(values) == 1 and origin is not None:
+            scheme, name, port = origin
+            # A proxy may have taken the TLS away, so a port that Host does not name is the Origin's default.
+            if name == host.host and port == (host.port or _DEFAULT_PORTS[scheme]):
+                return
+        if len(values) == 1 and (origin or text) in self._allowed:
+            return
+        raise TurnedAwayError(
+            403,
+            "expected no Origin, this server's own, or an allowed one, got another; to let a page in, start with "
+            "--allowed-origin SCHEME://HOST (ROPEWALK_ALLOWED_ORIGINS)",
+        )
+
+
+def _parse_netloc(match: re.Match[str]) -> _Netloc | None:
+    host, port = match["host"].lower(), match["port"]
+    if host.startswith("["):
+        host = host[1:-1]
+        if ip_address(host) is None:
+            return None
+    else:
+        host = host.removesuffix(".")
+    if not host or (port is not None and int(port) > 65_535):
+        return None
+    return _Netloc(host, int(port) if port is not None else None)
+
+
+def _parse_origin(origin: str) -> tuple[str, str, int] | None:
+    match = _ORIGIN.fullmatch(origin.removesuffix("/"))
+    netloc = _parse_netloc(match) if match else None
+    if match is None or netloc is None:
+        return None
+    scheme = match["scheme"].lower()
+    return scheme, netloc.host, netloc.port or _DEFAULT_PORTS[scheme]
+
+
+class _Tokens:
+    """The tokens of a server, kept as digests."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+        self._principals = list(zip(digests, principals(tokens), strict=True))
+
+    def principal(self, authorizations: Sequence[bytes]) -> str:
+        """Return the name of the caller's token; empty where no token is asked for.
+
+        Every digest is compared, whole, whichever fits: the time tells nothing.
+        """
+        if not self._principals:
+            return ""
+        if not authorizations:
+            raise _unauthorized("none")
+        scheme, _, token = authorizations[0].strip().partition(b" ")
+        if len(authorizations) > 1 or scheme.lower() != b"bearer" or not token.strip():
+            raise _unauthorized("something else")
+        digest = hashlib.sha256(token.strip()).digest()
+        found = ""
+        for known, name in self._principals:
+            if hmac.compare_digest(known, digest):
+                found = name
+        if not found:
+            raise _unauthorized("one that it does not know")
+        return found
+
+
+def principals(tokens: Sequence[str]) -> list[str]:
+    """Return the names of the callers that there can be where tokens are asked for.
+
+    They are keyed apart from the digests that are compared: a name travels through the server.
+    """
+    return [
+        hashlib.blake2b(token.encode(), digest_size=16, person=b"rw-principal").hexdigest()
+        for token in tokens
+    ]
+
+
+def _unauthorized(got: str) -> TurnedAwayError:
+    text = f"expected the header 'Authorization: Bearer TOKEN' with one of this server's tokens, got {got}"
+    return TurnedAwayError(401, text, ((b"www-authenticate", b"Bearer"),))

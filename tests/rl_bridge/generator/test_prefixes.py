@@ -1,0 +1,80 @@
+"""Turns of an episode, and its siblings' first turns, find their prefixes however many generators there are."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_fixtures import policy_service
+
+from rl_bridge.generator.client import GeneratorClient, SettledClient
+from rl_bridge.types import SamplingSettings
+
+TURNS, GROUPS, SIBLINGS = 8, 9, 3
+BEGIN, HEARD = 260, 130
+"""Tokens of a first prompt, and of what is heard between two answers: on a CPU a block of the cache has 128."""
+HOW = SamplingSettings(temperature=1.0, max_new_tokens=6)
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, 40, (count,), generator=generator).tolist()
+    return tokens
+
+
+async def episode(client: Any, prompt: Sequence[int], seed: int) -> None:
+    tokens = list(prompt)
+    for turn in range(TURNS):
+        answer = await client.complete(tokens, HOW)
+        tokens += [*answer.tokens, *drawn(HEARD, 100 * seed + turn)]
+
+
+async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = True) -> float:
+    """Of a task of eight turns, played by groups of siblings."""
+    settings = {"max_length": 2048, "max_num_seqs": 16, "kv_cache_mb": 64}
+    async with policy_service(path, folder, replicas=replicas, **settings) as (policy, _):
+        client = GeneratorClient(
+            policy.generate_many.route,
+            max_batch=16,
+            replicas=lambda: replicas,
+            open_session=lambda near: policy.session(near=near, room=16),
+        )
+
+        async def sibling(group: SettledClient, prompt: Sequence[int], seed: int) -> None:
+            with group.settled() as one:
+                await episode(one if settled else client, prompt, seed)
+
+        async def group(number: int) -> None:
+            prompt = drawn(BEGIN, 10_000 + number)
+            with client.settled() as one:
+                await asyncio.gather(
+                    *(sibling(one, prompt, SIBLINGS * number + place) for place in range(SIBLINGS))
+                )
+
+        for first in range(0, GROUPS, 3):  # as the dispatcher does, which keeps so many in flight
+            await asyncio.gather(*(group(number) for number in range(first, first + 3)))
+        told = (await policy.statistics.fanout()).values.values()
+        await client.close()
+        return sum(one.cached_tokens for one in told) / sum(one.prompt_tokens for one in told)
+
+
+@pytest.fixture
+def roomy_policy(long_policy: Path, tmp_path: Path) -> Path:
+    """A checkpoint that takes eight turns: nothing of it depends on how long prompts may be."""
+    folder = Path(shutil.copytree(long_policy, tmp_path / "roomy"))
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+async def test_three_generators_find_the_prefixes_that_one_finds(roomy_policy: Path, tmp_path: Path) -> None:
+    alone = await hit_rate(roomy_policy, tmp_path / "one", replicas=1)
+    together = await hit_rate(roomy_policy, tmp_path / "three", replicas=3)
+    assert alone > 0.6
+    assert together >= 0.97 * alone  # without it: 0.92
