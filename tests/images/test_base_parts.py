@@ -35,7 +35,16 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
         wheel = tmp_path / name / placed.requirement
         made.append(wheel.read_bytes())
         needed = {line.split(">")[0].split("=")[0].split("<")[0] for line in placed.dependencies}
-        assert needed == {"httpcore", "httpx", "picows", "pydantic", "pyyaml", "fastapi", "uvicorn", "websockets"}
+        assert needed == {
+            "httpcore",
+            "httpx",
+            "picows",
+            "pydantic",
+            "pyyaml",
+            "fastapi",
+            "uvicorn",
+            "websockets",
+        }
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
     assert made[0] == made[1]
