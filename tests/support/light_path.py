@@ -1,6 +1,6 @@
 """Imports every module of core, servers and environments, then plays one episode of BlackJack.
 
-An adapter imports the trainer that it is for, which is not there. This is what `./scripts/test --all` asks of a newer Python.
+This is what `./scripts/test --all` asks of a newer Python. An adapter that imports its trainer is left out.
 """
 
 import importlib
@@ -10,7 +10,6 @@ import envs
 import openenv_core
 import servers
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
-
 
 TRAINERS = {"openenv_core.adapters.skyrl"}
 
