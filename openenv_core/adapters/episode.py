@@ -87,6 +87,7 @@ class TextEpisode:
         self._token = token
         self._reset_timeout_s = reset_timeout_s
         self._unfinished_reward = unfinished_reward
+        self._acts = False
         self._earned = 0.0
         self._unscored: str | None = None
 
@@ -105,6 +106,7 @@ class TextEpisode:
             await self._patiently(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
+            self._acts = True
             self.tools = [_act_tool(schema)]
 
     async def reset(self, **options: Any) -> str:
@@ -128,8 +130,9 @@ class TextEpisode:
             return "error: the environment has failed; this episode does not count"
         if self.done:
             return "error: the episode is over"
-        acts = self.tools[0]["function"]["name"] == ACT
-        action = dict(arguments) if acts else CallToolAction(tool_name=name, arguments=dict(arguments))
+        if self._acts and name != ACT:
+            return f"error: there is no tool {name!r}; the only one is {ACT!r}"
+        action = dict(arguments) if self._acts else CallToolAction(tool_name=name, arguments=dict(arguments))
         try:
             result = await self._client.step(action)
         except ValidationFailedError as error:
@@ -138,7 +141,7 @@ class TextEpisode:
             self.failure = f"{type(error).__name__}: {error}"
             return "error: the environment has failed; this episode does not count"
         self._note(result)
-        if acts:
+        if self._acts:
             return text_of_observation(result.observation)
         try:
             return _as_text(value_of(name, result))
@@ -255,6 +258,12 @@ def text_of_observation(observation: Observation) -> str:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def resolve(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a part of a JSON schema with what its `$ref` stands for, where it has one."""
+    reference = part.get("$ref", "")
+    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
 
 
 def _is_of_tools(schema: Mapping[str, Any]) -> bool:

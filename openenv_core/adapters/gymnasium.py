@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from openenv_core.adapters.episode import fetch_schema
+from openenv_core.adapters.episode import fetch_schema, resolve
 from openenv_core.adapters.spaces import SPACE, read_space, read_value, write_value
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
@@ -130,7 +130,7 @@ class _Fields:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         definitions = schema.get("$defs", {})
         properties = {
-            name: _resolve(part, definitions)
+            name: resolve(part, definitions)
             for name, part in schema.get("properties", {}).items()
             if name not in ("metadata", "done", "reward", "terminated", "truncated")
         }
@@ -138,7 +138,7 @@ class _Fields:
         self._parts: dict[str, _Part] = (
             {name: _Part.declared(space) for name, space in declared.items()}
             if declared
-            else {name: _Part.derived(name, part, definitions) for name, part in properties.items()}
+            else {name: _Part.derived(part) for name, part in properties.items()}
         )
         if not self._parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
@@ -170,9 +170,8 @@ class _Part:
         return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
 
     @classmethod
-    def derived(cls, name: str, part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Self:
+    def derived(cls, part: Mapping[str, Any]) -> Self:
         """Make a space of a field's JSON schema."""
-        part = _resolve(part, definitions)
         kinds = [one for one in part.get("anyOf", [part]) if one.get("type") != "null"]
         if len(kinds) == 1 and kinds[0] is not part:
             # What may be null is text here: "" stands for null.
@@ -199,13 +198,9 @@ class _Part:
     @classmethod
     def _text(cls, *, empty_is_null: bool = False) -> Self:
         def read(value: Any) -> str:
-            return (
-                ""
-                if value is None
-                else value
-                if isinstance(value, str)
-                else json.dumps(value, ensure_ascii=False)
-            )
+            if value is None:
+                return ""
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
         return cls(
             AnyText(MAX_TEXT_CHARS, min_length=0),
@@ -226,11 +221,6 @@ def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float6
     limits = np.iinfo(np.int64)
     least, most = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
     return spaces.Box(least if low is None else low, most if high is None else high, (), dtype)
-
-
-def _resolve(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = part.get("$ref", "")
-    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
 
 
 def _info_of(result: StepResult[Any]) -> dict[str, Any]:

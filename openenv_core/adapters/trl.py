@@ -1,12 +1,14 @@
 """TRL: `GRPOTrainer(environment_factory=...)` on any served environment.
 
-environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
-trainer = GRPOTrainer(
-model="Qwen/Qwen3-0.6B",
-train_dataset=environments.train_dataset,
-environment_factory=environments.environment_factory,
-reward_funcs=environments.reward_funcs,
-)
+    environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
+    trainer = GRPOTrainer(
+        model="Qwen/Qwen3-0.6B",
+        train_dataset=environments.train_dataset,
+        environment_factory=environments.environment_factory,
+        reward_funcs=environments.reward_funcs,
+    )
+
+docs/trainers.md says what each argument does to a training.
 """
 
 import inspect
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from openenv_core.adapters.episode import TextEpisode
+from openenv_core.adapters.episode import TextEpisode, resolve
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.loop_thread import shared_loop
@@ -241,7 +243,7 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
     """Return a method for a tool's function schema, with the annotations and docstring that TRL makes one of again."""
     name, schema = function["name"], function["parameters"]
     definitions = schema.get("$defs", {})
-    properties = {key: _resolved(part, definitions) for key, part in schema.get("properties", {}).items()}
+    properties = {key: resolve(part, definitions) for key, part in schema.get("properties", {}).items()}
     required = schema.get("required", ())
     if not all(key.isidentifier() for key in (name, *properties)):
         raise ConfigurationError(
@@ -270,11 +272,6 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
         f"\nArgs:\n{described}" if described else ""
     )
     return call
-
-
-def _resolved(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = part.get("$ref", "")
-    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
 
 
 _TYPES: Mapping[str, Any] = {

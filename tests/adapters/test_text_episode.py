@@ -21,6 +21,7 @@ async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> N
         assert episode.reward == -1
         wrong = await episode.call("act", {"action": "double"})
         assert wrong.startswith("error: ")
+        assert "no tool 'hit'" in await episode.call("hit", {"action": "stand"})
         assert not episode.done
         end = await episode.call("act", {"action": "stand"})
         assert episode.done
