@@ -1,0 +1,358 @@
+"""Threads for calls that may wait: one drains the queue of calls, and others help where calls take long.
+
+A thread that is woken for each call, and the wake-up of the event loop after it, cost several times as much as a
+short call. So calls go through one queue: whoever drains it takes the next call without being woken, and all
+outcomes that are in when the loop looks come back in one wake-up. Where a call takes long, the calls behind it get
+other threads: at once where the last call took long too, otherwise within a few milliseconds.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from openenv_core.protocol.errors import text_of
+
+MAX_THREADS: Final = 1024
+"""Threads of one pool, while their calls wait for something."""
+
+MAX_COMPUTING: Final = 64
+"""The same while the process computes: more would only take turns."""
+
+_LONG_S: Final = 0.0002
+"""A call that takes longer is worth the wake-up of another thread for the next one."""
+
+_TICK_S: Final = 0.001
+"""Between two looks at the calls under way, while others wait."""
+
+_IDLE_S: Final = 10.0
+"""After which a thread without a call ends."""
+
+_PIDS_LIMITS: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")
+
+Outcome: TypeAlias = tuple[bool, Any]
+"""(True, what was returned) or (False, what was raised)."""
+
+
+def max_threads() -> int:
+    """Return how many threads a pool may have here: a quarter of what a container may, and no more than MAX_THREADS."""
+    for path in _PIDS_LIMITS:
+        with suppress(OSError, ValueError):
+            return max(1, min(MAX_THREADS, int(Path(path).read_text(encoding="ascii")) // 4))
+    return MAX_THREADS
+
+
+def contained(error: BaseException) -> Exception:
+    """Return an exception that tells of one which would end more than the call that raised it.
+
+    Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
+    """
+    told = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
+    told.__cause__ = error
+    return told
+
+
+class _Mailbox:
+    """What threads hand to one event loop: all that is there when it looks, in one wake-up.
+
+    Attributes:
+        loop: The event loop.
+        ticking: A look at the calls under way is due.
+        since: The wall clock and the process's CPU time when it was ordered.
+    """
+
+    __slots__ = ("_called", "_items", "loop", "since", "ticking")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.ticking = False
+        self.since = (0.0, 0.0)
+        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._called = False
+
+    def post(self, fn: Callable[[Any], None], value: Any) -> None:
+        """Have a function called on the loop; from any thread."""
+        self._items.append((fn, value))
+        if not self._called:  # whoever has called it has not been heard yet, and will find this too
+            self._called = True
+            self._call()
+
+    def _call(self) -> None:
+        with suppress(RuntimeError):  # a closed loop: nobody waits any more
+            self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._called = False
+        items = self._items
+        try:
+            while items:
+                fn, value = items.popleft()
+                fn(value)
+        finally:
+            if items:  # one has failed, which the loop reports
+                self._call()
+
+
+class ThreadCall:
+    """One call that waits for a thread, or runs in one.
+
+    Attributes:
+        outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
+        on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
+            is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
+        begun: A thread has taken it up; under the pool's lock, like the next three.
+        thread: The thread that runs it.
+        dropped: It was given up before that, and no thread takes it up any more.
+        left: It was given up after that, and its thread has been replaced.
+    """
+
+    __slots__ = (
+        "_fn",
+        "_mailbox",
+        "_on_begin",
+        "begun",
+        "dropped",
+        "left",
+        "on_late",
+        "outcome",
+        "thread",
+        "waiter",
+    )
+
+    def __init__(self, mailbox: _Mailbox, fn: Callable[[], Any], on_begin: Callable[[], None] | None) -> None:
+        self._mailbox = mailbox
+        self._fn = fn
+        self._on_begin = on_begin
+        self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
+        self.outcome: Outcome | None = None
+        self.on_late: Callable[[Outcome], None] | None = None
+        self.thread: _Thread | None = None
+        self.begun = self.dropped = self.left = False
+
+    def run(self) -> None:
+        """Run the call; for the pool's threads."""
+        if self._on_begin is not None:
+            self._mailbox.post(self._begin, self._on_begin)
+        try:
+            outcome = (True, self._fn())
+        except (Exception, SystemExit) as error:
+            outcome = (False, error)
+        except BaseException as error:
+            outcome = (False, contained(error))
+        self._mailbox.post(self._deliver, outcome)
+
+    def _begin(self, told: Callable[[], None]) -> None:
+        if not self.waiter.done():
+            told()
+
+    def _deliver(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if not self.waiter.done():
+            self.waiter.set_result(outcome)
+        elif self.on_late is not None:
+            self.on_late(outcome)
+
+
+class _Thread(threading.Thread):
+    """A thread of a pool.
+
+    Attributes:
+        call: What it runs.
+        began: When that began.
+        wake: Held while it has nothing to do.
+    """
+
+    def __init__(self, pool: "ThreadPool", name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._pool = pool
+        self.call: ThreadCall | None = None
+        self.began = 0.0
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def run(self) -> None:
+        while (call := self._pool.next_call(self)) is not None:
+            call.run()
+            del call  # what it holds is not this thread's while it waits
+
+
+class ThreadPool:
+    """At most `size` daemon threads, started when they are of use; one that has nothing to do for a while ends.
+
+    The standard pool joins its threads when the interpreter ends, so one hung step would keep a server from
+    ever stopping; it makes two futures of every call, and wakes a thread and the loop for it.
+
+    Calls begin in the order in which they came. Their queue is bounded by the callers: a session has one call at a
+    time, and sessions are capped. The thread of a pool of one never ends before the pool: who asks for one relies on
+    what is local to it.
+
+    Args:
+        size: The greatest number of threads.
+        name: What the threads are called.
+    """
+
+    def __init__(self, size: int, name: str = "environment") -> None:
+        self.size = size
+        self._name = name
+        self._idle_s = _IDLE_S if size > 1 else -1
+        self._mailbox: _Mailbox | None = None
+        self._lock = threading.Lock()
+        # Under the lock:
+        self._queue: deque[ThreadCall] = deque()
+        self._threads = 0
+        self._started = 0
+        self._idle: list[_Thread] = []
+        self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
+        self._calls_are_long = False
+        self._closed = False
+
+    def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> ThreadCall:
+        """Queue a call from a running event loop.
+
+        Args:
+            fn: What to call.
+            on_begin: Called on the loop once a thread has taken it up.
+
+        Raises:
+            RuntimeError: The system gives this process no thread at all.
+        """
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.loop is not loop:
+            mailbox = self._mailbox = _Mailbox(loop)
+        call = ThreadCall(mailbox, fn, on_begin)
+        with self._lock:
+            self._closed = False
+            self._queue.append(call)
+            wanted = self._calls_are_long or not self._draining
+            thread = self._activate(MAX_COMPUTING) if wanted else None
+        if thread is not None:
+            try:
+                self._wake(thread)
+            except RuntimeError:
+                call.dropped = True
+                raise
+        elif not mailbox.ticking:
+            self._tick_later(mailbox)
+        return call
+
+    def abort(self, call: ThreadCall, replace: bool = True) -> bool:
+        """Stop waiting for a call; return whether it holds a thread, or did until just now: its outcome is to come.
+
+        Args:
+            call: A call that nobody waits for any more.
+            replace: Another thread takes the place of the one that it holds, which ends with it.
+        """
+        with self._lock:
+            if not call.begun:
+                call.dropped = True
+                return False
+            if call.thread is None or not replace:
+                return True
+            call.left = True
+            self._threads -= 1
+            self._draining.discard(call.thread)
+            thread = self._activate(MAX_COMPUTING) if self._queue and not self._draining else None
+        if thread is not None:
+            with suppress(RuntimeError):  # the next look tries again
+                self._wake(thread)
+        return True
+
+    def close(self) -> None:
+        """Let every thread end after the calls that are already queued, without waiting for them.
+
+        A later call starts threads anew: an app may be served again after its server has stopped.
+        """
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for thread in idle:
+            thread.wake.release()
+
+    def next_call(self, thread: _Thread) -> ThreadCall | None:
+        """Return what a thread does after the call that it has done; None: it ends. For the pool's threads."""
+        while True:
+            with self._lock:
+                done, thread.call = thread.call, None
+                if done is not None:
+                    done.thread = None
+                    if done.left:
+                        return None
+                    self._calls_are_long = time.monotonic() - thread.began > _LONG_S
+                    self._draining.add(thread)
+                while self._queue:
+                    call = self._queue.popleft()
+                    if not call.dropped:
+                        call.begun = True
+                        call.thread, thread.call = thread, call
+                        thread.began = time.monotonic()
+                        return call
+                self._draining.discard(thread)
+                if self._closed:
+                    self._threads -= 1
+                    return None
+                self._idle.append(thread)
+            if not thread.wake.acquire(timeout=self._idle_s):
+                with self._lock:
+                    if thread in self._idle:
+                        self._idle.remove(thread)
+                        self._threads -= 1
+                        return None
+                thread.wake.acquire()  # it has just been given something to do
+
+    def _activate(self, limit: int) -> _Thread | None:
+        """Return a thread to wake, where one may drain the queue beside those that are at work; under the lock."""
+        if self._threads - len(self._idle) >= min(limit, self.size):
+            return None
+        if self._idle:
+            thread = self._idle.pop()
+        else:
+            self._threads += 1
+            self._started += 1
+            thread = _Thread(self, f"{self._name}-{self._started}")
+        self._draining.add(thread)
+        return thread
+
+    def _wake(self, thread: _Thread) -> None:
+        if thread.ident is not None:
+            thread.wake.release()
+            return
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more
+            with self._lock:
+                self._threads -= 1
+                self._draining.discard(thread)
+                if self._threads:
+                    return  # those that there are take its calls
+            raise
+
+    def _tick_later(self, mailbox: _Mailbox) -> None:
+        mailbox.ticking = True
+        mailbox.since = (time.monotonic(), time.process_time())
+        mailbox.loop.call_later(_TICK_S, self._tick, mailbox)
+
+    def _tick(self, mailbox: _Mailbox) -> None:
+        """Give calls that wait behind long ones more threads: twice as many each time, while they are of use."""
+        mailbox.ticking = False
+        now = time.monotonic()
+        began, cpu = mailbox.since
+        computes = time.process_time() - cpu > (now - began) / 2
+        limit = MAX_COMPUTING if computes else self.size
+        woken: list[_Thread] = []
+        with self._lock:
+            if not self._queue:
+                return
+            long = {one for one in self._draining if one.call is not None and now - one.began > _LONG_S}
+            self._draining -= long
+            if not self._draining:
+                more = min(len(self._queue), max(1, self._threads - len(self._idle)))
+                woken = [thread for _ in range(more) if (thread := self._activate(limit)) is not None]
+        self._tick_later(mailbox)
+        for thread in woken:
+            with suppress(RuntimeError):  # the next look tries again
+                self._wake(thread)
