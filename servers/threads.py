@@ -1,21 +1,24 @@
 """Threads for calls that may wait: one drains the queue of calls, and others help where calls take long.
 
-A thread that is woken for each call, and the wake-up of the event loop after it, cost several times as much as a
-short call. So calls go through one queue: whoever drains it takes the next call without being woken, and all
-outcomes that are in when the loop looks come back in one wake-up. Where a call takes long, the calls behind it get
-other threads: at once where the last call took long too, otherwise within a few milliseconds.
+To wake a thread for each call, and the event loop after it, costs several times as much as a short call. So all calls
+that one turn of the loop has made wake one thread, which takes one after the other, and all outcomes that are there
+when the loop looks come back in one wake-up. Where a call takes long, the calls behind it get other threads: at once
+where the last calls took long too, otherwise within a few milliseconds.
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from openenv_core.protocol.errors import text_of
+
+logger = logging.getLogger("servers")
 
 MAX_THREADS: Final = 1024
 """Threads of one pool, while their calls wait for something."""
@@ -27,7 +30,8 @@ _LONG_S: Final = 0.0002
 """A call that takes longer is worth the wake-up of another thread for the next one."""
 
 _TICK_S: Final = 0.001
-"""Between two looks at the calls under way, while others wait."""
+_MAX_TICK_S: Final = 0.016
+"""Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
 
 _IDLE_S: Final = 10.0
 """After which a thread without a call ends."""
@@ -61,15 +65,16 @@ class _Mailbox:
 
     Attributes:
         loop: The event loop.
+        dispatching: The calls of this turn of the loop are about to be given to threads.
         ticking: A look at the calls under way is due.
         since: The wall clock and the process's CPU time when it was ordered.
     """
 
-    __slots__ = ("_called", "_items", "loop", "since", "ticking")
+    __slots__ = ("_called", "_items", "dispatching", "loop", "since", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.ticking = False
+        self.dispatching = self.ticking = False
         self.since = (0.0, 0.0)
         self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
@@ -200,15 +205,16 @@ class ThreadPool:
         self._name = name
         self._idle_s = _IDLE_S if size > 1 else -1
         self._mailbox: _Mailbox | None = None
+        self._queue: deque[ThreadCall] = deque()
         self._lock = threading.Lock()
         # Under the lock:
-        self._queue: deque[ThreadCall] = deque()
         self._threads = 0
         self._started = 0
         self._idle: list[_Thread] = []
         self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
-        self._calls_are_long = False
+        self._long_calls = 0  # the last ones, in a row
         self._closed = False
+        self._refused = False
 
     def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> ThreadCall:
         """Queue a call from a running event loop.
@@ -216,28 +222,17 @@ class ThreadPool:
         Args:
             fn: What to call.
             on_begin: Called on the loop once a thread has taken it up.
-
-        Raises:
-            RuntimeError: The system gives this process no thread at all.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
         call = ThreadCall(mailbox, fn, on_begin)
-        with self._lock:
-            self._closed = False
-            self._queue.append(call)
-            wanted = self._calls_are_long or not self._draining
-            thread = self._activate(MAX_COMPUTING) if wanted else None
-        if thread is not None:
-            try:
-                self._wake(thread)
-            except RuntimeError:
-                call.dropped = True
-                raise
-        elif not mailbox.ticking:
-            self._tick_later(mailbox)
+        self._closed = False
+        self._queue.append(call)
+        if not mailbox.dispatching:
+            mailbox.dispatching = True
+            loop.call_soon(self._dispatch, mailbox)
         return call
 
     def abort(self, call: ThreadCall, replace: bool = True) -> bool:
@@ -256,10 +251,8 @@ class ThreadPool:
             call.left = True
             self._threads -= 1
             self._draining.discard(call.thread)
-            thread = self._activate(MAX_COMPUTING) if self._queue and not self._draining else None
-        if thread is not None:
-            with suppress(RuntimeError):  # the next look tries again
-                self._wake(thread)
+            woken = [] if self._draining else self._activate(1, MAX_COMPUTING)
+        self._wake(woken)
         return True
 
     def close(self) -> None:
@@ -282,7 +275,8 @@ class ThreadPool:
                     done.thread = None
                     if done.left:
                         return None
-                    self._calls_are_long = time.monotonic() - thread.began > _LONG_S
+                    long = time.monotonic() - thread.began > _LONG_S
+                    self._long_calls = self._long_calls + 1 if long else 0
                     self._draining.add(thread)
                 while self._queue:
                     call = self._queue.popleft()
@@ -304,55 +298,68 @@ class ThreadPool:
                         return None
                 thread.wake.acquire()  # it has just been given something to do
 
-    def _activate(self, limit: int) -> _Thread | None:
-        """Return a thread to wake, where one may drain the queue beside those that are at work; under the lock."""
-        if self._threads - len(self._idle) >= min(limit, self.size):
-            return None
-        if self._idle:
-            thread = self._idle.pop()
-        else:
-            self._threads += 1
-            self._started += 1
-            thread = _Thread(self, f"{self._name}-{self._started}")
-        self._draining.add(thread)
-        return thread
+    def _dispatch(self, mailbox: _Mailbox) -> None:
+        """Wake a thread for the calls of a turn of the loop where none is at work, or one each where they take long."""
+        mailbox.dispatching = False
+        with self._lock:
+            wanted = len(self._queue) if self._long_calls > 1 else 0 if self._draining else 1
+            woken = self._activate(wanted, MAX_COMPUTING)
+            waits = len(self._queue) > len(woken)
+        self._wake(woken)
+        if waits and not mailbox.ticking:
+            self._tick_later(mailbox)
 
-    def _wake(self, thread: _Thread) -> None:
-        if thread.ident is not None:
-            thread.wake.release()
-            return
-        try:
-            thread.start()
-        except RuntimeError:  # the system gives no more
-            with self._lock:
-                self._threads -= 1
-                self._draining.discard(thread)
-                if self._threads:
-                    return  # those that there are take its calls
-            raise
+    def _activate(self, wanted: int, limit: int) -> list[_Thread]:
+        """Return threads to wake, no more than there are calls; `limit` is for all at work. Under the lock."""
+        room = min(limit, self.size) - (self._threads - len(self._idle))
+        woken = []
+        for _ in range(min(wanted, room, len(self._queue))):
+            if self._idle:
+                thread = self._idle.pop()
+            else:
+                self._threads += 1
+                self._started += 1
+                thread = _Thread(self, f"{self._name}-{self._started}")
+            self._draining.add(thread)
+            woken.append(thread)
+        return woken
 
-    def _tick_later(self, mailbox: _Mailbox) -> None:
+    def _wake(self, threads: Iterable[_Thread]) -> None:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.wake.release()
+                continue
+            try:
+                thread.start()
+                self._refused = False
+            except RuntimeError as error:
+                with self._lock:
+                    self._threads -= 1
+                    self._draining.discard(thread)
+                if not self._refused:  # the next look tries again, and again
+                    self._refused = True
+                    logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
+
+    def _tick_later(self, mailbox: _Mailbox, pause_s: float = _TICK_S) -> None:
         mailbox.ticking = True
         mailbox.since = (time.monotonic(), time.process_time())
-        mailbox.loop.call_later(_TICK_S, self._tick, mailbox)
+        mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
 
-    def _tick(self, mailbox: _Mailbox) -> None:
+    def _tick(self, mailbox: _Mailbox, pause_s: float) -> None:
         """Give calls that wait behind long ones more threads: twice as many each time, while they are of use."""
         mailbox.ticking = False
         now = time.monotonic()
         began, cpu = mailbox.since
         computes = time.process_time() - cpu > (now - began) / 2
-        limit = MAX_COMPUTING if computes else self.size
         woken: list[_Thread] = []
         with self._lock:
             if not self._queue:
                 return
-            long = {one for one in self._draining if one.call is not None and now - one.began > _LONG_S}
-            self._draining -= long
+            self._draining -= {
+                one for one in self._draining if one.call is not None and now - one.began > _LONG_S
+            }
             if not self._draining:
-                more = min(len(self._queue), max(1, self._threads - len(self._idle)))
-                woken = [thread for _ in range(more) if (thread := self._activate(limit)) is not None]
-        self._tick_later(mailbox)
-        for thread in woken:
-            with suppress(RuntimeError):  # the next look tries again
-                self._wake(thread)
+                at_work = self._threads - len(self._idle)
+                woken = self._activate(max(1, at_work), MAX_COMPUTING if computes else self.size)
+        self._tick_later(mailbox, _TICK_S if woken else min(2 * pause_s, _MAX_TICK_S))
+        self._wake(woken)

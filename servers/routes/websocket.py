@@ -35,6 +35,13 @@ ABORT: Final = "ropewalk.abort"
 """The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
 connection at once, with whatever the client has left unread."""
 
+SEND_TEXT: Final = "ropewalk.send_text"
+"""The extension that holds a function of the server's protocol, where it has it: it sends a text frame at once, or
+returns False where that cannot be and `send` has to be awaited. For who has been given the protocol's own `send`."""
+
+_READ_AHEAD_AFTER_S: Final = 0.05
+"""A socket whose session takes longer over a request, or to begin, is read ahead from then on."""
+
 _MAX_PIPELINED: Final = 32
 """Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
 clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
@@ -71,9 +78,12 @@ class _Conversation:
         "_ahead",
         "_ahead_size",
         "_dialect",
+        "_long",
         "_patience_s",
+        "_reading",
         "_receive",
         "_send",
+        "_send_text",
         "_sessions",
         "_waiter",
         "_watch",
@@ -96,13 +106,20 @@ class _Conversation:
         self._send = send
         self._sessions = sessions
         self._dialect = dialect
-        self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        extensions = scope.get("extensions") or {}
+        self._abort: Callable[[], None] | None = extensions.get(ABORT)
+        send_text: Any = extensions.get(SEND_TEXT)
+        # Whoever stands between and has wrapped `send` is to see what is sent.
+        unwrapped = send_text is not None and getattr(send, "__self__", None) is send_text.__self__
+        self._send_text: Callable[[str], bool] | None = send_text if unwrapped else None
         self._patience_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop)
-        # Where an environment may take its time, requests are read ahead: a client that leaves in mid-step is noticed.
-        self._ahead: deque[str | None] | None = None if sessions.inline else deque()
+        # Where an environment takes its time, requests are read ahead: a client that leaves in mid-step is noticed.
+        self._long = None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._begin_to_read_ahead)
+        self._ahead: deque[str | None] | None = None
         self._ahead_size = 0
+        self._reading: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.busy = True
         self.leaving = self.over = False
@@ -116,13 +133,14 @@ class _Conversation:
         await self._send({"type": "websocket.accept"})
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
-        reading = None if self._ahead is None else asyncio.create_task(self._read_ahead(self._ahead, task))
         try:
             await asyncio.wait([task])
         finally:
             await end(task)
-            if reading is not None:
-                await end(reading)
+            if self._long is not None:
+                self._long.close()
+            if self._reading is not None:
+                await end(self._reading)
             if task.done():
                 self._watch.close()
             else:
@@ -139,10 +157,13 @@ class _Conversation:
         self, sockets: "Sockets", entering: AbstractAsyncContextManager[EnvironmentSession]
     ) -> None:
         answer = self._dialect.answer
+        long, send_text = self._long, self._send_text
         code = _NORMAL_CLOSURE
         last: str | None = None
         try:
             sockets.enter(self)
+            if long is not None:
+                long.start()
             async with entering as session:
                 if not session.standing:
                     session.watch = self._watch
@@ -150,13 +171,18 @@ class _Conversation:
                         _NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(session))
                     )
                 while not self.leaving:
+                    if long is not None:
+                        long.stop()
                     self.busy = False
                     text = await self._next_frame()
                     self.busy = True
+                    if long is not None:
+                        long.start()
                     reply = await answer(session, text)
                     if reply is None:
                         break
-                    await self._say(reply)
+                    if send_text is None or self.over or not send_text(reply):
+                        await self._say(reply)
                     if session.over and not self.leaving:
                         break  # the reply has told it: a call inside the frame outlasted its time
                 else:
@@ -185,6 +211,11 @@ class _Conversation:
         text = self._ahead.popleft()
         self._ahead_size -= len(text or "")
         return text
+
+    def _begin_to_read_ahead(self) -> None:
+        if self._reading is None and self.task is not None:
+            self._ahead = deque()
+            self._reading = asyncio.create_task(self._read_ahead(self._ahead, self.task))
 
     async def _read_ahead(self, ahead: deque[str | None], task: asyncio.Task[None]) -> None:
         """Take requests as they come, a bounded number, until the client leaves."""
