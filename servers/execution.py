@@ -375,7 +375,7 @@ class EnvironmentRunner:
                 raise
             if not succeeded:
                 raise result
-        if not whole or not inspect.isawaitable(result):
+        if not whole or isinstance(result, Observation) or not inspect.isawaitable(result):
             return result
         try:
             return await result

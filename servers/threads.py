@@ -1,9 +1,9 @@
 """Threads for calls that may wait: one drains the queue of calls, and others help where calls take long.
 
-To wake a thread for each call, and the event loop after it, costs several times as much as a short call. So all calls
-that one turn of the loop has made wake one thread, which takes one after the other, and all outcomes that are there
-when the loop looks come back in one wake-up. Where a call takes long, the calls behind it get other threads: at once
-where the last calls took long too, otherwise within a few milliseconds.
+To wake a thread for each call, and the event loop after it, costs several times as much as a short call. So calls that
+come together wake one thread, which takes one after the other, and their outcomes come back together too. Where a call
+takes long, those behind it get other threads: at once where the last ones took long too, otherwise within a few
+milliseconds.
 """
 
 import asyncio
@@ -26,12 +26,18 @@ MAX_THREADS: Final = 1024
 MAX_COMPUTING: Final = 64
 """The same while the process computes: more would only take turns."""
 
+_GATHERED: Final = 64
+"""Calls that are enough to wake a thread for, whether or not further ones come."""
+
 _LONG_S: Final = 0.0002
 """A call that takes longer is worth the wake-up of another thread for the next one."""
 
 _TICK_S: Final = 0.001
 _MAX_TICK_S: Final = 0.016
 """Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
+
+_HELD_S: Final = 0.0005
+"""How long outcomes are held back while their thread goes on with short calls."""
 
 _IDLE_S: Final = 10.0
 """After which a thread without a call ends."""
@@ -65,32 +71,42 @@ class _Mailbox:
 
     Attributes:
         loop: The event loop.
-        dispatching: The calls of this turn of the loop are about to be given to threads.
+        dispatching: Calls are about to be given to threads.
+        alone: The last call that was given to one had none behind it.
         ticking: A look at the calls under way is due.
         since: The wall clock and the process's CPU time when it was ordered.
     """
 
-    __slots__ = ("_called", "_items", "dispatching", "loop", "since", "ticking")
+    __slots__ = ("_called", "_items", "alone", "dispatching", "loop", "since", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.dispatching = self.ticking = False
+        self.alone = True
         self.since = (0.0, 0.0)
         self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
 
     def post(self, fn: Callable[[Any], None], value: Any) -> None:
-        """Have a function called on the loop; from any thread."""
+        """Have a function called on the loop once it is notified, or looks by itself; from any thread."""
         self._items.append((fn, value))
-        if not self._called:  # whoever has called it has not been heard yet, and will find this too
+
+    def notify(self) -> None:
+        """Have the loop look, if there is something; from any thread."""
+        if (
+            self._items and not self._called
+        ):  # whoever has called it was not heard yet, and it will find this too
             self._called = True
-            self._call()
+            with suppress(RuntimeError):  # a closed loop: nobody waits any more
+                self.loop.call_soon_threadsafe(self.empty)
 
-    def _call(self) -> None:
-        with suppress(RuntimeError):  # a closed loop: nobody waits any more
-            self.loop.call_soon_threadsafe(self._empty)
+    @property
+    def holds(self) -> bool:
+        """Whether there is something."""
+        return bool(self._items)
 
-    def _empty(self) -> None:
+    def empty(self) -> None:
+        """Call what there is; on the loop."""
         self._called = False
         items = self._items
         try:
@@ -98,14 +114,14 @@ class _Mailbox:
                 fn, value = items.popleft()
                 fn(value)
         finally:
-            if items:  # one has failed, which the loop reports
-                self._call()
+            self.notify()  # one has failed, which the loop reports; the others come all the same
 
 
 class ThreadCall:
     """One call that waits for a thread, or runs in one.
 
     Attributes:
+        mailbox: Where its outcome is put.
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
         on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
             is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
@@ -117,11 +133,11 @@ class ThreadCall:
 
     __slots__ = (
         "_fn",
-        "_mailbox",
         "_on_begin",
         "begun",
         "dropped",
         "left",
+        "mailbox",
         "on_late",
         "outcome",
         "thread",
@@ -129,7 +145,7 @@ class ThreadCall:
     )
 
     def __init__(self, mailbox: _Mailbox, fn: Callable[[], Any], on_begin: Callable[[], None] | None) -> None:
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._fn = fn
         self._on_begin = on_begin
         self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
@@ -141,14 +157,15 @@ class ThreadCall:
     def run(self) -> None:
         """Run the call; for the pool's threads."""
         if self._on_begin is not None:
-            self._mailbox.post(self._begin, self._on_begin)
+            self.mailbox.post(self._begin, self._on_begin)
+            self.mailbox.notify()
         try:
             outcome = (True, self._fn())
         except (Exception, SystemExit) as error:
             outcome = (False, error)
         except BaseException as error:
             outcome = (False, contained(error))
-        self._mailbox.post(self._deliver, outcome)
+        self.mailbox.post(self._deliver, outcome)
 
     def _begin(self, told: Callable[[], None]) -> None:
         if not self.waiter.done():
@@ -168,6 +185,7 @@ class _Thread(threading.Thread):
     Attributes:
         call: What it runs.
         began: When that began.
+        notified: When it last had the loop look at outcomes.
         wake: Held while it has nothing to do.
     """
 
@@ -175,7 +193,7 @@ class _Thread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._pool = pool
         self.call: ThreadCall | None = None
-        self.began = 0.0
+        self.began = self.notified = 0.0
         self.wake = threading.Lock()
         self.wake.acquire()
 
@@ -230,9 +248,11 @@ class ThreadPool:
         call = ThreadCall(mailbox, fn, on_begin)
         self._closed = False
         self._queue.append(call)
-        if not mailbox.dispatching:
+        if mailbox.alone and not self._draining:
+            self._dispatch(mailbox, 1)
+        elif not mailbox.dispatching:
             mailbox.dispatching = True
-            loop.call_soon(self._dispatch, mailbox)
+            loop.call_soon(self._dispatch, mailbox, 0)
         return call
 
     def abort(self, call: ThreadCall, replace: bool = True) -> bool:
@@ -268,28 +288,35 @@ class ThreadPool:
 
     def next_call(self, thread: _Thread) -> ThreadCall | None:
         """Return what a thread does after the call that it has done; None: it ends. For the pool's threads."""
+        done, thread.call = thread.call, None
+        now = time.monotonic()
+        long = now - thread.began > _LONG_S
+        if done is not None and (long or now - thread.notified > _HELD_S):
+            thread.notified = now
+            done.mailbox.notify()
         while True:
             with self._lock:
-                done, thread.call = thread.call, None
                 if done is not None:
                     done.thread = None
-                    if done.left:
-                        return None
-                    long = time.monotonic() - thread.began > _LONG_S
                     self._long_calls = self._long_calls + 1 if long else 0
+                if ends := done is not None and done.left:
+                    pass
+                elif (call := self._first()) is not None:
+                    call.begun = True
+                    call.thread, thread.call, thread.began = thread, call, now
                     self._draining.add(thread)
-                while self._queue:
-                    call = self._queue.popleft()
-                    if not call.dropped:
-                        call.begun = True
-                        call.thread, thread.call = thread, call
-                        thread.began = time.monotonic()
-                        return call
-                self._draining.discard(thread)
-                if self._closed:
-                    self._threads -= 1
-                    return None
-                self._idle.append(thread)
+                    return call
+                else:
+                    self._draining.discard(thread)
+                    if ends := self._closed:
+                        self._threads -= 1
+                    else:
+                        self._idle.append(thread)
+            if done is not None:
+                done.mailbox.notify()
+            if ends:
+                return None
+            done = None
             if not thread.wake.acquire(timeout=self._idle_s):
                 with self._lock:
                     if thread in self._idle:
@@ -297,16 +324,29 @@ class ThreadPool:
                         self._threads -= 1
                         return None
                 thread.wake.acquire()  # it has just been given something to do
+            now = time.monotonic()
 
-    def _dispatch(self, mailbox: _Mailbox) -> None:
-        """Wake a thread for the calls of a turn of the loop where none is at work, or one each where they take long."""
+    def _first(self) -> ThreadCall | None:
+        """Take the first call that somebody waits for; under the lock."""
+        while self._queue:
+            if not (call := self._queue.popleft()).dropped:
+                return call
+        return None
+
+    def _dispatch(self, mailbox: _Mailbox, seen: int) -> None:
+        """Wake a thread, once no further calls come, where none is at work; one a call where these take long."""
+        waiting = len(self._queue)
+        if seen < waiting < _GATHERED:
+            mailbox.loop.call_soon(self._dispatch, mailbox, waiting)
+            return
         mailbox.dispatching = False
+        mailbox.alone = waiting < 2
         with self._lock:
-            wanted = len(self._queue) if self._long_calls > 1 else 0 if self._draining else 1
+            wanted = waiting if self._long_calls > 1 else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
-            waits = len(self._queue) > len(woken)
+            left = len(self._queue) - len(woken)
         self._wake(woken)
-        if waits and not mailbox.ticking:
+        if (left > 0 or mailbox.holds) and not mailbox.ticking:
             self._tick_later(mailbox)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
@@ -346,8 +386,9 @@ class ThreadPool:
         mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
 
     def _tick(self, mailbox: _Mailbox, pause_s: float) -> None:
-        """Give calls that wait behind long ones more threads: twice as many each time, while they are of use."""
+        """Give calls that wait behind long ones more threads: twice as many each time, while these are of use."""
         mailbox.ticking = False
+        mailbox.empty()  # what a thread holds back that is in a long call now
         now = time.monotonic()
         began, cpu = mailbox.since
         computes = time.process_time() - cpu > (now - began) / 2
