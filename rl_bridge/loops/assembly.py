@@ -18,6 +18,7 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -162,7 +163,13 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
         if config.algorithm.kl_coef:

@@ -228,8 +228,8 @@ def test_operations_are_those_that_torch_counts(any_checkpoint: Path, value_head
     with FlopCounterMode(display=False) as counter, model.spmd():
         model.outputs(model.pack(batch)).logprobs.sum().backward()
     one = model._architecture
-    # Torch counts neither norms nor a CPU's attention. Of the output layer it counts the logits twice, which are computed
-    # again in the backward pass, and leaves out the product that is added in place to the gradient: as much.
+    # Torch counts neither norms nor a CPU's attention. Of the output layer it counts the logits twice, which are
+    # computed again in the backward pass, and leaves out the product that is added in place to the gradient: as much.
     norms = 6 * 60 * one.layers * (2 * one.dim + 2 * one.head_dim)
     attention = 12 * one.layers * one.heads * one.head_dim * 3 * 20 * 20
     assert model.train_flops(batch) - norms - attention == counter.get_total_flops()
