@@ -89,7 +89,9 @@ class Architecture:
         tables = 1 if self.tied else 2
         return tables * self.output_parameters + self.layers * self.layer_parameters + self.dim
 
-    def train_flops(self, lengths: Iterable[int], loss_tokens: int, *, output_layer: bool = True) -> float:
+    def train_flops(
+        self, lengths: Iterable[int], loss_tokens: int, *, output_layer: bool = True, frozen: bool = False
+    ) -> float:
         """Floating-point operations of the model in one pass forward and backward, as model FLOPs utilisation counts.
 
         A token has 6 for each parameter, and 12 x layers x heads x head_dim x tokens of its document for attention, of
@@ -100,13 +102,16 @@ class Architecture:
             lengths: Tokens of each document in the pass.
             loss_tokens: Tokens that have logits.
             output_layer: False of a critic, whose one number a token is left out.
+            frozen: The weights have no gradient, 2 less for each; adapters beside them are left out.
         """
         tokens, squares = 0, 0
         for length in lengths:
             tokens, squares = tokens + length, squares + length * length
-        body = 6.0 * self.layers * self.layer_parameters * tokens
+        products = self.layers * self.layer_parameters * tokens
+        if output_layer:
+            products += self.output_parameters * loss_tokens
         attention = 12.0 * self.layers * self.heads * self.head_dim * squares
-        return body + attention + (6.0 * self.output_parameters * loss_tokens if output_layer else 0.0)
+        return (4.0 if frozen else 6.0) * products + attention
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
