@@ -1,8 +1,9 @@
 """From the configuration to what each role is started with."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -65,6 +66,7 @@ def episode_settings(config: Config, environment: str = "", *, temperature: floa
 def dispatch_settings(config: Config) -> DispatchSettings:
     """How the controller gives groups out."""
     rollout, environments = config.rollout, config.environments
+    played: Mapping[str, EnvConfig | None] = environments or {"": None}
     in_flight = sum(env.sessions for env in environments.values()) or (
         rollout.max_num_seqs * config.monarch.roles.policy.replicas
     )
@@ -78,7 +80,7 @@ def dispatch_settings(config: Config) -> DispatchSettings:
                 episode=episode_settings(config, name, temperature=rollout.temperature),
                 weight=1.0 if env is None else env.weight,
             )
-            for name, env in (environments or {"": None}).items()
+            for name, env in played.items()
         },
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
