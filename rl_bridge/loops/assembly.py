@@ -127,7 +127,7 @@ class Roles:
         trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
         rollout: Of `RolloutActor`; None of a run on a dataset.
         dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None of an evaluation, and where the KL coefficient is 0.
+        reference: Of `ReferenceActor`; None of an evaluation, with LoRA, and where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
@@ -165,7 +165,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
             (trainer, store),
         )
-        if config.algorithm.kl_coef:
+        if config.has_reference:
             starting["reference"] = (
                 _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
                 (trainer,),

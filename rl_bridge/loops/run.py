@@ -149,7 +149,7 @@ class Run:
         chat: The policy behind a chat template.
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
-        reference: The service of `ReferenceActor`; None where the KL coefficient is 0.
+        reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
         dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
         buffer: Groups between workers and trainer.
         dispatcher: Keeps groups in flight over the rollout workers.

@@ -25,6 +25,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         seed=config.seed,
         trainer=config.trainer,
         algorithm=config.algorithm,
+        lora=config.model.lora,
         deterministic=config.deterministic,
     )
 

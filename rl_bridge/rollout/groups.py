@@ -115,7 +115,11 @@ class EpisodeCounts:
 
 def _took_an_action(played: Trajectory) -> bool:
     """Whether the environment did: an answer behind another one has seen what came of that."""
-    ended_by_it = played.ending in (Ending.COMPLETED, Ending.TRUNCATED_TURNS)
+    ended_by_it = played.ending in (
+        Ending.COMPLETED,
+        Ending.TRUNCATED_TURNS,
+        Ending.TRUNCATED_ENVIRONMENT,
+    )
     return ended_by_it or len(played.turns) > 1 or played.tool_calls > 0
 
 

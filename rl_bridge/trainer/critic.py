@@ -25,7 +25,7 @@ _MODEL = f"{_PREFIX}model"
 class Critic:
     """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
 
-    It begins with the policy's body and a value of 0 everywhere.
+    It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
 
     Args:
         settings: The trainer's.
@@ -41,6 +41,8 @@ class Critic:
             value_head=True,
             device=own_device(),
             tensor_parallel=settings.trainer.tensor_parallel,
+            lora=settings.lora,
+            seed=settings.seed,
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
         self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
@@ -112,9 +114,9 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it, at its top; read in place when one is loaded."""
-        return {_MODEL: self._model.module.state_dict(), **self._optimization.state(_PREFIX)}
+        return {_MODEL: self._model.trained_state(), **self._optimization.state(_PREFIX)}
 
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
         """Take what a checkpoint of a version was read into."""
-        self._model.module.load_state_dict(state[_MODEL])
+        self._model.load_trained(state[_MODEL])
         self._optimization.restored(version)
