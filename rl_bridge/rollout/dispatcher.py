@@ -25,10 +25,11 @@ from rl_bridge.rollout.assignment import (
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
-    NO_VARIANCE,
+    TOO_FEW,
     EpisodeCounts,
     GroupFilter,
     Tally,
+    cannot_be_trained,
     final_outcomes,
     summary,
 )
@@ -367,7 +368,7 @@ class Dispatcher:
         trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
         group = Group(id=lease.group, seed=seed, trajectories=trajectories)
         if len(trajectories) < self._settings.min_group_size:
-            refusal: str | None = f"too few siblings: {summary(outcomes.values())}"
+            refusal: str | None = f"{TOO_FEW}: {summary(outcomes.values())}"
         else:
             refusal = self._settings.filter.refusal(group, first=lease.first)
         if refusal is None:
@@ -375,7 +376,8 @@ class Dispatcher:
         else:
             current = self._buffer.drop(lease, refusal)
             self._tally.refused[refusal] += current
-        self._lost_in_a_row = 0 if refusal in (None, NO_VARIANCE) else self._lost_in_a_row + current
+        lost = refusal is not None and cannot_be_trained(refusal)
+        self._lost_in_a_row = self._lost_in_a_row + current if lost else 0
         if current:
             self.counts.attempted(result)
             self.counts.ended(outcomes.values())
