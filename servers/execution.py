@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -435,6 +435,30 @@ class EnvironmentRunner:
             AttributeError: It has none of that name.
         """
         return await self._run(getattr(self._environment, name), args, whole=False)
+
+    @property
+    def in_thread(self) -> bool:
+        """Whether reset and step are plain methods that run in a thread."""
+        plan = self.plan
+        return not (plan.on_loop or plan.step_async or inspect.iscoroutinefunction(self._reset))
+
+    def inline(self) -> "EnvironmentRunner":
+        """Return what runs the same methods at once, where it is called: for one who is in a thread already."""
+        here = EnvironmentRunner(self._environment, self._executor, self._pool)
+        here.plan = replace(self.plan, inline=True, on_loop=True)
+        return here
+
+    def submit(self, fn: Callable[[], Any]) -> _ThreadCall:
+        """Queue a call where the environment's plain methods run; from the loop."""
+        return self._pool.submit(fn)
+
+    def abandon(self, call: _ThreadCall) -> None:
+        """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
+        if call.outcome is None:
+            self._abandon(call, self.discard)
+        else:
+            _drop(call.outcome)
+            self.discard()
 
     @property
     def is_tool_host(self) -> bool:

@@ -127,7 +127,7 @@ def encode_mcp(response: bytes) -> str:
     return (b'{"type":"mcp","data":%b}' % response).decode()
 
 
-def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
+def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any]:
     """Read a reply and return its data.
 
     Args:
@@ -166,5 +166,5 @@ def server_error(data: Mapping[str, Any]) -> ServerError:
     )
 
 
-def _excerpt(frame: bytes | str, limit: int = 200) -> str:
-    return repr(frame if len(frame) <= limit else frame[:limit])
+def _excerpt(frame: bytes | bytearray | str, limit: int = 200) -> str:
+    return repr(frame[:limit])

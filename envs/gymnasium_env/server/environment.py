@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from openenv_core import Environment
-from openenv_core.adapters.spaces import read_value, write_value
+from openenv_core.adapters.spaces import read_value
 from openenv_core.errors import EnvironmentFailureError, EpisodeOverError
 
-from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState
+from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, models_for
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
@@ -29,17 +29,23 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         env_id: What `gymnasium.make` takes.
         wrappers: Put around it, the first innermost.
         options: Further arguments of `gymnasium.make`.
+        observation_type: The model of observations that `models_for` returns; by default one is made.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(
-        self, env_id: str, wrappers: Sequence[Wrapper] = (), options: Mapping[str, Any] | None = None
+        self,
+        env_id: str,
+        wrappers: Sequence[Wrapper] = (),
+        options: Mapping[str, Any] | None = None,
+        observation_type: type[GymnasiumObservation] | None = None,
     ) -> None:
         env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **(options or {}))
         for wrap in wrappers:
             env = wrap(env)
         self.inner = env
+        self._observation_type = observation_type or models_for(env.action_space, env.observation_space)[1]
         self._state = GymnasiumState()
         self._playing = False
 
@@ -106,9 +112,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
         told = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
-        return GymnasiumObservation(
-            observation=write_value(self.inner.observation_space, seen), info=told, **fields
-        )
+        return self._observation_type(observation=seen, info=told, **fields)
 
 
 def _json(value: Any) -> JsonValue:
