@@ -289,7 +289,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             if (failure := infrastructure_failure(row)) is not None:
                 errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:
-            return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), *[np.zeros(0, np.bool_)] * 2, {})
+            none = np.zeros(0, np.bool_)
+            return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), none, none, {})
         rewards, terminations, truncations = (
             _numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
@@ -309,7 +310,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _observations(self, fields: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         """Return the observations of a reply as a batch."""
-        columns, count = fields.get("columns", {}), len(fields["members"])
+        columns = fields.get("columns", {})
         batches = {}
         for name, part in self._fields.parts.items():
             if name in columns:
@@ -319,9 +320,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
                 batches[name] = _batch(part.space, values)
         return batches[self._fields.bare] if self._fields.bare else batches
 
-    def _joined(
-        self, parts: Sequence[tuple[Any, ...]], members: list[int], infos: dict[str, Any]
-    ) -> VectorSteps:
+    def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
         """Put together what came in parts, or not of all; zeros where nothing came."""
         space, count = self.single_observation_space, len(members)
         seen = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
