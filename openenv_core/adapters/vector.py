@@ -33,7 +33,7 @@ from openenv_core.errors import (
 )
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
-from openenv_core.outcomes import infrastructure_failure
+from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure
 from openenv_core.protocol.batch import Array, columns_of
 from openenv_core.protocol.replies import server_error
 
@@ -360,4 +360,5 @@ def _numpy(array: Array) -> "NDArray[Any]":
 
 
 def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**(row.get("metadata") or {}), **(row.get("info") or {})}
+    said = {**(row.get("metadata") or {}), **(row.get("info") or {})}
+    return {name: value for name, value in said.items() if name not in (TERMINATED, TRUNCATED)}

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, Valid
 from pydantic_core import from_json
 
 from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
-from openenv_core.protocol.jsonio import dumps, to_plain
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_fields
 from openenv_core.protocol.requests import ResetOptions
 from openenv_core.types import Observation
 
@@ -348,13 +349,18 @@ class Failed:
     data: dict[str, Any]
 
 
-_LIFTED: Final = frozenset({"reward", "done", "terminated", "truncated"})
-_MOSTLY_EMPTY: Final = frozenset({"metadata", "info"})
+_BESIDE: Final = frozenset({"reward", "done"})
 
 
 @lru_cache(maxsize=256)
 def _own_fields(model: type[Observation]) -> set[str]:
-    return model.model_fields.keys() - Observation.model_fields.keys() - _LIFTED - _MOSTLY_EMPTY
+    """Return the fields that always say something."""
+    sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
+    return sent - _BESIDE - {"metadata", "info"}
+
+
+def _has_more(one: Observation) -> bool:
+    return bool(one.metadata or getattr(one, "info", None) or one.infrastructure_error or one.unscored)
 
 
 class ObservationEncoder:
@@ -387,23 +393,16 @@ class ObservationEncoder:
             except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
-        left_out = _LIFTED | columns.keys()
-        if any(
-            _own_fields(type(one)) - left_out or one.metadata or getattr(one, "info", None)
-            for one in observations
-        ):
-            exclude = set(left_out)
-            rows = [
-                one.__pydantic_serializer__.to_json(one, exclude=exclude, fallback=to_plain, warnings=False)
-                for one in observations
-            ]
+        exclude = {*_BESIDE, *columns}
+        if any(_own_fields(type(one)) - exclude or _has_more(one) for one in observations):
+            rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header
 
 
 def ends_of(observation: Observation) -> tuple[bool, bool]:
     """Return whether an episode has terminated, and whether it was truncated."""
-    truncated = bool(
-        getattr(observation, "truncated", False) or observation.metadata.get("truncated") is True
-    )
-    return bool(getattr(observation, "terminated", False) or (observation.done and not truncated)), truncated
+    if not observation.done:
+        return False, False
+    truncated = observation.truncated is True
+    return observation.terminated is True or not truncated, truncated
