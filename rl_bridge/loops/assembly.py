@@ -19,6 +19,7 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -34,7 +35,7 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
+from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
@@ -163,7 +164,13 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
         if config.has_reference:
@@ -244,6 +251,7 @@ def _of(
 
 
 JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 TRANSFER_SHARE = 0.25
@@ -412,9 +420,12 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
-        )
+        sinks: list[Sink] = [
+            JsonlSink(folder / METRICS_FILE),
+            TensorBoardSink(folder / "tensorboard"),
+            *(EnvironmentSink(task.folder / METRICS_FILE, name) for name, task in tasks.items() if name),
+        ]
+        metrics = stack.enter_context(MetricsLog(sinks))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0,

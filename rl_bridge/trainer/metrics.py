@@ -1,8 +1,10 @@
 """Metrics of one training step, gathered over passes and ranks."""
 
+import time
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.titan.ranks import union
@@ -71,4 +73,63 @@ class LossMetrics:
             found["mismatch/logprob_max"] = float(largest)
             found["mismatch/logprob_mean"] = total["difference_abs"] / fresh
         found["train/valid_token_share"] = total["valid"] / max(1.0, total["padded"])
+        return found
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense operations in bfloat16 a second of a GPU, by CUDA's name for it; None where TorchTitan does not know it."""
+    from torchtitan.tools.utils import get_peak_flops
+
+    found: float = get_peak_flops(name)
+    # It takes what it does not know for an A100.
+    return found if "A100" in name or found != get_peak_flops("A100") else None
+
+
+class StepMeter:
+    """What a step gets done in its time, and the most memory that it takes of a GPU.
+
+    Args:
+        device: Where this rank computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._peak = peak_flops(torch.cuda.get_device_name(device)) if self._on_gpu else None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._began = time.perf_counter()
+
+    def figures(self, *, tokens: float, flops: float) -> dict[str, float]:
+        """Of the step that ends now, under the names that the log uses; the same on every rank.
+
+        `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
+        GPUs' peak in bfloat16 that the model's own operations make up (`Architecture.train_flops`), of a known GPU.
+        Time and memory are those of the rank that has most.
+
+        Args:
+            tokens: Over all ranks.
+            flops: Floating-point operations of the models over all ranks.
+        """
+        most = [0.0, 0.0, 0.0]
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            most[1:] = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        most[0] = time.perf_counter() - self._began
+        over_ranks = torch.tensor(most, dtype=torch.float64)
+        if (ranks := dist.get_world_size()) > 1:
+            dist.all_reduce(over_ranks, op=dist.ReduceOp.MAX)
+        seconds, allocated, reserved = over_ranks.tolist()
+        found = {
+            "train/tokens_per_s": tokens / seconds,
+            "train/tokens_per_s_per_rank": tokens / seconds / ranks,
+            "train/flops_per_token": flops / max(1.0, tokens),
+        }
+        if self._peak is not None:
+            found["train/mfu"] = flops / seconds / (ranks * self._peak)
+        if self._on_gpu:
+            found |= {"memory/allocated_gb": allocated / 1e9, "memory/reserved_gb": reserved / 1e9}
         return found

@@ -143,6 +143,9 @@ class Table:
     def sum_over_data(self, values: Tensor) -> Tensor:
         return values
 
+    def train_flops(self, part: TrainBatch) -> float:
+        return 10.0 * len(part)
+
     def of(self, part: TrainBatch) -> Tensor:
         self.passes.append(int(part.lengths.sum()))
         return self.numbers[torch.from_numpy(part.target)]
@@ -163,6 +166,7 @@ def test_ranks_and_passes_add_up_to_the_whole(
     parts = rank_batches(one, settings(tmp_path, folder=tmp_path, **options), version=4, ranks=ranks)
     values, gradient, total = np.zeros(len(one)), torch.zeros(40), 0.0
     made: list[list[int]] = []
+    flops = 0.0
     for mine in parts:
         table = Table()
         own = Passes(table)  # type: ignore[arg-type]
@@ -174,8 +178,11 @@ def test_ranks_and_passes_add_up_to_the_whole(
                 return (table.of(part) * torch.from_numpy(part.advantages)).sum()
 
             total += own.backward(mine, update, loss)
+        assert own.tokens == sum(table.passes[len(made[-1]) :])  # of passes with a gradient alone
+        flops += own.flops
         assert table.numbers.grad is not None
         gradient += table.numbers.grad
+    assert flops == 10.0 * len(one)
     assert len({len(passes) for passes in made}) == 1, "a rank would wait for the others"
     assert len(made[0]) >= 2 * accumulation
     assert all(tokens <= budget for passes in made for tokens in passes)
