@@ -13,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -162,7 +164,13 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
         if config.has_reference:
@@ -400,6 +408,8 @@ async def open_run(
     """
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
+    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -440,6 +450,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
+            advantage=advantage,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:

@@ -113,7 +113,7 @@ class TitanModel:
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         architecture = read_architecture(Path(path))
-        self._vocabulary = architecture.vocabulary
+        self._architecture, self._value_head = architecture, value_head
         if max_length > architecture.positions:
             raise ConfigError(
                 f"expected rows of at most {architecture.positions} tokens, which the model at {str(path)!r} was made "
@@ -188,6 +188,13 @@ class TitanModel:
         """A batch's contexts, laid out for one pass through this model."""
         return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
 
+    def train_flops(self, batch: TrainBatch) -> float:
+        """Floating-point operations of a pass forward and backward; see `Architecture.train_flops`."""
+        lengths = batch.lengths.tolist()
+        return self._architecture.train_flops(
+            lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
+        )
+
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
         """What the last layer says of each loss token. The context of `spmd` has to be entered.
 
@@ -198,10 +205,10 @@ class TitanModel:
         Raises:
             ValueError: A loss token is not in the vocabulary.
         """
-        if rows.target.min() < 0 or rows.target.max() >= self._vocabulary:
+        if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
-                f"a loss token is not in the vocabulary of {self._vocabulary}: they are from {rows.target.min()} to "
-                f"{rows.target.max()}"
+                f"a loss token is not in the vocabulary of {self._architecture.vocabulary}: they are from "
+                f"{rows.target.min()} to {rows.target.max()}"
             )
         self.module.lm_head.wanted = LossTokens(
             row=self._tensor(rows.row),

@@ -29,6 +29,9 @@ class Critic:
 
     Args:
         settings: The trainer's.
+
+    Attributes:
+        passes: What takes batches through it.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -46,13 +49,13 @@ class Critic:
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
         self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
-        self._passes = Passes(self._model)
+        self.passes = Passes(self._model)
         self._losses: list[float] = []
         self._norms: list[float] = []
 
     def values(self, mine: RankBatch) -> NDArray[np.float32]:
         """The value of the state before each of this rank's loss tokens, shape [T]."""
-        return self._passes.evaluate(mine, self._values)
+        return self.passes.evaluate(mine, self._values)
 
     def _values(self, part: TrainBatch) -> Tensor:
         return self._model.outputs(self._model.pack(part)).logprobs
@@ -78,8 +81,8 @@ class Critic:
             clip = self._settings.algorithm.value_clip
             return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
 
-        found = self._passes.backward(mine, update, loss)
-        self._norms.append(self._optimization.clip(found, iteration=iteration))
+        found = self.passes.backward(mine, update, loss)
+        self._norms.append(self._optimization.clip(found, iteration=iteration, of="the critic"))
         self._losses.append(found)
 
     def step(self) -> None:
@@ -103,7 +106,7 @@ class Critic:
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        values, returns = (self._passes.whole(batch, one) for one in (batch.values, batch.returns))
+        values, returns = (self.passes.whole(batch, one) for one in (batch.values, batch.returns))
         spread = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),

@@ -21,7 +21,7 @@ from rl_bridge.titan.model import TitanModel, gathered
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
-from rl_bridge.trainer.metrics import LossMetrics
+from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.policy import PolicyGradients
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
@@ -46,6 +46,7 @@ class Trainer:
 
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
+        measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
 
     Raises:
         ConfigError: The model cannot be spread over the ranks as asked.
@@ -83,6 +84,8 @@ class Trainer:
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._adapters_of = None if settings.lora is None else _identity(settings)
+        self._meter = StepMeter(device)
+        self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -152,26 +155,32 @@ class Trainer:
 
     def _step(self, mine: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
+        passes = [one.passes for one in (self._policy, self._critic) if one is not None]
+        for one in passes:
+            one.begin()
+        self._meter.begin()
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
+        metrics = LossMetrics()
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
         learning_rate = self._optimizer.learning_rate
         mine = self._prepared(mine)
-        metrics = LossMetrics(algorithm, with_reference=mine.batch.reference_logprobs is not None)
         for update in range(len(mine.updates)):
             # What these very weights have sampled; after the first update they are others.
             fresh = None if update else self.version
             losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
             norms.append(self._checked(mine, update, losses[-1]))
             waited += self._readers.wait_until_none(config.collective_timeout_s)
-            for one in self._learners:
-                one.step()
+            for learner in self._learners:
+                learner.step()
         for _ in range(len(losses), config.updates_per_iteration):
-            for one in self._learners:
-                one.skip()  # too few trajectories came for every update; the schedule goes by iterations
+            for learner in self._learners:
+                learner.skip()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
-        return {
+        done = [self._policy.passes.tokens, sum(one.flops for one in passes)]
+        tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
+        found = {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
@@ -180,6 +189,8 @@ class Trainer:
             **metrics.reduced(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
+        self.measured = self._meter.figures(tokens=tokens, flops=flops)
+        return found
 
     @property
     def _learners(self) -> list[Optimization | Critic]:
@@ -207,7 +218,8 @@ class Trainer:
     def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
-            norm = self._optimizer.clip(loss, iteration=self.version)
+            of = f"algorithm.loss={self._settings.algorithm.loss}"
+            norm = self._optimizer.clip(loss, iteration=self.version, of=of)
             if self._critic is not None:
                 self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:
