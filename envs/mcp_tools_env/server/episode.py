@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import mcp_types as types
 
+from openenv_core.guard import remove_tree
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, ToolResult, ToolSpec
@@ -21,7 +22,6 @@ from ..models import McpToolsState, ServerInfo, TranscriptEntry
 from .members import EpisodeServer, make_folder, matches_any, start_all
 from .options import Budget, ResetOptions
 from .shared import SharedState
-from .upstream._guard import remove_tree
 from .upstream.errors import CallError, ServerFailedError
 from .upstream.results import result_of
 from .upstream.schemas import why_unsendable
@@ -230,7 +230,9 @@ class Episode:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(
-                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}), done=True
+                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}),
+                done=True,
+                truncated=True,
             )
         else:
             self._budget.made += 1
@@ -240,7 +242,8 @@ class Episode:
                 result = _failed(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
-                result = replace(result, done=True, metadata={**result.metadata, BUDGET: "time"})
+                told = {**result.metadata, BUDGET: "time"}
+                result = replace(result, done=True, truncated=True, metadata=told)
         self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,12 +17,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from openenv_core.guard import guarded
 from openenv_core.signals import signal_name
 
 from .errors import FirstFailure, ServerFailedError, UpstreamWire
 from .schemas import MAX_VALUES, Pace, Weight
-
-GUARD: Final = str(Path(__file__).with_name("_guard.py"))
 
 GRACE_PERIOD_S: Final = 0.5
 """What a tool server gets to end after its input has, and again after SIGTERM."""
@@ -78,9 +76,16 @@ class ServerProcess:
         lifeline_read, lifeline_write = os.pipe()
         status_read, status_write = os.pipe()
         pass_fds = (lifeline_read, status_write)
-        fds = tuple(map(str, pass_fds))
+        watched = guarded(
+            command,
+            lifeline=lifeline_read,
+            status=status_write,
+            grace_s=GRACE_PERIOD_S,
+            folder=str(folder),
+            everything=True,
+        )
         try:
-            guard = _spawn((*fds, str(GRACE_PERIOD_S), str(folder), *command), environment, cwd, pass_fds)
+            guard = _spawn(watched, environment, cwd, pass_fds)
         except (OSError, ValueError) as error:
             os.close(lifeline_write)
             os.close(status_read)
@@ -140,7 +145,7 @@ class ServerProcess:
         return not poll.poll(0)
 
     async def close(self) -> None:
-        """End it and all that it started. Bounded in time; heeds no cancellation by itself."""
+        """End it and all that it started. Bounded in time; a caller that is cancelled leaves nothing behind either."""
         if hasattr(self, "stdin"):
             self.stdin.close()
         if self._lifeline >= 0:
@@ -149,19 +154,21 @@ class ServerProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                await self.ended.wait()
-                await asyncio.to_thread(self._guard.wait)  # it has said its last word
-        except TimeoutError:
-            self._kill_guard()
-        for task in self._tasks:
-            task.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self.ended.wait()
+                    await asyncio.to_thread(self._guard.wait)  # it has said its last word
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            for pipe in self._pipes:
+                pipe.close()
+            if self._guard.poll() is None:
+                with suppress(ProcessLookupError):
+                    self._guard.kill()
+                self._end_group()
+                self._guard.wait()  # no longer than the kernel takes
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pipe in self._pipes:
-            pipe.close()
-        if self._guard.poll() is None:
-            self._kill_guard()
-            await asyncio.to_thread(self._guard.wait)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -219,18 +226,13 @@ class ServerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
 
-    def _kill_guard(self) -> None:
-        with suppress(ProcessLookupError):
-            self._guard.kill()
-        self._end_group()
-
 
 def _spawn(
-    arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
     """Start a guard: a fork without copying, which takes the loop a millisecond."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", GUARD, *arguments],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
