@@ -346,7 +346,7 @@ class ThreadPool:
             woken = self._activate(wanted, MAX_COMPUTING)
             left = len(self._queue) - len(woken)
         self._wake(woken)
-        if (left > 0 or mailbox.holds) and not mailbox.ticking:
+        if (left > 0 or mailbox.holds or not self._draining) and not mailbox.ticking:
             self._tick_later(mailbox)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
