@@ -26,6 +26,8 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         yield Text(
             f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them: {WHY_NOT_14}"
         )
+        if found.decided:
+            yield Text(", ".join(f"{key} {value}" for key, value in found.decided.items()))
         if found.roles:
             yield _memory(found.roles, gpu_gb)
             yield Text(

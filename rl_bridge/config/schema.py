@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import roles_by_gpus
+from rl_bridge.config.gpus import Dtype, settled
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
 from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
@@ -16,18 +16,15 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
-def _whole_name(dtype: Any) -> Any:
-    return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
-
-
 class ModelConfig(Section):
     """`model.*`: the policy's checkpoint."""
 
     path: str | None = None
     """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_whole_name)] = "float32"
-    """What the forward pass and the generator compute in; fp32 and bf16 for short. Master weights are float32 either
-    way."""
+    dtype: Dtype = "auto"
+    """What trainer, reference and generators compute in, and weights travel in: bfloat16 or float32, bf16 and fp32 for
+    short; auto is bfloat16 where trainer or generators have GPUs, and float32 on CPUs. The trainer's master weights,
+    gradients and moments are float32 either way."""
     thinking: bool = False
     """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama"] = "auto"
@@ -48,7 +45,9 @@ class EnvConfig(Section):
     token_file: str | None = None
     """A file with the token that the servers at `url` ask for; rollout workers read it, wherever they run."""
     sessions: Count = 128
-    """Episodes in flight, over all rollout workers: one WebSocket session each."""
+    """Episodes in flight, over all rollout workers: one WebSocket session each. Unless it is set, where generators have
+    GPUs: `rollout.max_num_seqs` for each of them, and no more than a batch for each step of `rollout.max_staleness` and
+    one."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
     connect_timeout_s: Positive = 30.0
@@ -94,7 +93,8 @@ class RolloutConfig(Section):
     """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task. A world of
     tools whose first observation has its task in words needs none."""
     num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`."""
+    """Processes that play episodes; each has an equal share of `env.sessions`. Unless it is set, where generators have
+    GPUs: one for each of them."""
     batch_size: Count = 512
     """Trajectories an iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -172,7 +172,8 @@ class EvaluationConfig(Section):
     interval: Annotated[int, Field(ge=0)] = 10
     """Iterations between two probes of the greedy policy by the task; 0 probes at the end alone."""
     episodes: Annotated[int, Field(ge=0)] = 10_000
-    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses."""
+    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. Unless it is set,
+    500 where generators have GPUs."""
 
 
 class Config(Section):
@@ -218,16 +219,9 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _roles_by_gpus(self) -> Self:
-        num_gpus = self.trainer.num_gpus
-        if num_gpus is not None:
-            roles = roles_by_gpus(
-                num_gpus,
-                self.monarch,
-                num_workers=self.rollout.num_workers,
-                reference=self.algorithm.kl_coef > 0,
-            )
-            object.__setattr__(self, "monarch", self.monarch.with_roles(roles))
+    def _settled_by_gpus(self) -> Self:
+        for name, section in settled(self).items():
+            object.__setattr__(self, name, section)
         return self
 
     @model_validator(mode="after")

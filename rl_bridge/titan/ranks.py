@@ -59,6 +59,13 @@ def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
         )
 
 
+def limit_waits(timeout_s: float) -> None:
+    """Have all groups that there are wait so long: those of some of the ranks do not inherit the time-out of all."""
+    for group in dist.distributed_c10d._world.pg_map:
+        if dist.get_backend(group) != "fake":  # of one rank
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
 @contextlib.contextmanager
 def siblings_needed(what: str) -> Iterator[None]:
     """Around collectives: what they raise when a sibling is gone or late becomes `RankLostError`.

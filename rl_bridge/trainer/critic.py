@@ -41,6 +41,8 @@ class Critic:
             value_head=True,
             device=own_device(),
             tensor_parallel=settings.trainer.tensor_parallel,
+            activation_checkpointing=settings.trainer.activation_checkpointing,
+            compile=settings.trainer.compile,
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
         self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)

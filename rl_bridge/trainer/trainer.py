@@ -17,7 +17,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import CheckpointError, NonFiniteLossError, TrainerWentBackError
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
+from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, limit_waits, siblings_needed
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics
@@ -68,8 +68,11 @@ class Trainer:
                 device=device,
                 tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
+                activation_checkpointing=config.activation_checkpointing,
+                compile=config.compile,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
+        limit_waits(rank.timeout_s)
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
         self._checkpoints = Checkpoints(settings.folder)

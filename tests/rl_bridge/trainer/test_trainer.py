@@ -1,5 +1,6 @@
 """A real trainer on a tiny checkpoint: it learns, clips, refuses NaN, and resumes to the last bit."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -266,6 +267,41 @@ def test_the_schedule_of_a_resumed_run_goes_by_iterations(make_trainer: MakeTrai
         straight.step(batch(number))
     assert rate == straight.step(batch(5))["train/learning_rate"]
     assert 1e-4 < rate < 1e-3
+
+
+def test_activation_checkpointing_is_of_policy_and_critic_and_changes_nothing_else(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    kept, anew = (
+        make_trainer(folder=tmp_path / which, algorithm="ppo", activation_checkpointing=which)
+        for which in ("none", "full")
+    )
+    for model in (anew._model, anew._critic._model):
+        assert all(isinstance(layer, CheckpointWrapper) for layer in model.module.layers.values())
+    assert anew.step(batch(0)) == pytest.approx(kept.step(batch(0)), rel=1e-6)
+    anew.save(1)
+    # What one has written the other goes on from.
+    resumed = make_trainer(folder=tmp_path / "full", algorithm="ppo")
+    assert resumed.resume().version == 1
+    assert resumed.step(batch(1)) == pytest.approx(kept.step(batch(1)), rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_compiled_trainer_learns_what_another_learns(make_trainer: MakeTrainer) -> None:
+    """With the C++ compiler, policy and critic; passes of all lengths, and of other numbers of rows."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    options: dict[str, Any] = {"algorithm": "ppo", "tokens_per_pass": 40, "updates_per_iteration": 2}
+    plain, compiled = (make_trainer(compile=one, **options) for one in (False, True))
+    for number in range(3):
+        some = batch(number, rows=18 + number)
+        expected, told = plain.step(some), compiled.step(some)
+        assert told.pop("train/valid_token_share") < expected.pop("train/valid_token_share")
+        assert told == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert_close(copied(compiled), copied(plain), atol=5e-5)
 
 
 def test_what_is_exported_is_what_transformers_loads(

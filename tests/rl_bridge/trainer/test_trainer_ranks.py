@@ -1,6 +1,7 @@
 """A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,20 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         assert isinstance(answer, RankLostError), answer
 
 
+def test_no_group_of_ranks_waits_longer_than_configured(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    pair.build(settings(policy, folder=tmp_path, tensor_parallel=2))
+    waits = pair.call("waits")[1]
+    assert len(waits) > 1
+    assert set(waits) == {timedelta(seconds=WAIT_S)}
+
+
 @pytest.mark.soak
-def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
+def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(
+    policy: Path, tmp_path: Path, spread: dict[str, int]
+) -> None:
     with ranks(tmp_path, 2, timeout_s=30.0) as two:
-        two.build(settings(policy, folder=tmp_path))
+        two.build(settings(policy, folder=tmp_path, **spread))
         two.call("step", batch(0))
         two.stop(1)
         two.ask("step", batch(1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
@@ -27,7 +28,7 @@ def settings(
     path: Path,
     *,
     folder: Path,
-    algorithm: dict[str, Any] | None = None,
+    algorithm: dict[str, Any] | str | None = None,
     temperature: float = 1.0,
     deterministic: bool = False,
     **trainer: Any,
@@ -43,7 +44,9 @@ def settings(
         temperature=temperature,
         seed=3,
         trainer=TrainerConfig.model_validate(options),
-        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+        algorithm=AlgorithmConfig.model_validate(
+            {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
+        ),
         deterministic=deterministic,
     )
 
@@ -201,6 +204,11 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             if method == "build":
                 trainer = Trainer(*arguments, rank)
                 end.send(None)
+            elif method == "waits":
+                groups = [
+                    one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
+                ]
+                end.send(sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups))
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:
