@@ -1,26 +1,16 @@
-"""What a configuration leaves to the GPUs that it computes on: the role table, the numeric type, how many of what.
-
-Everything is decided here, once, when the configuration is made; `ropewalk plan` and the saved file of a run show it.
-"""
+"""What the GPUs that a run computes on decide: the role table, and what `auto` stands for."""
 
 import logging
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
 from rl_bridge.config.monarch import MonarchConfig, RoleConfig, RolesConfig
-from rl_bridge.config.section import Section
-
-if TYPE_CHECKING:
-    from rl_bridge.config.schema import Config
 
 logger = logging.getLogger(__name__)
-
-EPISODES_ON_GPUS = 500
-"""Held-out episodes of a model that wants a GPU: the mean of as many rewards of 0 and 1 is known within 0.045."""
 
 
 def _whole_name(dtype: object) -> object:
@@ -36,57 +26,6 @@ def dtype_on(dtype: Dtype, gpus: int) -> Dtype:
     if dtype != "auto":
         return dtype
     return "bfloat16" if gpus else "float32"
-
-
-def settled(config: "Config") -> dict[str, Section]:
-    """The sections with all that they leave open, by their names.
-
-    - `monarch.roles`, where `trainer.num_gpus` is set: see `roles_by_gpus`.
-    - `model.dtype` of auto: bfloat16 where trainer or generators have GPUs, else float32. One type for both: weights
-      travel in it, and probabilities are compared.
-    - `trainer.activation_checkpointing`: full where the trainer has GPUs.
-    - Where generators have GPUs: a worker in `rollout.num_workers` for each; as many `env.sessions` as they work on at
-      once, and no more than may be in flight; `EPISODES_ON_GPUS` as `evaluation.episodes`.
-
-    Raises:
-        ValueError: The GPUs cannot be shared out.
-    """
-    monarch, rollout, num_gpus = config.monarch, config.rollout, config.trainer.num_gpus
-    if num_gpus is not None:
-        workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
-        reference = config.algorithm.kl_coef > 0
-        monarch = monarch.with_roles(
-            roles_by_gpus(num_gpus, monarch, num_workers=workers, reference=reference)
-        )
-    trainer, policy = monarch.roles.trainer, monarch.roles.policy
-    dtype = dtype_on(config.model.dtype, trainer.gpus + policy.gpus)
-    found: dict[str, Section] = {
-        "monarch": monarch,
-        "model": config.model.model_copy(update={"dtype": dtype}),
-    }
-    if trainer.gpus:
-        found["trainer"] = config.trainer.with_defaults(activation_checkpointing="full")
-    if policy.gpus:
-        found["rollout"] = rollout.with_defaults(num_workers=policy.replicas)
-        found["evaluation"] = config.evaluation.with_defaults(episodes=EPISODES_ON_GPUS)
-        if config.env is not None:
-            at_once = policy.replicas * rollout.max_num_seqs
-            in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            found["env"] = config.env.with_defaults(sessions=min(at_once, in_flight))
-    return found
-
-
-def decided_by_gpus(config: "Config") -> dict[str, Any]:
-    """The keys that `settled` decides, and what a configuration has for them."""
-    env = {} if config.env is None else {"env.sessions": config.env.sessions}
-    return {
-        "model.dtype": config.model.dtype,
-        "trainer.activation_checkpointing": config.trainer.activation_checkpointing,
-        "monarch.roles.policy.replicas": config.monarch.roles.policy.replicas,
-        "rollout.num_workers": config.rollout.num_workers,
-        **env,
-        "evaluation.episodes": config.evaluation.episodes,
-    }
 
 
 def roles_by_gpus(

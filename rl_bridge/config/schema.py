@@ -6,13 +6,15 @@ from pydantic import Field, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import Dtype, settled
+from rl_bridge.config.gpus import Dtype, dtype_on, roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
 from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
+EPISODES_ON_GPUS = 500
+"""Held-out episodes of a model that wants a GPU: the mean of as many rewards of 0 or 1 is known within 0.045."""
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
@@ -220,9 +222,46 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _settled_by_gpus(self) -> Self:
-        for name, section in settled(self).items():
-            object.__setattr__(self, name, section)
+        """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
+
+        One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
+        """
+        rollout, num_gpus = self.rollout, self.trainer.num_gpus
+        if num_gpus is not None:
+            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
+            reference = self.algorithm.kl_coef > 0
+            roles = roles_by_gpus(num_gpus, self.monarch, num_workers=workers, reference=reference)
+            self._settle(monarch=self.monarch.with_roles(roles))
+        trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
+        dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
+        self._settle(model=self.model.model_copy(update={"dtype": dtype}))
+        if trainer.gpus:
+            self._settle(trainer=self.trainer.with_defaults(activation_checkpointing="full"))
+        if policy.gpus and self.env is not None:
+            in_flight = (1 + rollout.max_staleness) * rollout.batch_size
+            sessions = min(policy.replicas * rollout.max_num_seqs, in_flight)
+            self._settle(
+                rollout=rollout.with_defaults(num_workers=policy.replicas),
+                env=self.env.with_defaults(sessions=sessions),
+                evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
+            )
         return self
+
+    def _settle(self, **sections: Section) -> None:
+        for name, section in sections.items():
+            object.__setattr__(self, name, section)
+
+    def decided_by_gpus(self) -> dict[str, Any]:
+        """The keys that the GPUs decide unless somebody has set them, and what they are."""
+        env = {} if self.env is None else {"env.sessions": self.env.sessions}
+        return {
+            "model.dtype": self.model.dtype,
+            "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "rollout.num_workers": self.rollout.num_workers,
+            **env,
+            "evaluation.episodes": self.evaluation.episodes,
+        }
 
     @model_validator(mode="after")
     def _ranks_in_whole_tensor_groups(self) -> Self:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
-from rl_bridge.config.gpus import decided_by_gpus
 from rl_bridge.errors import ConfigError
 from rl_bridge.planning.memory import (
     KEPT_VERSIONS,
@@ -121,7 +120,7 @@ class RunPlan:
             trainer_bytes=trainer_bytes(size.parameters),
             roles=roles,
             kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
-            decided={} if config is None else decided_by_gpus(config),
+            decided={} if config is None else config.decided_by_gpus(),
         )
 
     def with_broadcasts(

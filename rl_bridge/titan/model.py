@@ -30,7 +30,7 @@ from rl_bridge.titan.definitions import (
     share_out_last_layer,
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
-from rl_bridge.titan.ranks import is_of_siblings, join_process_group
+from rl_bridge.titan.ranks import gathered, is_of_siblings, join_process_group
 
 # After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
@@ -278,12 +278,7 @@ class TitanModel:
         Args:
             keep: Whether this rank wants them, or only helps others to have them; then there are none.
         """
-        kept: dict[str, Tensor] = {}
-        for name, value in self.sharded_state_dict().items():
-            whole = value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
-            if keep:
-                kept[name] = whole
-        return kept
+        return gathered(self.sharded_state_dict(), keep=keep)
 
 
 def _filled(module: Any, device: torch.device) -> Any:

@@ -1,7 +1,7 @@
 """The ranks that train one model together: how they find each other, and how one's death ends the others' waits."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rl_bridge.errors import RankLostError
 
@@ -90,13 +92,37 @@ def is_of_siblings(error: BaseException) -> bool:
     )
 
 
-def agree(failure: str | None) -> str | None:
-    """The first failure that any rank met, on every rank; None where all is well."""
+def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """The first failure that any rank met, on every rank; None where all is well.
+
+    Args:
+        failure: What this rank met.
+        group: By which they tell each other; None is the one whose waits are short.
+    """
     if dist.get_world_size() == 1:
         return failure
     met: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(met, failure)
+    dist.all_gather_object(met, failure, group=group)
     return next((one for one in met if one is not None), None)
+
+
+def gathered(
+    state: Mapping[str, Tensor], *, keep: bool = True, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
+
+    Args:
+        state: With DTensors where a tensor is shared out.
+        keep: Whether this rank wants them, or only helps others to have them; then there are none.
+        dtype: Of what is gathered; None leaves each its own.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, value in state.items():
+        part = value if dtype is None else value.to(dtype)
+        whole = part.full_tensor().cpu() if isinstance(part, DTensor) else part
+        if keep:
+            kept[name] = whole.contiguous()
+    return kept
 
 
 def _store(rank: Rank) -> Any:

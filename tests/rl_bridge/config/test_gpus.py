@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.config import Config, load_config, save_config
-from rl_bridge.config.gpus import decided_by_gpus
 from rl_bridge.errors import ConfigError
 
 UNSET = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
@@ -144,7 +143,7 @@ def test_what_is_left_open_is_decided_by_the_gpus(
     tmp_path: Path, overrides: list[str], expected: dict[str, object]
 ) -> None:
     config = loaded(tmp_path, *overrides, text=UNSET)
-    assert decided_by_gpus(config) == expected
+    assert config.decided_by_gpus() == expected
     # A saved run has it in words: it goes on so, wherever that is.
     save_config(config, tmp_path)
     assert load_config(tmp_path / "config.yaml") == config

@@ -317,6 +317,41 @@ def test_what_is_exported_is_what_transformers_loads(
     assert_close(exported, copied(trainer))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_export_in_several_files_is_loaded_by_transformers(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    from rl_bridge.generator.replica import Checkpoint
+    from rl_bridge.loops.sft import begin_checkpoint
+
+    name = str(dtype).removeprefix("torch.")
+    trainer, folder = make_trainer(dtype=name), tmp_path / "export"
+    begin_checkpoint(folder, tiny_policy)
+    trainer.export(folder)  # in one file, which the next one replaces
+    trainer.step(batch(0))
+    largest = max(tensor.numel() for tensor in copied(trainer).values()) * dtype.itemsize
+    trainer.export(folder, most_bytes=largest)
+    files = sorted(path.name for path in folder.glob("*.safetensors*"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files) - 1:05d}.safetensors"
+    assert files[-1] == "model.safetensors.index.json"
+    for file in files[:-1]:
+        with safe_open(folder / file, "pt") as opened:
+            tensors = [opened.get_tensor(key) for key in opened.keys()]  # noqa: SIM118 - it is no dict
+        assert {tensor.dtype for tensor in tensors} == {dtype}
+        assert sum(tensor.nbytes for tensor in tensors) <= largest
+    loaded = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).state_dict()
+    for key, tensor in copied(trainer).items():
+        assert torch.equal(loaded[key], tensor.to(dtype)), key
+    Checkpoint(tiny_policy).require_like(Checkpoint(folder).tensors())
+    # And back to one file: of those before none is left that an engine could take for a part.
+    trainer.export(folder)
+    assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
+
+
 def test_the_kl_is_zero_at_the_start_and_grows(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:

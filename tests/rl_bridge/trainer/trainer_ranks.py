@@ -31,13 +31,14 @@ def settings(
     algorithm: dict[str, Any] | str | None = None,
     temperature: float = 1.0,
     deterministic: bool = False,
+    dtype: str = "float32",
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
     options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
     return TrainerSettings(
         model_path=str(path),
-        dtype="float32",
+        dtype=dtype,
         folder=str(folder),
         max_length=32,
         max_loss_tokens=8,
@@ -204,6 +205,9 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             if method == "build":
                 trainer = Trainer(*arguments, rank)
                 end.send(None)
+            elif method == "finish":
+                assert trainer is not None
+                end.send(trainer._checkpoints.finish())
             elif method == "waits":
                 groups = [
                     one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
