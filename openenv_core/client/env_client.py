@@ -41,6 +41,7 @@ from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 if TYPE_CHECKING:
+    from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
 T = TypeVar("T")
@@ -302,6 +303,22 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             await other.close()
             raise
 
+    async def vector(self, count: int) -> "VectorClient":
+        """Return `count` sessions on the same server over one connection, which are asked together.
+
+        They are not this client's: whoever asks for them closes them, before this client where it runs the server.
+
+        Raises:
+            CapacityError: The server has no room for so many; none is opened.
+            ConnectionFailedError: The server does not answer, or speaks the released dialect alone.
+        """
+        from openenv_core.client.vector import VectorClient
+
+        self._come_to_loop()
+        with await self._turn.wait():
+            base_url = await self._located()
+        return await VectorClient.open(base_url, self._options, self._message_timeout_s, count)
+
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
 
@@ -316,7 +333,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionFailedError: There was no connection, and none could be made.
         """
         data = await self._request(encode_request("reset", options), "observation", fresh=True)
-        return self._parse_result(data)
+        return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -328,7 +345,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
-        return self._parse_result(data)
+        return self._result_of(data)
 
     async def state(self) -> StateT:
         """Return where the episode stands.
@@ -393,6 +410,13 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 f"pass {expected.__name__}(...)"
             )
         return action
+
+    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
+        result = self._parse_result(payload)
+        if isinstance(result, StepResult) and result.metadata is None:
+            result.metadata = payload.get("metadata")
+        return result
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
         """Turn the data of an observation frame into what the caller gets."""

@@ -20,6 +20,7 @@ from rl_bridge.config.schema import (
     DataConfig,
     EnvConfig,
     EvaluationConfig,
+    LoraConfig,
     ModelConfig,
     RolloutConfig,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "EnvConfig",
     "EvaluationConfig",
     "GeneratorConfig",
+    "LoraConfig",
     "ModelConfig",
     "MonarchConfig",
     "RecordsConfig",

@@ -1,8 +1,9 @@
 """The configuration of a run. Every key is used; an unknown one is refused with its nearest neighbour."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
@@ -18,6 +19,27 @@ EPISODES_ON_GPUS = 500
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+class LoraConfig(Section):
+    """`model.lora.*`: train low-rank adapters beside frozen weights. `model.lora: {}` takes the defaults.
+
+    A layer computes W x + alpha / rank B A x, arXiv 2106.09685. There is no dropout: the engine samples without it, so
+    that the trainer's probabilities would be others.
+    """
+
+    rank: Count = 16
+    """Rows of A, columns of B."""
+    alpha: Positive = 32.0
+    """The product B A is multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
+    """The layers that have an adapter, by their names in checkpoints: all of attention and feed-forward network."""
+    push: Literal["merged", "adapter"] = "merged"
+    """What generators are sent: whole weights W + alpha / rank B A, or A and B alone, which vLLM computes beside W."""
+
+
 class ModelConfig(Section):
     """`model.*`: the policy's checkpoint."""
 
@@ -27,6 +49,8 @@ class ModelConfig(Section):
     """What trainer, reference and generators compute in, and weights travel in: bfloat16 or float32, bf16 and fp32 for
     short; auto is bfloat16 where trainer or generators have GPUs, and float32 on CPUs. The trainer's master weights,
     gradients and moments are float32 either way."""
+    lora: LoraConfig | None = None
+    """None trains all weights."""
     thinking: bool = False
     """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama"] = "auto"
@@ -49,7 +73,7 @@ class EnvConfig(Section):
     sessions: Count = 128
     """Episodes in flight, over all rollout workers: one WebSocket session each. Unless it is set, where generators have
     GPUs: `rollout.max_num_seqs` for each of them, and no more than a batch for each step of `rollout.max_staleness` and
-    one."""
+    one; over all environments, where there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
     connect_timeout_s: Positive = 30.0
@@ -59,7 +83,16 @@ class EnvConfig(Section):
     message_timeout_s: Positive = 30.0
     """How long one step may take."""
     restarts: Annotated[int, Field(ge=0)] = 10
-    """How often a server that we started is started again before the run ends."""
+    """How often a server that we started is started again before the run ends, or goes on without the environment."""
+    task: str | None = None
+    """Its own `rollout.task`."""
+    weight: Positive = 1.0
+    """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses in `url`."""
+        return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
     def _seeds_are_the_runs(self) -> Self:
@@ -77,6 +110,34 @@ class EnvConfig(Section):
         if self.token_file is not None and self.url is None:
             raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
         return self
+
+
+EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=40)]
+
+
+def env_key(name: str, key: str) -> str:
+    """How a key of an environment is written, by its name in `Config.environments`."""
+    return ".".join(filter(None, ("env", name, key)))
+
+
+ENV_FORMS: Final = ("<one>", "<several>")
+"""Where pydantic says in which form of `env` something is wrong."""
+
+
+def _env_form(env: Any) -> str:
+    by_name = (
+        isinstance(env, Mapping)
+        and env
+        and all(isinstance(one, Mapping | EnvConfig) for one in env.values())
+        and not EnvConfig.model_fields.keys() & env.keys()
+    )
+    return ENV_FORMS[bool(by_name)]
+
+
+Envs: TypeAlias = Annotated[
+    Annotated[EnvConfig, Tag(ENV_FORMS[0])] | Annotated[dict[EnvName, EnvConfig], Tag(ENV_FORMS[1])],
+    Discriminator(_env_form),
+]
 
 
 class DataConfig(Section):
@@ -190,7 +251,8 @@ class Config(Section):
     deterministic: bool = False
     """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
     and resumed or not. Needs `rollout.max_staleness` of 0."""
-    env: EnvConfig | None = None
+    env: Envs | None = None
+    """One environment to play, or several by name: `env: {blackjack: {app: ..., weight: 3}, shop: {app: ...}}`."""
     data: DataConfig | None = None
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -201,6 +263,56 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
+
+    @property
+    def environments(self) -> dict[str, EnvConfig]:
+        """The environments by name; one that stands alone in `env` is called "". None of a run on a dataset."""
+        if self.env is None:
+            return {}
+        return {"": self.env} if isinstance(self.env, EnvConfig) else self.env
+
+    @property
+    def environment(self) -> EnvConfig:
+        """The environment of a run on one, which `of` makes of each of several.
+
+        Raises:
+            ValueError: It is a run on several, or on a dataset.
+        """
+        if not isinstance(self.env, EnvConfig):
+            raise ValueError(
+                f"expected a run on one environment, got {len(self.environments)}; use Config.of"
+            )
+        return self.env
+
+    def of(self, name: str) -> Self:
+        """This configuration as that of a run on one of its environments alone.
+
+        Args:
+            name: The environment's, one of `environments`.
+        """
+        env = self.environments[name]
+        rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
+        return self.model_copy(update={"env": env, "rollout": rollout})
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference model beside the trainer, which with LoRA is one when its adapters are off."""
+        return self.algorithm.kl_coef > 0 and self.model.lora is None
+
+    @property
+    def pushed_adapter(self) -> LoraConfig | None:
+        """The adapters that generators are sent; None where they are sent whole weights."""
+        lora = self.model.lora
+        return lora if lora is not None and lora.push == "adapter" else None
+
+    @model_validator(mode="after")
+    def _adapters_that_can_be_taken(self) -> Self:
+        if self.pushed_adapter is not None and self.rollout.weight_update == "continue":
+            raise ValueError(
+                'expected rollout.weight_update "drain" with model.lora.push=adapter, got "continue": vLLM finishes an '
+                "answer with the adapter that it was begun with; model.lora.push=merged can continue"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_thing_to_learn_from(self) -> Self:
@@ -229,20 +341,21 @@ class Config(Section):
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
             workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
-            reference = self.algorithm.kl_coef > 0
-            roles = roles_by_gpus(num_gpus, self.monarch, num_workers=workers, reference=reference)
+            roles = roles_by_gpus(num_gpus, self.monarch, num_workers=workers, reference=self.has_reference)
             self._settle(monarch=self.monarch.with_roles(roles))
         trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
         dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
         self._settle(model=self.model.model_copy(update={"dtype": dtype}))
         if trainer.gpus:
             self._settle(trainer=self.trainer.with_defaults(activation_checkpointing="full"))
-        if policy.gpus and self.env is not None:
+        worlds = self.environments
+        if policy.gpus and worlds:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            sessions = min(policy.replicas * rollout.max_num_seqs, in_flight)
+            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(worlds))
+            settled = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
+            object.__setattr__(self, "env", settled if isinstance(self.env, dict) else settled[""])
             self._settle(
                 rollout=rollout.with_defaults(num_workers=policy.replicas),
-                env=self.env.with_defaults(sessions=sessions),
                 evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
             )
         return self
@@ -253,13 +366,14 @@ class Config(Section):
 
     def decided_by_gpus(self) -> dict[str, Any]:
         """The keys that the GPUs decide unless somebody has set them, and what they are."""
-        env = {} if self.env is None else {"env.sessions": self.env.sessions}
+        worlds = self.environments
+        sessions = sum(env.sessions for env in worlds.values())
         return {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
             "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
             "rollout.num_workers": self.rollout.num_workers,
-            **env,
+            **({"env.sessions": sessions} if worlds else {}),
             "evaluation.episodes": self.evaluation.episodes,
         }
 

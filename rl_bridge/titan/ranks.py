@@ -1,7 +1,7 @@
 """The ranks that train one model together: how they find each other, and how one's death ends the others' waits."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rl_bridge.errors import RankLostError
+from rl_bridge.weights.snapshot import Box, LazySum, State
 
 DEFAULT_TIMEOUT_S = 600.0
 # gloo and the meeting's file raise plain RuntimeErrors.
@@ -106,9 +107,7 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
     return next((one for one in met if one is not None), None)
 
 
-def gathered(
-    state: Mapping[str, Tensor], *, keep: bool = True, dtype: torch.dtype | None = None
-) -> dict[str, Tensor]:
+def gathered(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
 
     Args:
@@ -118,11 +117,23 @@ def gathered(
     """
     kept: dict[str, Tensor] = {}
     for name, value in state.items():
-        part = value if dtype is None else value.to(dtype)
-        whole = part.full_tensor().cpu() if isinstance(part, DTensor) else part
+        base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)
+        whole = base.full_tensor() if isinstance(base, DTensor) else base
         if keep:
-            kept[name] = whole.contiguous()
+            if isinstance(value, LazySum):
+                whole = whole + value.added(Box.whole(whole.shape))
+            kept[name] = whole.to(dtype or whole.dtype).cpu()
     return kept
+
+
+def union(names: Iterable[str]) -> list[str]:
+    """The names that any rank has, sorted, on every rank."""
+    own = set(names)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        known: list[set[str]] = [own] * dist.get_world_size()
+        dist.all_gather_object(known, own)
+        own = own.union(*known)
+    return sorted(own)
 
 
 def _store(rank: Rank) -> Any:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -23,10 +22,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.checkpoint.stateful import Stateful
 
+from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
 from rl_bridge.titan.ranks import agree, gathered, is_of_siblings, siblings_needed
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.peft import write_adapter
+from rl_bridge.weights.snapshot import LazySum, State
 
 KEEP = 2
 """Checkpoints that stay: one more than is needed, in case the newest is damaged."""
@@ -296,7 +298,7 @@ def _reason(error: BaseException) -> str:
 
 
 def export_weights(
-    state: Mapping[str, Tensor],
+    state: State,
     folder: Path,
     *,
     dtype: torch.dtype,
@@ -318,30 +320,42 @@ def export_weights(
         CheckpointError: They could not be written.
     """
     split = split_state_dict_into_shards_factory(
-        dict(state),
+        {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},
         get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=most_bytes,
     )
-    first = dist.get_rank() == 0
-
-    def together(work: Callable[..., None], *arguments: Any) -> None:
-        failure = None
-        if first:
-            try:
-                work(*arguments)
-            except Exception as error:
-                failure = _reason(error)
-        if (failure := agree(failure, group)) is not None:
-            if first:
-                for left in folder.glob(f"model*.safetensors{_PARTIAL}"):
-                    left.unlink()
-            raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
-
     for file, names in split.filename_to_tensors.items():
-        whole = gathered({name: state[name] for name in names}, keep=first, dtype=dtype)
-        together(save_file, whole, folder / (file + _PARTIAL), {"format": "pt"})
-    together(_name_files, folder, split)
+        whole = gathered({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
+        whole = {name: tensor.contiguous() for name, tensor in whole.items()}
+        _by_first(folder, group, save_file, whole, folder / (file + _PARTIAL), {"format": "pt"})
+    _by_first(folder, group, _name_files, folder, split)
+
+
+def export_adapter(
+    state: State, folder: Path, lora: LoraConfig, *, base: str, group: dist.ProcessGroup
+) -> None:
+    """Write adapters as PEFT stores them. All ranks call it.
+
+    Raises:
+        CheckpointError: They could not be written.
+    """
+    factors = gathered(state, keep=dist.get_rank() == 0)
+    _by_first(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
+
+
+def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None], *arguments: Any) -> None:
+    """Have rank 0 do something that may take longer than a collective; all of them learn of a failure."""
+    failure = None
+    if dist.get_rank() == 0:
+        try:
+            work(*arguments)
+        except Exception as error:
+            failure = _reason(error)
+            for left in folder.glob(f"*{_PARTIAL}"):
+                left.unlink()
+    if (failure := agree(failure, group)) is not None:
+        raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 
 
 def _name_files(folder: Path, split: StateDictSplit) -> None:

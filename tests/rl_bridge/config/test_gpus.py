@@ -149,6 +149,16 @@ def test_what_is_left_open_is_decided_by_the_gpus(
     assert load_config(tmp_path / "config.yaml") == config
 
 
+def test_sessions_are_shared_out_to_several_environments(tmp_path: Path) -> None:
+    text = "env: {one: {app: 'a:b'}, two: {app: 'a:c'}, three: {app: 'a:d', sessions: 7}}\nrollout: {task: 'c:D'}\n"
+    config = loaded(tmp_path, *EIGHT, text=text)
+    assert {name: env.sessions for name, env in config.environments.items()} == {
+        "one": 170,
+        "two": 170,
+        "three": 7,
+    }
+
+
 @pytest.mark.parametrize(("here", "replicas"), [("0,1,2,3", 2), ("0,1", 1), ("", 1)])
 def test_gpus_that_nobody_has_counted_are_those_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, replicas: int

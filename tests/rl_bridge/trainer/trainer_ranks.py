@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import NO_VERSION, TrainSample
 
@@ -32,6 +32,7 @@ def settings(
     temperature: float = 1.0,
     deterministic: bool = False,
     dtype: str = "float32",
+    lora: LoraConfig | None = None,
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
@@ -48,6 +49,7 @@ def settings(
         algorithm=AlgorithmConfig.model_validate(
             {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
         ),
+        lora=lora,
         deterministic=deterministic,
     )
 
@@ -196,6 +198,7 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
 def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
+    from rl_bridge.weights.snapshot import own_shards
 
     rank = Rank(index=index, count=count, meeting=meeting, timeout_s=timeout_s)
     trainer: Trainer | None = None
@@ -213,6 +216,11 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
                     one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
                 ]
                 end.send(sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups))
+            elif method == "published":
+                assert trainer is not None
+                with trainer.weights(*arguments) as state:
+                    shards = own_shards(state, rank=index)
+                    end.send([(name, one.whole, one.box, one.values()) for name, one in shards.items()])
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:
