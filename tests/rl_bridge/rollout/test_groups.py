@@ -66,6 +66,10 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
         (1, 2, 5.0, -1.0),
         (1, 3, 7.0, 1.0),
     ]
+    last = training_samples(
+        groups, normalize_std=False, relative=lambda rewards, **_: [0.0] * (len(rewards) - 1) + [9.0]
+    )
+    assert {sample.advantage for sample in last} == {0.0, 9.0}
     normalised = training_samples(groups, normalize_std=True)
     assert [s.advantage for s in normalised] == pytest.approx([1, -1, -1, -1, 1], abs=1e-5)
 
