@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from rl_bridge.algorithms.advantages import group_advantages
 from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
@@ -186,7 +185,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
-    advantage: AdvantageFunction = group_advantages
+    advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)

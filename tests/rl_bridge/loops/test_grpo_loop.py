@@ -50,11 +50,13 @@ async def test_batches_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
 
     def noted(*arguments: Any, **settings: Any) -> Any:
+        assert settings["relative"] is stage.run.advantage
         threads.append(threading.current_thread())
         return training_samples(*arguments, **settings)
 
     monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
-    await Stage(tmp_path).train()
+    stage = Stage(tmp_path)
+    await stage.train()
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 
