@@ -109,9 +109,7 @@ class TRLEnvironments:
             return [dict(options) for options in self._episodes]
         return [{"environment": name, **options} for options in self._episodes for name in self._target]
 
-    def rollout_func(
-        self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any
-    ) -> dict[str, list[Any]]:
+    def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
         """Play the episodes of a batch, side by side; what `GRPOTrainer(rollout_func=...)` takes.
 
         The policy answers in text, with one `<tool_call>` each turn, and is answered as a user. Its tokens are kept as
@@ -133,7 +131,7 @@ class TRLEnvironments:
             row = self._rows[prompt[-1]["episode"]]
             name = row.get("environment") if isinstance(factories, dict) else None
             if (episode := next(free.get(name, iter(())), None)) is None:
-                episode = (factories[name] if isinstance(factories, dict) else factories).episode()
+                episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
             players.append(_Player(episode, prompt, options, trainer))
