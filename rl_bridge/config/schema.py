@@ -10,7 +10,7 @@ from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.gpus import roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
@@ -258,6 +258,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 

@@ -74,6 +74,15 @@ def _none_of_them(value: object) -> object:
     return () if value is None else value
 
 
+class MetricsConfig(Section):
+    """`metrics.*`: where the metrics of each iteration go, beside `metrics.jsonl` and the console."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """TensorBoard's event files, Weights & Biases, Trackio."""
+    project: str = Field(default="ropewalk", min_length=1)
+    """The project of the latter two; a run is called after its folder there."""
+
+
 class RewardConfig(Section):
     """`reward.*`: what is added to the environment's own rewards."""
 

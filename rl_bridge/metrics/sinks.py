@@ -19,8 +19,8 @@ class Sink(Protocol):
         """Forget what came after an iteration: it is trained again."""
         ...
 
-    def close(self) -> None:
-        """Flush and let go."""
+    def close(self, *, failed: bool = False) -> None:
+        """Flush and let go; `failed` says whether the run did."""
         ...
 
 
@@ -46,7 +46,7 @@ class JsonlSink:
         rewind(self._path, iteration)
         self._file = self._path.open("a", encoding="utf-8")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Close the file."""
         with contextlib.suppress(OSError):  # of a line that could not be written, as `write` has said
             self._file.close()
@@ -134,7 +134,7 @@ class TensorBoardSink:
         self._writer.close()
         self._writer = self._make(self._folder, purge_step=iteration + 1)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Flush and close."""
         self._writer.close()
 
@@ -165,5 +165,6 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for sink in self._sinks:
-            sink.close()
+        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+            for sink in self._sinks:
+                closing.callback(sink.close, failed=error is not None)
