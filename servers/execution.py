@@ -458,10 +458,10 @@ class EnvironmentRunner:
 
     def abandon(self, call: _ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
+        call.waiter.cancel()
         if call.outcome is None:
             self._abandon(call, self.discard)
         else:
-            _drop(call.outcome)
             self.discard()
 
     @property
