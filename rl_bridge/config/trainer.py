@@ -52,7 +52,7 @@ class TrainerConfig(Section):
     """CPU threads of the trainer's process."""
 
     @model_validator(mode="after")
-    def _layers_together(self) -> Self:
+    def _check_layers(self) -> Self:
         if self.pipeline_parallel != 1:
             raise ValueError(
                 f"expected trainer.pipeline_parallel of 1, got {self.pipeline_parallel}: a model's layers stay "
@@ -110,7 +110,7 @@ class RewardConfig(Section):
     """A reward model instead of functions: a checkpoint for sequence classification with one label."""
 
     @model_validator(mode="after")
-    def _one_kind_of_reward(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
@@ -118,7 +118,7 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_weight_a_vote(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(
                 f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"

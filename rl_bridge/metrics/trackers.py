@@ -50,12 +50,12 @@ class TrackerSink(ABC):
     def _begin(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
         """Begin a run, or go on with the one that is known."""
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of an iteration, unless the tracker has some of it already."""
         if iteration <= self._last or self._is_broken:
             return
         try:
-            self._run.log(dict(figures), step=iteration)
+            self._run.log(dict(metrics), step=iteration)
         except Exception as error:
             self._is_broken = True
             logger.warning("%s takes no metrics any more; metrics.jsonl has them: %s", self.name, error)

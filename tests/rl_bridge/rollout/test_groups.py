@@ -1,4 +1,4 @@
-"""What becomes of groups: filters, samples, figures, a report; and of runs whose actions are refused."""
+"""What becomes of groups: filters, samples, metrics, a report; and of runs whose actions are refused."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from rl_bridge.rollout.groups import (
     EpisodeCounts,
     GroupFilter,
     Overlong,
-    rollout_figures,
+    rollout_metrics,
     training_samples,
 )
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
@@ -98,7 +98,7 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
-    assert rollout_figures(groups, version=4, max_staleness=2) == {
+    assert rollout_metrics(groups, version=4, max_staleness=2) == {
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,
