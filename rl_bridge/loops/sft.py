@@ -43,8 +43,8 @@ class SftConfig(Section):
     evaluate_every: Count = 25
     """Updates between two validations, the first of which is before any update."""
     patience: Count | None = 4
-    """How many validations in a row may be no better than the best before it ends. None goes on whatever they say, until
-    a limit comes. Either way the weights of the best validation are kept."""
+    """How many validations in a row may be no better than the best before it ends. None goes on until a limit comes,
+    whatever they say. Either way the weights of the best validation are kept."""
     num_threads: Count = 1
     """CPU threads."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
