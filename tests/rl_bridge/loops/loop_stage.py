@@ -142,7 +142,7 @@ class Rollout:
 
 
 class Task:
-    def figures(self, trajectories: Any) -> dict[str, float]:
+    def metrics(self, trajectories: Any) -> dict[str, float]:
         return {"task/trajectories": float(len(trajectories))}
 
     async def probe(self, policy: Any) -> dict[str, float]:

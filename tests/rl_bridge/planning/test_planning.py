@@ -1,4 +1,4 @@
-"""The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
+"""The calculators against the guide's metrics, and what each role keeps against sums worked out by hand."""
 
 from dataclasses import replace
 from pathlib import Path
