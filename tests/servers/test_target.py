@@ -76,8 +76,11 @@ def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     compat.uninstall()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        found = getattr(sys.modules[name], "__file__", None)
-        if found is not None and Path(found).is_relative_to(tmp_path):
+        module = sys.modules[name]
+        found = getattr(module, "__file__", None)
+        # A folder that is no package has no file.
+        places = list(getattr(module, "__path__", ())) if found is None else [found]
+        if any(Path(place).is_relative_to(tmp_path) for place in places):
             del sys.modules[name]
 
 
