@@ -63,6 +63,8 @@ TRAINERS = (
     "func-timeout==4.3.5",
     "omegaconf==2.4.0",
     "stable-baselines3==2.9.2",
+    "renderers==0.1.12",
+    "prime-pydantic-config==0.4.3",
 )
 
 PROFILES = {

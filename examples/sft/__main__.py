@@ -114,7 +114,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     for made in (folder / POLICY, last):
         if made is not None:
             begin_checkpoint(made, model_path)
-    learner = Trainer(trainer_settings(recipe.sft, folder, model_path, dtype="float32"))
+    learner = Trainer(trainer_settings(recipe.sft, folder, model_path))
     with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
 
         def told(one: Validation) -> None:

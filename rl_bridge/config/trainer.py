@@ -6,13 +6,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
 
+Checkpointing = Literal["none", "selective", "full"]
+
 
 class TrainerConfig(Section):
     """`trainer.*`: the optimisation."""
 
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that train, a rank each; what `monarch.roles` leaves open follows (see rl_bridge.config.gpus): above 0 each
-    generator has a GPU too, 0 is the CPU. Without it the role table says all."""
+    """GPUs that train, a rank each; what `monarch.roles` leaves open follows (see rl_bridge.config.gpus): above 0
+    generators get the GPUs that are left, 0 is the CPU. Without it the role table says all."""
     iterations: Count = 100
     """How often the loop collects, trains and synchronises."""
     updates_per_iteration: Count = 1
@@ -26,6 +28,13 @@ class TrainerConfig(Section):
     gradient_accumulation_steps: Count = 1
     """Passes forward and backward behind one optimizer step, on every rank, at least; a small `tokens_per_pass` makes
     more. The gradient is the same."""
+    activation_checkpointing: Checkpointing = "none"
+    """What the backward pass computes anew in place of keeping it, in policy and critic: nothing, all of a block but
+    attention and every second product of matrices, or all of it. Unless it is set, `full` where the trainer has GPUs.
+    The gradient is the same."""
+    compile: bool = False
+    """Whether the blocks of policy and critic are compiled by torch.compile. It needs a C++ compiler on every host of
+    the trainer, and takes its time in the first iterations."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Count = 1

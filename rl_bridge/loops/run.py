@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_bridge.algorithms.advantages import group_advantages
 from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
@@ -175,7 +174,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
-    advantage: AdvantageFunction = group_advantages
+    advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
@@ -321,8 +320,10 @@ class Run:
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
+        The loop goes on while it is written, unless it is the last one.
+
         Args:
-            now: Write one whether it is due or not.
+            now: Write one whether it is due or not, and wait for it.
         """
         every = self.config.trainer.checkpoint_interval
         last = self.version == self.config.trainer.iterations
@@ -339,7 +340,7 @@ class Run:
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
             async with self.deadline("a checkpoint"):
-                await self.trainer.save_checkpoint.route(self.version, state, written)
+                await self.trainer.save_checkpoint.route(self.version, state, written, now or last)
 
     def preempt(self) -> None:
         """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""

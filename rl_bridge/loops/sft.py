@@ -18,7 +18,10 @@ from pydantic import Field
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config.gpus import Dtype, dtype_on
 from rl_bridge.config.section import Count, NonNegative, Positive, Section
+from rl_bridge.config.trainer import Checkpointing
+from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import TrainSample
@@ -45,6 +48,12 @@ class SftConfig(Section):
     patience: Count | None = 4
     """How many validations in a row may be no better than the best before it ends. None goes on until a limit comes,
     whatever they say. Either way the weights of the best validation are kept."""
+    dtype: Dtype = "auto"
+    """What the passes compute in; auto is bfloat16 on a GPU, float32 on a CPU. Master weights are float32."""
+    activation_checkpointing: Checkpointing = "none"
+    """As trainer.activation_checkpointing: `full` on a GPU, unless it is set."""
+    compile: bool = False
+    """As trainer.compile."""
     num_threads: Count = 1
     """CPU threads."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -96,11 +105,14 @@ class SftResult:
     settled: bool
 
 
-def trainer_settings(config: SftConfig, folder: Path, model_path: Path, *, dtype: str) -> TrainerSettings:
-    """What the trainer is started with."""
+def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
+    """What the trainer is started with, which computes in this process."""
+    gpus = 1 if own_device().type == "cuda" else 0
+    if gpus:
+        config = config.with_defaults(activation_checkpointing="full")
     return TrainerSettings(
         model_path=str(model_path),
-        dtype=dtype,
+        dtype=dtype_on(config.dtype, gpus),
         folder=str(folder.absolute()),
         max_length=config.max_length,
         max_loss_tokens=config.max_length,
@@ -112,6 +124,8 @@ def trainer_settings(config: SftConfig, folder: Path, model_path: Path, *, dtype
             warmup_updates=config.warmup_updates,
             weight_decay=config.weight_decay,
             tokens_per_pass=config.tokens_per_pass,
+            activation_checkpointing=config.activation_checkpointing,
+            compile=config.compile,
             num_threads=config.num_threads,
         ),
         algorithm=AlgorithmConfig(objective="reinforce", aggregation="token_mean"),

@@ -84,9 +84,6 @@ def test_adapters_are_trained_and_served(ropewalk: Start, tmp_path: Path) -> Non
     adapter = folder / "policy" / "adapter"
     assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 8
     assert (adapter / "adapter_model.safetensors").is_file()
-    again = ropewalk("train", "--resume", str(folder), "trainer.iterations=3", "model.lora.push=adapter")
-    assert again.wait(RUN_TIMEOUT_S) == 0, again.output()[-3000:]
-    assert rows(folder)[2]["mismatch/logprob_max"] <= 1e-4
 
 
 @pytest.mark.soak
