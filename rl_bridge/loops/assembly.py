@@ -46,8 +46,12 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
-from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
+from rl_bridge.services.actor import BoundOptions, ServiceActor
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService, Roster
+from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.options import by_need
+from rl_bridge.services.service import Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore

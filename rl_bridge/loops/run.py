@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -39,11 +39,13 @@ from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import EvaluationResult, Policy
-from rl_bridge.services import Fleet, LocalService
+from rl_bridge.rollout.single_turn import DatasetReport
+from rl_bridge.rollout.task import Task
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.shares import rank_batches
-from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
+from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 HISTORY_FILE = "groups.jsonl"
 
@@ -121,19 +123,6 @@ class Iteration:
 _TRAINER_GONE = "the trainer is gone"
 
 
-class Report(Protocol):
-    """What a task says of a run."""
-
-    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Metrics of its own to log with each iteration."""
-
-    async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Look at the greedy policy."""
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write and print what came out."""
-
-
 class PreemptedError(Exception):
     """The run was told to go, and its trainer stands between two iterations."""
 
@@ -171,7 +160,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    tasks: Mapping[str, Report]
+    tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
     policy: Any
     trainer: Any
