@@ -17,12 +17,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
 from rl_bridge.titan.ranks import agree, is_of_siblings
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.peft import write_adapter
 
 KEEP = 2
 """Checkpoints that stay: one more than is needed, in case the newest is damaged."""
@@ -227,14 +225,18 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def export_weights(state: Mapping[str, Tensor], folder: Path) -> str | None:
+def export_weights(
+    state: Mapping[str, Tensor], folder: Path, adapter: Callable[[Path], None] | None = None
+) -> str | None:
     """Write weights as `model.safetensors`; returns why that failed, or None.
 
-    The file gets its name when it is whole.
+    The file gets its name when it is whole. What `adapter` writes to a folder goes into one below.
     """
     final = folder / "model.safetensors"
     partial = final.with_name(final.name + _PARTIAL)
     try:
+        if adapter is not None:
+            adapter(folder / "adapter")
         save_file(
             {name: tensor.cpu().contiguous() for name, tensor in state.items()},
             str(partial),
@@ -243,14 +245,5 @@ def export_weights(state: Mapping[str, Tensor], folder: Path) -> str | None:
         partial.rename(final)
     except Exception as error:
         partial.unlink(missing_ok=True)
-        return _reason(error)
-    return None
-
-
-def export_adapter(factors: Mapping[str, Tensor], folder: Path, lora: LoraConfig, base: str) -> str | None:
-    """Write adapters as PEFT stores them; returns why that failed, or None."""
-    try:
-        write_adapter(folder, factors, lora, base=base)
-    except Exception as error:
         return _reason(error)
     return None

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, Tr
 from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel, gathered
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
-from rl_bridge.trainer.checkpoints import Checkpoints, export_adapter, export_weights
+from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.optimization import Optimization
@@ -29,6 +30,7 @@ from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.shares import RankBatch, rank_batches
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.peft import write_adapter
 from rl_bridge.weights.snapshot import State
 
 _ADAPTERS = "adapters"
@@ -293,13 +295,11 @@ class Trainer:
         with siblings_needed("for the export"):
             writes = self._rank.index == 0
             state = self._model.hf_state_dict(keep=writes)
-            failure = export_weights(state, Path(folder)) if writes else None
+            adapter = None
             if (lora := self._settings.lora) is not None:
                 factors = gathered(self._model.adapter_state(), keep=writes)
-                if writes and failure is None:
-                    failure = export_adapter(
-                        factors, Path(folder) / "adapter", lora, self._settings.model_path
-                    )
+                adapter = partial(write_adapter, state=factors, lora=lora, base=self._settings.model_path)
+            failure = export_weights(state, Path(folder), adapter) if writes else None
             if (failure := agree(failure)) is not None:
                 raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 
