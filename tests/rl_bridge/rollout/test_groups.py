@@ -1,4 +1,4 @@
-"""What becomes of groups: filters, samples, figures, a report; and of runs whose actions are refused."""
+"""What becomes of groups: filters, samples, metrics, a report; and of runs whose actions are refused."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ from rl_bridge.rollout.groups import (
     Overlong,
     Tally,
     cannot_be_trained,
-    rollout_figures,
+    rollout_metrics,
     training_samples,
 )
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
@@ -107,7 +107,7 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
-    assert rollout_figures(groups, version=4, max_staleness=2) == {
+    assert rollout_metrics(groups, version=4, max_staleness=2) == {
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,
@@ -224,9 +224,9 @@ def test_what_a_filter_refuses_is_not_lost() -> None:
     reasons = {ALL_TRUNCATED: 1, f"{TOO_FEW}: 1 dropped": 2, NO_VARIANCE: 4, "nobody solved it": 8}
     assert [reason for reason in reasons if cannot_be_trained(reason)] == list(reasons)[:2]
     trained = [group(said(1.0), said(0.0))]
-    figures = rollout_figures(trained, version=0, tally=Tally(refused=Counter(reasons)))
-    assert figures["rollout/refused_groups"] == 12
-    assert figures["rollout/zero_variance_share"] == 4 / 13  # of all, those whose rewards agreed
+    found = rollout_metrics(trained, version=0, tally=Tally(refused=Counter(reasons)))
+    assert found["rollout/refused_groups"] == 12
+    assert found["rollout/zero_variance_share"] == 4 / 13  # of all, those whose rewards agreed
 
 
 RUN, NUMBER = st.integers(0, 2**31 - 1), st.integers(0, 2**40)
