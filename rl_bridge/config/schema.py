@@ -30,8 +30,8 @@ class LoraConfig(Section):
     that the trainer's probabilities would be others.
     """
 
-    rank: Count = 16
-    """Rows of A, columns of B."""
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rows of A, columns of B. vLLM takes 512 at most."""
     alpha: Positive = 32.0
     """The product B A is multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
