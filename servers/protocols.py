@@ -290,14 +290,13 @@ class _Outbox:
     that wake-up is the dearer half of a short reply.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._writers: list[_Writer] = []
 
     def add(self, writer: "_Writer") -> None:
         """Have a connection flushed at the end of this turn."""
         if not self._writers:
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._writers.append(writer)
 
     def _flush(self) -> None:
@@ -315,8 +314,7 @@ class _Writer:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._data = b""
-        loop = asyncio.get_running_loop()
-        self._add = _outboxes.setdefault(loop, _Outbox(loop)).add
+        self._add = _outboxes.setdefault(asyncio.get_running_loop(), _Outbox()).add
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

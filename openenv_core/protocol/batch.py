@@ -157,7 +157,7 @@ class _Request(BaseModel):
         members: Whom it is about; all, where it does not say.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     id: Annotated[StrictInt, Field(ge=0, lt=2**53)]
     members: _Members | None = None
@@ -209,7 +209,9 @@ class StateRequest(_Request):
 
 BatchRequest: TypeAlias = OpenRequest | ResetRequest | StepRequest | StateRequest
 _OPERATIONS: Final = ("open", "reset", "step", "state")
-_read: Final = TypeAdapter[BatchRequest](Annotated[BatchRequest, Field(discriminator="op")]).validate_python
+_read: Final = TypeAdapter[BatchRequest](
+    Annotated[BatchRequest, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+).validate_python
 
 
 def read_request(header: dict[str, Any], size: int) -> BatchRequest:
