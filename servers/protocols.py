@@ -194,6 +194,7 @@ class HttpProtocol(_Watched, H11Protocol):
 
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
+_WHOLE_BINARY: Final = 0x82
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
@@ -361,12 +362,14 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             and not self.disconnected
             and not self.close_sent
             and self.conn.state is State.OPEN
-            and (text := message.get("text")) is not None
         ):
+            text = message.get("text")
+            if text is None:
+                data = message["bytes"]  # megabytes of arrays, which are not copied again
+                self.transport.writelines((_head(_WHOLE_BINARY, len(data)), data))
+                return
             payload = text.encode()
-            size = len(payload)
-            head = bytes((_WHOLE_TEXT, size)) if size < _SHORT else _long_head(size)
-            self.transport.write(head + payload)
+            self.transport.write(_head(_WHOLE_TEXT, len(payload)) + payload)
             return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
             # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
@@ -414,8 +417,10 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
 
-def _long_head(size: int) -> bytes:
-    """Return the head of an unmasked text frame whose length does not fit into its first two bytes."""
+def _head(kind: int, size: int) -> bytes:
+    """Return the head of an unmasked frame."""
+    if size < _SHORT:
+        return bytes((kind, size))
     if size < 1 << 16:
-        return struct.pack("!BBH", _WHOLE_TEXT, 126, size)
-    return struct.pack("!BBQ", _WHOLE_TEXT, 127, size)
+        return struct.pack("!BBH", kind, 126, size)
+    return struct.pack("!BBQ", kind, 127, size)

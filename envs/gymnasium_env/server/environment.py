@@ -53,7 +53,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
-        self._observation_type = observation_type or models_for(env.action_space, env.observation_space)[1]
+        model = observation_type or models_for(env.action_space, env.observation_space)[1]
+        self._observe = model.__pydantic_validator__.validate_python
         self._episode_id: str | None = None
         self._steps = 0
         self._playing = False
@@ -128,7 +129,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
         if info:
             fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
-        return self._observation_type(observation=seen, **fields)
+        fields["observation"] = seen
+        return self._observe(fields)  # type: ignore[no-any-return]
 
 
 def _json(value: Any) -> JsonValue:
