@@ -1,6 +1,7 @@
 """Keys that do nothing because of another key, and what a configuration still lacks before a run can begin."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
 
@@ -35,7 +36,10 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
         "correction_cap": _TRUNCATED,
         "correction_low": _ICEPOP,
         "correction_high": _ICEPOP,
-        "max_refills": ("algorithm.dynamic_sampling is true", lambda one: one.dynamic_sampling),
+        "max_refills": (
+            "algorithm.dynamic_sampling is true, or algorithm.group_filter is set",
+            lambda one: one.dynamic_sampling or one.group_filter is not None,
+        ),
         "overlong_share": ("algorithm.overlong is penalty", lambda one: one.overlong == "penalty"),
         "gamma": _CRITIC,
         "gae_lambda": _CRITIC,
@@ -66,6 +70,10 @@ def without_effect(config: Config) -> list[str]:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
         ]
+    if config.model.lora is not None and "reference" in config.monarch.roles.model_fields_set:
+        lines.append(
+            "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
+        )
     return lines
 
 
@@ -94,7 +102,10 @@ def ready_to_train(config: Config) -> None:
     Raises:
         ConfigError: It lacks something; the message lists every fault.
     """
-    whys = (_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable())
+    whys = (
+        *(_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable()),
+        *map(_tracks, config.metrics.sinks),
+    )
     faults = [fault for fault in whys if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
@@ -126,6 +137,12 @@ def _asks(config: Config) -> str | None:
             except ConfigurationError as error:
                 return f"{env_key(name, 'url')}: {error}"
     return None
+
+
+def _tracks(sink: str) -> str | None:
+    if find_spec(sink) is not None:
+        return None
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
 
 
 def _reaches(config: Config) -> str | None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -33,8 +35,9 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
+from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.metrics.trackers import TRACKERS
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
@@ -127,7 +130,7 @@ class Roles:
         trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
         rollout: Of `RolloutActor`; None of a run on a dataset.
         dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None of an evaluation, and where the KL coefficient is 0.
+        reference: Of `ReferenceActor`; None of an evaluation, with LoRA, and where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
@@ -162,10 +165,16 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
-        if config.algorithm.kl_coef:
+        if config.has_reference:
             starting["reference"] = (
                 _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
                 (trainer,),
@@ -243,6 +252,7 @@ def _of(
 
 
 JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 TRANSFER_SHARE = 0.25
@@ -399,6 +409,8 @@ async def open_run(
     """
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
+    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -409,9 +421,8 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
-        )
+        # In a thread: a tracker asks its server first.
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0,
@@ -436,6 +447,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
+            advantage=advantage,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:
@@ -519,6 +531,18 @@ def _store(config: Config) -> WeightStore:
     return WeightStore.create(
         transport="shared_memory" if monarch.alone else "rdma", transfer_timeout_s=timeout_s
     )
+
+
+def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+    yield JsonlSink(folder / METRICS_FILE)
+    for name, task in tasks.items():
+        if name:
+            yield EnvironmentSink(task.folder / METRICS_FILE, name)
+    for sink in dict.fromkeys(config.metrics.sinks):
+        if sink == "tensorboard":
+            yield TensorBoardSink(folder / "tensorboard")
+        else:
+            yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
 def _buffer(config: Config) -> ReplayBuffer:
