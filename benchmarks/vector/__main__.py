@@ -28,12 +28,14 @@ MEMBERS: Final = 256
 PICTURES: Final = 64
 PROCESSES: Final = 16
 
+ENV_IDS: Final = ("CartPole-v1", "Blackjack-v1")
+
 STEPS: Final = "steps/s"
-BYTES: Final = "MB/s"
+CPU: Final = "CPU µs a step"
 
 _DESCRIPTION = """\
 Steps a second of a vector of served environments, beside the released server with its own client and Gymnasium's
-vectors in process; bytes a second of pictures, beside a bare WebSocket. In alternating rounds."""
+vectors in process; and of pictures, beside a bare WebSocket that moves as many bytes. In alternating rounds."""
 _EXAMPLES = """\
 examples:
   python -m benchmarks.vector                 about two minutes
@@ -60,85 +62,122 @@ def main(words: Sequence[str] | None = None) -> int:
     held = list(_bars(figures))
     print(heading("medians of rounds"))
     rows = [
-        (who, load, f"{figures.median(name, who, load):,.0f} {name}") for name, who, load in figures.values
+        (load, who, *(f"{figures.median(name, who, load) or 0:,.0f}" for name in (STEPS, CPU)))
+        for figure, who, load in figures.values
+        if figure == STEPS
     ]
-    print("\n\n".join([table(("of", "load", "measured"), rows), *verdicts(figures, held)]))
+    print("\n\n".join([table(("load", "of", STEPS, CPU), rows), *verdicts(figures, held)]))
     write(arguments.json, figures, held)
     return status
 
 
+Measure = Callable[[], tuple[float, float]]
+"""Returns steps a second, and the µs of CPU that a step costs all processes together."""
+
+
 def _measure(figures: Figures, released: Path, rounds: int, seconds: float, share: int) -> None:
     members, pictures, processes = MEMBERS // share, PICTURES // share, max(2, PROCESSES // share)
-    plain, many, few = f"cart, {members}", f"CartPole, {members}", f"CartPole, {processes}"
-    contestants: list[tuple[str, str, str, Callable[[], float]]] = [
-        (STEPS, "ours", plain, partial(_ours, "cart", members, seconds)),
-        (STEPS, "ours", many, partial(_gymnasium, members, seconds)),
-        (STEPS, "SyncVectorEnv", many, partial(_local, "sync", members, seconds)),
-        (STEPS, "AsyncVectorEnv", few, partial(_local, "async", processes, seconds)),
-        (
-            BYTES,
-            "ours",
-            f"pictures, {pictures}",
-            lambda: _ours("pictures", pictures, seconds) * PICTURE_BYTES / 1e6,
+    plain, shown = f"cart, {members}", f"pictures, {pictures}"
+    contestants: list[tuple[str, str, Measure]] = [
+        ("ours", plain, partial(_ours, "cart", members, seconds)),
+        *(
+            contestant
+            for env_id in ENV_IDS
+            for contestant in (
+                ("ours", f"{env_id}, {members}", partial(_gymnasium, env_id, members, seconds)),
+                ("SyncVectorEnv", f"{env_id}, {members}", partial(_local, env_id, "sync", members, seconds)),
+                (
+                    "AsyncVectorEnv",
+                    f"{env_id}, {processes}",
+                    partial(_local, env_id, "async", processes, seconds),
+                ),
+            )
         ),
-        (BYTES, "bare WebSocket", f"pictures, {pictures}", partial(_bare, pictures * PICTURE_BYTES, seconds)),
+        ("ours", shown, partial(_ours, "pictures", pictures, seconds)),
+        ("bare WebSocket", shown, partial(_bare, pictures, seconds)),
     ]
     if released.exists():
-        contestants.insert(0, (STEPS, "released", plain, partial(_released, released, members, seconds)))
+        contestants.insert(0, ("released", plain, partial(_released, released, members, seconds)))
     else:
         figures.notes.append(f"the released package: expected an interpreter at {released}, got none")
     for number in range(rounds):
-        for figure, who, load, measure in contestants:
+        for who, load, measure in contestants:
             progress(f"round {number + 1} of {rounds}: {who}, {load}")
-            figures.add(figure, who, load, measure())
+            rate, cpu_us = measure()
+            figures.add(STEPS, who, load, rate)
+            figures.add(CPU, who, load, cpu_us)
 
 
 def _bars(figures: Figures) -> Iterator[Bar]:
-    for who, against, bound, kind in (
-        ("ours", "released", 30.0, "cart"),
-        ("ours", "SyncVectorEnv", 0.5, "CartPole"),
-        ("ours", "AsyncVectorEnv", 1.0, "CartPole"),
-        ("ours", "bare WebSocket", 0.6, "pictures"),
+    for load, against, bound in (
+        ("cart", "released", 30.0),
+        *((env_id, "SyncVectorEnv", 0.5) for env_id in ENV_IDS),
+        *((env_id, "AsyncVectorEnv", 1.0) for env_id in ENV_IDS),
+        ("pictures", "bare WebSocket", 0.6),
     ):
-        mine, theirs = (
-            [figures.median(*key) for key in figures.values if key[1] == name and key[2].startswith(kind)]
-            for name in (who, against)
-        )
-        if mine and theirs and mine[0] is not None and theirs[0]:
-            yield Bar(f"{kind}: {who} / {against}", mine[0] / theirs[0], bound, "at least")
+        for name in (STEPS, CPU):
+            mine, theirs = (
+                [
+                    figures.median(*key)
+                    for key in figures.values
+                    if key[:2] == (name, who) and key[2].startswith(load)
+                ]
+                for who in ("ours", against)
+            )
+            if not (mine and theirs and mine[0] and theirs[0]):
+                continue
+            if name == STEPS:
+                yield Bar(f"{load}, steps/s: ours / {against}", mine[0] / theirs[0], bound, "at least")
+            elif against != "AsyncVectorEnv":  # whose processes are counted when they end
+                yield Bar(f"{load}, CPU a step: {against} / ours", theirs[0] / mine[0], bound, "at least")
 
 
-def _rate(envs: Any, seconds: float) -> float:
-    """Return the steps a second of a vector."""
+def _rate(envs: Any, seconds: float, server: Server | None = None) -> tuple[float, float]:
     envs.reset(seed=1)
     envs.action_space.seed(1)
     actions = cycle([envs.action_space.sample() for _ in range(16)])
     for length in (seconds / 4, seconds):
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() < began + length:
+        steps, clock = 0, _Clock(server)
+        while clock.s() < length:
             envs.step(next(actions))
             steps += envs.num_envs
-        rate = steps / (time.perf_counter() - began)
-    return rate
+    return clock.figures(steps)
+
+
+class _Clock:
+    """Time and CPU time, of this process and a server, from when it is made."""
+
+    def __init__(self, server: Server | None) -> None:
+        self._server = server
+        self._began, self._cpu_s = time.perf_counter(), self._all_cpu_s()
+
+    def s(self) -> float:
+        return time.perf_counter() - self._began
+
+    def figures(self, steps: int) -> tuple[float, float]:
+        return steps / self.s(), 1e6 * (self._all_cpu_s() - self._cpu_s) / steps
+
+    def _all_cpu_s(self) -> float:
+        return time.process_time() + (self._server.cpu_ns() / 1e9 if self._server else 0.0)
 
 
 @contextmanager
-def _serve(command: Sequence[str], env: dict[str, str], *, health: bool = True) -> Iterator[int]:
+def _serve(command: Sequence[str], env: dict[str, str], *, health: bool = True) -> Iterator[Server]:
     port = free_port()
     words = [word.format(port=port) for word in command]
     with serving(Server(words, port, env, None, health=health)) as server:
-        yield server.port
+        yield server
 
 
-def _ours(app: str, members: int, seconds: float) -> float:
+def _ours(app: str, members: int, seconds: float) -> tuple[float, float]:
     return _served(f"benchmarks.vector.apps.ours:{app}", {}, members, seconds)
 
 
-def _gymnasium(members: int, seconds: float) -> float:
-    return _served("envs.gymnasium_env.server.app:app", {"GYMNASIUM_ENV": "CartPole-v1"}, members, seconds)
+def _gymnasium(env_id: str, members: int, seconds: float) -> tuple[float, float]:
+    return _served("envs.gymnasium_env.server.app:app", {"GYMNASIUM_ENV": env_id}, members, seconds)
 
 
-def _served(app: str, env: dict[str, str], members: int, seconds: float) -> float:
+def _served(app: str, env: dict[str, str], members: int, seconds: float) -> tuple[float, float]:
     command = (
         sys.executable,
         "-m",
@@ -151,18 +190,18 @@ def _served(app: str, env: dict[str, str], members: int, seconds: float) -> floa
         "warning",
     )
     with (
-        _serve(command, {"PYTHONPATH": str(ROOT), **env}) as port,
-        closing(ServedVectorEnv(f"http://127.0.0.1:{port}", members)) as envs,
+        _serve(command, {"PYTHONPATH": str(ROOT), **env}) as server,
+        closing(ServedVectorEnv(f"http://127.0.0.1:{server.port}", members)) as envs,
     ):
+        return _rate(envs, seconds, server)
+
+
+def _local(env_id: str, mode: str, members: int, seconds: float) -> tuple[float, float]:
+    with closing(gymnasium.make_vec(env_id, members, mode)) as envs:
         return _rate(envs, seconds)
 
 
-def _local(mode: str, members: int, seconds: float) -> float:
-    with closing(gymnasium.make_vec("CartPole-v1", members, mode)) as envs:
-        return _rate(envs, seconds)
-
-
-def _released(python: Path, members: int, seconds: float) -> float:
+def _released(python: Path, members: int, seconds: float) -> tuple[float, float]:
     folder = ROOT / "benchmarks" / "vector"
     command = (
         str(python),
@@ -174,32 +213,40 @@ def _released(python: Path, members: int, seconds: float) -> float:
         "--port",
         "{port}",
     )
-    with _serve((*command, "--log-level", "warning"), {"PYTHONPATH": ""}) as port:
-        words = [str(python), str(folder / "released_client.py"), str(port), str(members), str(seconds)]
-        return float(run(words, {"PYTHONPATH": ""}, None).splitlines()[-1])
+    with _serve((*command, "--log-level", "warning"), {"PYTHONPATH": ""}) as server:
+        before = server.cpu_ns()
+        words = [
+            str(python),
+            str(folder / "released_client.py"),
+            str(server.port),
+            str(members),
+            str(seconds),
+        ]
+        rate, cpu_us = map(float, run(words, {"PYTHONPATH": ""}, None).splitlines()[-1].split())
+        # Its warm-up took a quarter of the time; connecting is counted too, and is little.
+        return rate, cpu_us + (server.cpu_ns() - before) / 1e3 / (1.25 * rate * seconds)
 
 
-def _bare(size: int, seconds: float) -> float:
-    """Return the MB a second of frames of this size that are asked for one by one, read as an array."""
+def _bare(pictures: int, seconds: float) -> tuple[float, float]:
+    """Ask one by one for frames of as many bytes as the pictures have, and read each as an array."""
+    size = pictures * PICTURE_BYTES
     command = (sys.executable, "-m", "uvicorn", "benchmarks.vector.apps.bare:app", "--port", "{port}")
     settings = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--log-level", "warning")
-    with _serve(
-        (*command, *settings), {"PYTHONPATH": str(ROOT), "VECTOR_BYTES": str(size)}, health=False
-    ) as port:
-        return asyncio.run(_ask_bare(f"ws://127.0.0.1:{port}/", size, seconds))
+    env = {"PYTHONPATH": str(ROOT), "VECTOR_BYTES": str(size)}
+    with _serve((*command, *settings), env, health=False) as server:
+        return asyncio.run(_ask_bare(server, pictures, size, seconds))
 
 
-async def _ask_bare(url: str, size: int, seconds: float) -> float:
-    carrier = await open_socket(url, CarrierOptions(10.0, 2 * size, None, None))
+async def _ask_bare(server: Server, pictures: int, size: int, seconds: float) -> tuple[float, float]:
+    carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", CarrierOptions(10.0, 2 * size, None, None))
     for length in (seconds / 4, seconds):
-        frames, began = 0, time.perf_counter()
-        while time.perf_counter() < began + length:
+        steps, clock = 0, _Clock(server)
+        while clock.s() < length:
             carrier.send(b"next")
             assert np.frombuffer(await carrier.recv(), np.uint8).size == size
-            frames += 1
-        rate = frames * size / 1e6 / (time.perf_counter() - began)
+            steps += pictures
     await carrier.close()
-    return rate
+    return clock.figures(steps)
 
 
 if __name__ == "__main__":

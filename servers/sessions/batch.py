@@ -22,7 +22,7 @@ _SPELL: Final = 64
 _TICK_S: Final = 0.002
 """Between two looks at calls that wait for a thread."""
 
-_LONG_S: Final = 0.0001
+_LONG_S: Final = 0.0005
 """A call that takes longer is worth another thread."""
 
 _USEFUL: Final = 1.3
