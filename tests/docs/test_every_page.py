@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 READERS_OWN = ("my_env", "dice_env", "my_game", "PLACEHOLDER")
 """Packages that a reader is told to make; pages that make them run them."""
-TRAINERS = ("trl", "skyrl_gym")
+TRAINERS = ("trl", "skyrl_gym", "stable_baselines3", "torchtitan")
 """Heavy ones, which tests/adapters imports where it runs the page's blocks."""
 
 
