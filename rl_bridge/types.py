@@ -146,11 +146,13 @@ class Group:
     Attributes:
         id: Its number in the run, counted from 0.
         seed: The environment's seed.
+        environment: Which it was played in, by its name in the run's configuration.
         trajectories: The siblings.
     """
 
     id: int = 0
     seed: int
+    environment: str = ""
     trajectories: list[Trajectory] = field(default_factory=list)
 
     @property

@@ -20,10 +20,11 @@ from rl_bridge.config.schema import (
     DataConfig,
     EnvConfig,
     EvaluationConfig,
+    LoraConfig,
     ModelConfig,
     RolloutConfig,
 )
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 __all__ = [
     "CONFIG_FILE",
@@ -37,6 +38,8 @@ __all__ = [
     "EnvConfig",
     "EvaluationConfig",
     "GeneratorConfig",
+    "LoraConfig",
+    "MetricsConfig",
     "ModelConfig",
     "MonarchConfig",
     "RecordsConfig",

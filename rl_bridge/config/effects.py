@@ -1,12 +1,13 @@
 """Keys that do nothing because of another key, and what a configuration still lacks before a run can begin."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.schema import Config
+from rl_bridge.config.schema import Config, EnvConfig, env_key
 from rl_bridge.config.section import Section
 from rl_bridge.errors import ConfigError
 
@@ -35,7 +36,10 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
         "correction_cap": _TRUNCATED,
         "correction_low": _ICEPOP,
         "correction_high": _ICEPOP,
-        "max_refills": ("algorithm.dynamic_sampling is true", lambda one: one.dynamic_sampling),
+        "max_refills": (
+            "algorithm.dynamic_sampling is true, or algorithm.group_filter is set",
+            lambda one: one.dynamic_sampling or one.group_filter is not None,
+        ),
         "overlong_share": ("algorithm.overlong is penalty", lambda one: one.overlong == "penalty"),
         "gamma": _CRITIC,
         "gae_lambda": _CRITIC,
@@ -60,10 +64,16 @@ environment can refuse, and none is held out."""
 def without_effect(config: Config) -> list[str]:
     """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
     lines = idle_in_algorithm(config.algorithm)
+    if isinstance(config.env, EnvConfig) and config.env.weight != 1:
+        lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
     if config.data is not None:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
         ]
+    if config.model.lora is not None and "reference" in config.monarch.roles.model_fields_set:
+        lines.append(
+            "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
+        )
     return lines
 
 
@@ -92,13 +102,21 @@ def ready_to_train(config: Config) -> None:
     Raises:
         ConfigError: It lacks something; the message lists every fault.
     """
-    whys = (_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable())
+    whys = (
+        *(_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable()),
+        *map(_tracks, config.metrics.sinks),
+    )
     faults = [fault for fault in whys if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
 
 
 def _learns_from(config: Config) -> str | None:
+    if len(config.environments) > 1 and config.model.path is None:
+        return (
+            "expected model.path with several environments, a checkpoint in the Hugging Face layout, got none: a task "
+            "that makes a policy makes one for its own environment"
+        )
     if config.env is not None or config.data is not None:
         return None
     return (
@@ -112,13 +130,19 @@ def _asks(config: Config) -> str | None:
         websocket_url,  # with the client, which a configuration does without
     )
 
-    urls = None if config.env is None else config.env.url
-    for url in (urls,) if isinstance(urls, str) else urls or ():
-        try:
-            websocket_url(url)
-        except ConfigurationError as error:
-            return f"env.url: {error}"
+    for name, env in config.environments.items():
+        for url in env.urls:
+            try:
+                websocket_url(url)
+            except ConfigurationError as error:
+                return f"{env_key(name, 'url')}: {error}"
     return None
+
+
+def _tracks(sink: str) -> str | None:
+    if find_spec(sink) is not None:
+        return None
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
 
 
 def _reaches(config: Config) -> str | None:

@@ -1,23 +1,43 @@
 """The configuration of a run. Every key is used; an unknown one is refused with its nearest neighbour."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import roles_by_gpus
+from rl_bridge.config.gpus import Dtype, dtype_on, roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
+EPISODES_ON_GPUS = 500
+"""Held-out episodes of a model that wants a GPU: the mean of as many rewards of 0 or 1 is known within 0.045."""
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
-def _whole_name(dtype: Any) -> Any:
-    return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+class LoraConfig(Section):
+    """`model.lora.*`: train low-rank adapters beside frozen weights. `model.lora: {}` takes the defaults.
+
+    A layer computes W x + alpha / rank B A x, arXiv 2106.09685. There is no dropout: the engine samples without it, so
+    that the trainer's probabilities would be others.
+    """
+
+    rank: Count = 16
+    """Rows of A, columns of B."""
+    alpha: Positive = 32.0
+    """The product B A is multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
+    """The layers that have an adapter, by their names in checkpoints: all of attention and feed-forward network."""
+    push: Literal["merged", "adapter"] = "merged"
+    """What generators are sent: whole weights W + alpha / rank B A, or A and B alone, which vLLM computes beside W."""
 
 
 class ModelConfig(Section):
@@ -25,9 +45,12 @@ class ModelConfig(Section):
 
     path: str | None = None
     """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_whole_name)] = "float32"
-    """What the forward pass and the generator compute in; fp32 and bf16 for short. Master weights are float32 either
-    way."""
+    dtype: Dtype = "auto"
+    """What trainer, reference and generators compute in, and weights travel in: bfloat16 or float32, bf16 and fp32 for
+    short; auto is bfloat16 where trainer or generators have GPUs, and float32 on CPUs. The trainer's master weights,
+    gradients and moments are float32 either way."""
+    lora: LoraConfig | None = None
+    """None trains all weights."""
     thinking: bool = False
     """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama"] = "auto"
@@ -48,7 +71,9 @@ class EnvConfig(Section):
     token_file: str | None = None
     """A file with the token that the servers at `url` ask for; rollout workers read it, wherever they run."""
     sessions: Count = 128
-    """Episodes in flight, over all rollout workers: one WebSocket session each."""
+    """Episodes in flight, over all rollout workers: one WebSocket session each. Unless it is set, where generators have
+    GPUs: `rollout.max_num_seqs` for each of them, and no more than a batch for each step of `rollout.max_staleness` and
+    one; over all environments, where there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
     connect_timeout_s: Positive = 30.0
@@ -58,16 +83,25 @@ class EnvConfig(Section):
     message_timeout_s: Positive = 30.0
     """How long one step may take."""
     restarts: Annotated[int, Field(ge=0)] = 10
-    """How often a server that we started is started again before the run ends."""
+    """How often a server that we started is started again before the run ends, or goes on without the environment."""
+    task: str | None = None
+    """Its own `rollout.task`."""
+    weight: Positive = 1.0
+    """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses in `url`."""
+        return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
-    def _seeds_are_the_runs(self) -> Self:
+    def _check_reset(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
         return self
 
     @model_validator(mode="after")
-    def _one_kind_of_server(self) -> Self:
+    def _check_kind(self) -> Self:
         if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
@@ -76,6 +110,34 @@ class EnvConfig(Section):
         if self.token_file is not None and self.url is None:
             raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
         return self
+
+
+EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=40)]
+
+
+def env_key(name: str, key: str) -> str:
+    """How a key of an environment is written, by its name in `Config.environments`."""
+    return ".".join(filter(None, ("env", name, key)))
+
+
+ENV_FORMS: Final = ("<one>", "<several>")
+"""Where pydantic says in which form of `env` something is wrong."""
+
+
+def _env_form(env: Any) -> str:
+    by_name = (
+        isinstance(env, Mapping)
+        and env
+        and all(isinstance(one, Mapping | EnvConfig) for one in env.values())
+        and not EnvConfig.model_fields.keys() & env.keys()
+    )
+    return ENV_FORMS[bool(by_name)]
+
+
+Envs: TypeAlias = Annotated[
+    Annotated[EnvConfig, Tag(ENV_FORMS[0])] | Annotated[dict[EnvName, EnvConfig], Tag(ENV_FORMS[1])],
+    Discriminator(_env_form),
+]
 
 
 class DataConfig(Section):
@@ -94,7 +156,8 @@ class RolloutConfig(Section):
     """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task. A world of
     tools whose first observation has its task in words needs none."""
     num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`."""
+    """Processes that play episodes; each has an equal share of `env.sessions`. Unless it is set, where generators have
+    GPUs: one for each of them."""
     batch_size: Count = 512
     """Trajectories an iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -142,7 +205,7 @@ class RolloutConfig(Section):
     """Share of its GPU's memory for the engine, which has it to itself."""
 
     @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.batch_size % self.group_size:
             raise ValueError(
                 f"expected rollout.batch_size to be a multiple of rollout.group_size, "
@@ -172,7 +235,8 @@ class EvaluationConfig(Section):
     interval: Annotated[int, Field(ge=0)] = 10
     """Iterations between two probes of the greedy policy by the task; 0 probes at the end alone."""
     episodes: Annotated[int, Field(ge=0)] = 10_000
-    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses."""
+    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. Unless it is set,
+    500 where generators have GPUs."""
 
 
 class Config(Section):
@@ -187,7 +251,8 @@ class Config(Section):
     deterministic: bool = False
     """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
     and resumed or not. Needs `rollout.max_staleness` of 0."""
-    env: EnvConfig | None = None
+    env: Envs | None = None
+    """One environment to play, or several by name: `env: {blackjack: {app: ..., weight: 3}, shop: {app: ...}}`."""
     data: DataConfig | None = None
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -196,11 +261,62 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 
+    @property
+    def environments(self) -> dict[str, EnvConfig]:
+        """The environments by name; one that stands alone in `env` is called "". None of a run on a dataset."""
+        if self.env is None:
+            return {}
+        return {"": self.env} if isinstance(self.env, EnvConfig) else self.env
+
+    @property
+    def environment(self) -> EnvConfig:
+        """The environment of a run on one, which `of` makes of each of several.
+
+        Raises:
+            ValueError: It is a run on several, or on a dataset.
+        """
+        if not isinstance(self.env, EnvConfig):
+            raise ValueError(
+                f"expected a run on one environment, got {len(self.environments)}; use Config.of"
+            )
+        return self.env
+
+    def of(self, name: str) -> Self:
+        """This configuration as that of a run on one of its environments alone.
+
+        Args:
+            name: The environment's, one of `environments`.
+        """
+        env = self.environments[name]
+        rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
+        return self.model_copy(update={"env": env, "rollout": rollout})
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference model beside the trainer, which with LoRA is one when its adapters are off."""
+        return self.algorithm.kl_coef > 0 and self.model.lora is None
+
+    @property
+    def pushed_adapter(self) -> LoraConfig | None:
+        """The adapters that generators are sent; None where they are sent whole weights."""
+        lora = self.model.lora
+        return lora if lora is not None and lora.push == "adapter" else None
+
     @model_validator(mode="after")
-    def _one_thing_to_learn_from(self) -> Self:
+    def _check_adapters(self) -> Self:
+        if self.pushed_adapter is not None and self.rollout.weight_update == "continue":
+            raise ValueError(
+                'expected rollout.weight_update "drain" with model.lora.push=adapter, got "continue": vLLM finishes an '
+                "answer with the adapter that it was begun with; model.lora.push=merged can continue"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
         """Neither may come later: see `ready_to_train`."""
         if self.env is not None and self.data is not None:
             raise ValueError(
@@ -212,26 +328,58 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _task_of_a_world(self) -> Self:
+    def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": TASK_OF_A_WORLD}))
         return self
 
     @model_validator(mode="after")
-    def _roles_by_gpus(self) -> Self:
-        num_gpus = self.trainer.num_gpus
+    def _settle_by_gpus(self) -> Self:
+        """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
+
+        One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
+        """
+        rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
-            roles = roles_by_gpus(
-                num_gpus,
-                self.monarch,
-                num_workers=self.rollout.num_workers,
-                reference=self.algorithm.kl_coef > 0,
+            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
+            roles = roles_by_gpus(num_gpus, self.monarch, num_workers=workers, reference=self.has_reference)
+            self._settle(monarch=self.monarch.with_roles(roles))
+        trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
+        dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
+        self._settle(model=self.model.model_copy(update={"dtype": dtype}))
+        if trainer.gpus:
+            self._settle(trainer=self.trainer.with_defaults(activation_checkpointing="full"))
+        worlds = self.environments
+        if policy.gpus and worlds:
+            in_flight = (1 + rollout.max_staleness) * rollout.batch_size
+            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(worlds))
+            settled = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
+            object.__setattr__(self, "env", settled if isinstance(self.env, dict) else settled[""])
+            self._settle(
+                rollout=rollout.with_defaults(num_workers=policy.replicas),
+                evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
             )
-            object.__setattr__(self, "monarch", self.monarch.with_roles(roles))
         return self
 
+    def _settle(self, **sections: Section) -> None:
+        for name, section in sections.items():
+            object.__setattr__(self, name, section)
+
+    def decided_by_gpus(self) -> dict[str, Any]:
+        """The keys that the GPUs decide unless somebody has set them, and what they are."""
+        worlds = self.environments
+        sessions = sum(env.sessions for env in worlds.values())
+        return {
+            "model.dtype": self.model.dtype,
+            "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "rollout.num_workers": self.rollout.num_workers,
+            **({"env.sessions": sessions} if worlds else {}),
+            "evaluation.episodes": self.evaluation.episodes,
+        }
+
     @model_validator(mode="after")
-    def _ranks_in_whole_tensor_groups(self) -> Self:
+    def _check_ranks(self) -> Self:
         role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
         if role.procs * role.hosts % degree:
             raise ValueError(
@@ -241,7 +389,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _repeatable(self) -> Self:
+    def _check_deterministic(self) -> Self:
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
@@ -265,7 +413,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_trajectory_an_update(self) -> Self:
+    def _check_updates(self) -> Self:
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(
                 f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "
@@ -275,7 +423,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _algorithm_by_name(cls, data: Any) -> Any:
+    def _read_algorithm(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("algorithm"), str):
             return {**data, "algorithm": {"name": data["algorithm"]}}
         return data

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures, require_tokens
+from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadMetrics, require_tokens
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
+    adapter_request,
     build_async_engine,
     completion_of,
     end_async_engine,
@@ -60,6 +61,8 @@ class AsyncVllmEngine:
         self._seed = seed
         self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
+        self._adapter: Any = None
+        self._adapter_ids = itertools.count(1)
         self._sender = WeightSender()
         self._in_order = asyncio.Lock()
         """Held by who hands something to the engine; it goes round in the order of asking."""
@@ -90,7 +93,7 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
@@ -212,18 +215,21 @@ class AsyncVllmEngine:
             try:
                 require_tokens(prompt, self._vocabulary)
                 tokens = {"type": "token", "prompt_token_ids": list(prompt)}
-                collectors.append(await self._llm.add_request(str(next(self._ids)), tokens, how))
+                collectors.append(
+                    await self._llm.add_request(str(next(self._ids)), tokens, how, lora_request=self._adapter)
+                )
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
         async with self._replacing:
             told = time.monotonic()
-            handover = await asyncio.to_thread(self._sender.write, state)
+            lora = self._config.pushed_adapter
+            handover = None if lora is not None else await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
             limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
             deadline = asyncio.timeout(limit_s)
@@ -235,7 +241,10 @@ class AsyncVllmEngine:
                     await self._llm.pause_generation(mode="keep")
                     began = time.monotonic()
                     with self._at("load weights"):
-                        await self._llm.collective_rpc("load_handed_over", args=(handover,))
+                        if lora is None:
+                            await self._llm.collective_rpc("load_handed_over", args=(handover,))
+                        else:
+                            await self._replace_adapter(state, lora)
                     await self._llm.update_weight_version(str(version))
                     self.version = version
                     await self._llm.resume_generation()
@@ -249,7 +258,17 @@ class AsyncVllmEngine:
                 self._thread.end(failure)
                 raise failure from error
             now = time.monotonic()
-            return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+            return LoadMetrics(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+
+    async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
+        """As in `VllmEngine`."""
+        before = self._adapter
+        with adapter_request(state, lora, next(self._adapter_ids)) as request:
+            if before is not None:
+                await self._llm.remove_lora(before.lora_int_id)
+            if request is not None:
+                await self._llm.add_lora(request)
+        self._adapter = request
 
     async def _look(self) -> None:
         """Notice when the engine's process is gone, and when it hangs."""

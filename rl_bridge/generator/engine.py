@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
+    adapter_request,
     build_engine,
     completion_of,
     refusals,
@@ -35,7 +36,7 @@ CLOSED = "the engine is closed"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class LoadFigures:
+class LoadMetrics:
     """What taking new weights cost.
 
     Attributes:
@@ -83,9 +84,13 @@ class Batches:
     Args:
         engine: A `vllm.LLMEngine`.
         statistics: Its own.
+
+    Attributes:
+        adapter: The `vllm.LoRARequest` that prompts are answered with; None for the engine's own weights.
     """
 
     def __init__(self, engine: Any, statistics: EngineStatistics) -> None:
+        self.adapter: Any = None
         self._engine = engine
         self._statistics = statistics
         self._vocabulary = int(engine.model_config.get_vocab_size())
@@ -114,7 +119,9 @@ class Batches:
             for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
                 require_tokens(prompt, self._vocabulary)
                 request_id = str(next(self._ids))
-                self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, how)
+                self._engine.add_request(
+                    request_id, {"prompt_token_ids": list(prompt)}, how, lora_request=self.adapter
+                )
                 self._requests[request_id] = batch
                 batch.under_way[request_id] = index
         except refusals() as error:
@@ -195,7 +202,7 @@ def fail(future: "Future[Any]", error: GeneratorError) -> None:
 class _Load:
     version: PolicyVersion
     state: Mapping[str, Tensor]
-    future: "Future[LoadFigures]" = field(default_factory=Future)
+    future: "Future[LoadMetrics]" = field(default_factory=Future)
 
 
 class VllmEngine:
@@ -217,6 +224,7 @@ class VllmEngine:
         self._rollout = config.rollout
         self._model_path = model_path
         self._seed = seed
+        self._adapter_ids = itertools.count(1)
         self.statistics = EngineStatistics()
         self._commands: deque[Batch | _Load] = deque()
         self.version: PolicyVersion = 0
@@ -259,7 +267,7 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
         """Take new weights.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
@@ -271,7 +279,9 @@ class VllmEngine:
 
         Args:
             version: What tokens report from then on.
-            state: Tensors under their Hugging Face names. They must not change until the future is done.
+            state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
+                under PEFT's, or none for the weights that the engine began with. They must not change until the future
+                is done.
 
         Raises:
             GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
@@ -386,7 +396,10 @@ class VllmEngine:
                     self._batches.step(self._rollout.generate_timeout_s)
         began = time.monotonic()
         try:
-            self._engine.collective_rpc("load_policy", args=(command.state,))
+            if (lora := self._config.pushed_adapter) is None:
+                self._engine.collective_rpc("load_policy", args=(command.state,))
+            else:
+                self._replace_adapter(command.state, lora)
             self._engine.reset_prefix_cache(reset_running_requests=True)
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
@@ -394,7 +407,17 @@ class VllmEngine:
         self._engine.set_weight_version(str(command.version))
         self.version = command.version
         now = time.monotonic()
-        answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
+        answer(command.future, LoadMetrics(pause_s=now - asked, load_s=now - began))
+
+    def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
+        """Nothing is answered with the one before any more; without tensors there is none afterwards."""
+        before = self._batches.adapter
+        with adapter_request(state, lora, next(self._adapter_ids)) as request:
+            if before is not None:
+                self._engine.remove_lora(before.lora_int_id)
+            if request is not None:
+                self._engine.add_lora(request)
+        self._batches.adapter = request
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:

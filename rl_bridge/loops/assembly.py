@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -33,8 +35,9 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
+from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.metrics.trackers import TRACKERS
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
@@ -42,7 +45,7 @@ from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
-from rl_bridge.rollout.task import Task, load_task
+from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
 from rl_bridge.services.options import by_need
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -127,7 +130,7 @@ class Roles:
         trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
         rollout: Of `RolloutActor`; None of a run on a dataset.
         dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None of an evaluation, and where the KL coefficient is 0.
+        reference: Of `ReferenceActor`; None of an evaluation, with LoRA, and where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
@@ -162,10 +165,16 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
-        if config.algorithm.kl_coef:
+        if config.has_reference:
             starting["reference"] = (
                 _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
                 (trainer,),
@@ -243,6 +252,7 @@ def _of(
 
 
 JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 TRANSFER_SHARE = 0.25
@@ -261,7 +271,7 @@ class Players:
         roles: Their services.
         chat: The policy behind a chat template.
         dispatcher: Has episodes played.
-        servers: The environment's; None of a run on a dataset.
+        servers: By environment; none of a run on a dataset.
         train_seconds: Nothing is trained here.
     """
 
@@ -271,7 +281,7 @@ class Players:
     roles: Roles
     chat: ChatPolicy
     dispatcher: Dispatcher
-    servers: EnvironmentServers | None
+    servers: Mapping[str, EnvironmentServers]
     train_seconds: float = 0.0
 
 
@@ -313,13 +323,21 @@ async def open_players(
         began = time.perf_counter()
         introductions = Introductions(failed=failed)
         stack.push_async_callback(introductions.close)
-        servers = None
-        if config.env is not None:
-            tell(f"starting the environment: {config.env.app or config.env.image or config.env.url} …")
-            servers = await stack.enter_async_context(
-                _servers(config, config.env, introductions, folder / LOGS)
-            )
-            stack.callback(_watch(servers, failed).cancel)
+        dispatcher: Dispatcher | None = None
+
+        def lost(name: str, error: BaseException) -> None:
+            try:
+                if dispatcher is None:
+                    raise error
+                dispatcher.set_aside(name, error, for_good=True)
+            except BaseException as end:
+                failed(end)
+
+        servers = _servers(config, introductions, folder / LOGS)
+        for name, env in config.environments.items():
+            tell(f"starting the environment: {env.app or env.image or env.url} …")
+            await stack.enter_async_context(servers[name])
+            stack.callback(_watch(servers[name], partial(lost, name)).cancel)
         if config.monarch.roles.coder is not None:
             coders = await stack.enter_async_context(
                 _coders(config.monarch, config.monarch.roles.coder, folder)
@@ -347,7 +365,7 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         rollout: Any
-        if roles.rollout is not None and servers is not None:
+        if roles.rollout is not None:
             rollout = roles.rollout
             await fleet.guard(_introduce(introductions, rollout, roles, servers))
         else:
@@ -355,19 +373,20 @@ async def open_players(
                 SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
             )
         tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
+        dispatcher = Dispatcher(
+            rollout,
+            buffer,
+            dispatch_settings(config),
+            collect=collect,
+            explain=(lambda name: servers[name].traceback()) if servers else None,
+        )
         yield Players(
             config=config,
             console=console,
             fleet=fleet,
             roles=roles,
             chat=chat,
-            dispatcher=Dispatcher(
-                rollout,
-                buffer,
-                dispatch_settings(config),
-                collect=collect,
-                explain=None if servers is None else servers.traceback,
-            ),
+            dispatcher=dispatcher,
             servers=servers,
         )
 
@@ -388,8 +407,10 @@ async def open_run(
         rl_bridge.errors.BridgeError: A part could not be started.
         openenv_core.ProviderError: The environment's server could not be started.
     """
-    task = None if config.rollout.task is None else load_task(config.rollout.task, config, folder)
-    model_path = _model_path(config, task)
+    tasks = load_tasks(config, folder)
+    model_path = _model_path(config, tasks)
+    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -400,9 +421,8 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
-        )
+        # In a thread: a tracker asks its server first.
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0,
@@ -413,7 +433,7 @@ async def open_run(
             config=config,
             folder=folder,
             model_path=model_path,
-            task=task or DatasetReport(folder),
+            tasks=tasks or {"": DatasetReport(folder)},
             chat=players.chat,
             policy=roles.policy,
             trainer=roles.trainer,
@@ -427,6 +447,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
+            advantage=advantage,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:
@@ -460,23 +481,24 @@ def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None])
 
 
 async def _introduce(
-    introductions: Introductions, rollout: Service, roles: Roles, servers: EnvironmentServers
+    introductions: Introductions, rollout: Service, roles: Roles, servers: Mapping[str, EnvironmentServers]
 ) -> None:
     """Tell the rollout workers whom they work with, now and whenever that changes."""
     roles.policy.on_roster(partial(introductions.tell, "take_policy"))
     introductions.tell("take_policy", roles.policy.roster)
-    introductions.tell("take_servers", servers.urls)
+    introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
     if roles.reward is not None:
         roles.reward.on_roster(partial(introductions.tell, "take_reward"))
         introductions.tell("take_reward", roles.reward.roster)
     await introductions.begin(rollout)
 
 
-def _servers(config: Config, env: EnvConfig, introductions: Introductions, logs: Path) -> EnvironmentServers:
-    async def changed(urls: tuple[str, ...]) -> None:
-        introductions.tell("take_servers", urls)
+def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[str, EnvironmentServers]:
+    async def changed(_: tuple[str, ...]) -> None:
+        introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
 
-    return environment_servers(config, env, changed, logs)
+    servers = {name: environment_servers(config, name, changed, logs) for name in config.environments}
+    return servers
 
 
 def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:
@@ -511,6 +533,18 @@ def _store(config: Config) -> WeightStore:
     )
 
 
+def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+    yield JsonlSink(folder / METRICS_FILE)
+    for name, task in tasks.items():
+        if name:
+            yield EnvironmentSink(task.folder / METRICS_FILE, name)
+    for sink in dict.fromkeys(config.metrics.sinks):
+        if sink == "tensorboard":
+            yield TensorBoardSink(folder / "tensorboard")
+        else:
+            yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
+
+
 def _buffer(config: Config) -> ReplayBuffer:
     rollout, iterations = config.rollout, config.trainer.iterations
     return ReplayBuffer(
@@ -525,10 +559,10 @@ def _buffer(config: Config) -> ReplayBuffer:
     )
 
 
-def _model_path(config: Config, task: Task | None) -> Path:
+def _model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
-    if task is not None:
+    for task in tasks.values():
         with contextlib.suppress(NotImplementedError):
             return task.make_policy().absolute()
     raise ConfigError(

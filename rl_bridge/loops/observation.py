@@ -50,11 +50,11 @@ class SpanCollector:
         answers = await ask_all(self._fleet, "spans")
         self._answers = {name: self._answers.get(name, {}) | found for name, found in answers.items()}
 
-    async def figures(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
         """Collect, and return each role's shares since the last call, by the names that the log uses."""
         await self.collect()
         spent = by_role(self._window.advance(self.known))
-        return {name: share for role, totals in spent.items() for name, share in totals.figures(role).items()}
+        return {name: share for role, totals in spent.items() for name, share in totals.metrics(role).items()}
 
 
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
@@ -93,8 +93,8 @@ def service_rows(
     )
 
 
-def server_row(servers: "EnvironmentServers") -> ServiceRow:
-    """The environment's servers. Of one that somebody else has started nothing is known but where it is."""
+def server_row(servers: "EnvironmentServers", name: str = "environment") -> ServiceRow:
+    """An environment's servers, by a name. Of one that somebody else has started nothing is known but where it is."""
     host = socket.gethostname()
     started = tuple(
         ReplicaRow(
@@ -107,7 +107,7 @@ def server_row(servers: "EnvironmentServers") -> ServiceRow:
         for number, server in enumerate(servers.status)
     )
     given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
-    return ServiceRow(name="environment", replicas=started or given)
+    return ServiceRow(name=name, replicas=started or given)
 
 
 def event_rows(fleet: "Fleet") -> tuple[EventRow, ...]:
@@ -195,7 +195,7 @@ class RunObserver:
 
     async def metrics(self) -> dict[str, float]:
         """What processes and generators have done since the last call, by the names that the log uses."""
-        spent, answers = await asyncio.gather(self.spans.figures(), ask_all(self._fleet, "statistics"))
+        spent, answers = await asyncio.gather(self.spans.metrics(), ask_all(self._fleet, "statistics"))
         told = {
             replica: totals
             for replica, totals in answers.get("policy", {}).items()

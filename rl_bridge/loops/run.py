@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
@@ -28,15 +29,15 @@ from rl_bridge.loops.observation import (
     server_row,
     service_rows,
 )
-from rl_bridge.loops.settings import overlong, trainer_settings
+from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, rewind, span
+from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import rollout_figures
+from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import Fleet, LocalService
@@ -112,7 +113,7 @@ class Iteration:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Seconds of wall time, as `time/<part>_s`."""
         return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
 
@@ -123,8 +124,8 @@ _TRAINER_GONE = "the trainer is gone"
 class Report(Protocol):
     """What a task says of a run."""
 
-    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Figures of its own to log with each iteration."""
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Metrics of its own to log with each iteration."""
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:
         """Look at the greedy policy."""
@@ -145,11 +146,11 @@ class Run:
         config: What was asked for.
         folder: Where everything about the run is written.
         model_path: The checkpoint that the run began with.
-        task: Says what the run comes to: an environment's `Task`, or `DatasetReport`.
+        tasks: By environment, what says what the run comes to: a `Task`; of a dataset, a `DatasetReport` as "".
         chat: The policy behind a chat template.
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
-        reference: The service of `ReferenceActor`; None where the KL coefficient is 0.
+        reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
         dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
         buffer: Groups between workers and trainer.
         dispatcher: Keeps groups in flight over the rollout workers.
@@ -159,9 +160,10 @@ class Run:
         history: What became of each group.
         records: Keeps a part of the rollouts to be read.
         console: What a person watches.
+        advantage: Makes advantages of a group's rewards.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
-        newest: The figures of the last iteration.
+        newest: The metrics of the last iteration.
         preempted: Whether the run was told to go.
         trainer_lost: Set when a process of the trainer is gone, until the run goes back.
     """
@@ -169,7 +171,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    task: Report
+    tasks: Mapping[str, Report]
     chat: ChatPolicy
     policy: Any
     trainer: Any
@@ -183,6 +185,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
+    advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
@@ -234,23 +237,22 @@ class Run:
         iteration: Iteration,
         groups: Sequence[Group],
         samples: Sequence[TrainSample],
-        figures: Mapping[str, float],
+        metrics: Mapping[str, float],
     ) -> None:
-        """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
+        """Write the metrics of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
+            tallies = self.dispatcher.take_tallies()
             complete = {
-                **rollout_figures(
-                    groups,
-                    version=self.version - 1,
-                    tally=self.dispatcher.take_tally(),
-                    overlong=overlong(self.config),
-                    max_staleness=self.config.rollout.max_staleness,
-                ),
-                **self.task.figures([t for group in groups for t in group.trajectories]),
-                **figures,
+                **self._rollout_metrics(groups, Tally.sum(tallies.values())),
+                **{
+                    f"{environment_prefix(name)}{metric}": value
+                    for name in self.tasks
+                    for metric, value in self._environment_metrics(name, groups, tallies[name]).items()
+                },
+                **metrics,
                 **self._account(),
-                **iteration.figures(),
+                **iteration.metrics(),
                 **(self.sync.newest.named() if self.sync.newest is not None else {}),
             }
         if self.version == iterations or (every and self.version % every == 0):
@@ -261,7 +263,7 @@ class Run:
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
-            with self._writing(f"the figures of iteration {self.version}"):
+            with self._writing(f"the metrics of iteration {self.version}"):
                 self.metrics.write(self.version, complete)
                 self.history.write(self.version)
                 with span("keep rollouts"):
@@ -273,6 +275,24 @@ class Run:
                 highlight=False,
                 soft_wrap=True,
             )
+
+    def _rollout_metrics(self, groups: Sequence[Group], tally: Tally) -> Mapping[str, float]:
+        return rollout_metrics(
+            groups,
+            version=self.version - 1,
+            tally=tally,
+            overlong=overlong(self.config),
+            max_staleness=self.config.rollout.max_staleness,
+        )
+
+    def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
+        """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
+        own = [group for group in groups if group.environment == name]
+        told = dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
+        if name:
+            told.update(self._rollout_metrics(own, tally))
+            told.update(_episode_metrics(self.dispatcher.health[name].counts))
+        return told
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -286,11 +306,8 @@ class Run:
 
     def _account(self) -> dict[str, float]:
         """What was lost on the way, since the beginning."""
-        ledger, counts = self.buffer.ledger, self.dispatcher.counts
-        return {
-            "rollout/episodes_retried": float(counts.retried),
-            "rollout/episodes_dropped": float(counts.dropped),
-            "rollout/episodes_unscored": float(counts.unscored),
+        ledger = self.buffer.ledger
+        return _episode_metrics(self.dispatcher.counts) | {
             "rollout/groups_dropped": float(ledger.dropped.total()),
             "rollout/leases_lost": float(ledger.lost),
             "rollout/results_late": float(ledger.late),
@@ -305,13 +322,19 @@ class Run:
     async def probe(self) -> dict[str, float]:
         """Have the task look at the greedy policy."""
         await self.sync.finish()  # the weights that it is asked about
-        return {f"probe/{name}": value for name, value in (await self.task.probe(self.chat)).items()}
+        return {
+            f"{environment_prefix(name)}probe/{metric}": value
+            for name, task in self.tasks.items()
+            for metric, value in (await task.probe(self.chat)).items()
+        }
 
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
+        The loop goes on while it is written, unless it is the last one.
+
         Args:
-            now: Write one whether it is due or not.
+            now: Write one whether it is due or not, and wait for it.
         """
         every = self.config.trainer.checkpoint_interval
         last = self.version == self.config.trainer.iterations
@@ -328,7 +351,7 @@ class Run:
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
             async with self.deadline("a checkpoint"):
-                await self.trainer.save_checkpoint.route(self.version, state, written)
+                await self.trainer.save_checkpoint.route(self.version, state, written, now or last)
 
     def preempt(self) -> None:
         """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""
@@ -361,7 +384,7 @@ class Run:
             BridgeError: What came after it cannot be taken out of the run's files.
         """
         self.version = self._first_version = version
-        with self._writing(f"the figures up to iteration {version}"):
+        with self._writing(f"the metrics up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)
             self.records.rewind(version)
@@ -370,12 +393,20 @@ class Run:
             self.preempt()
 
 
+def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:
+    return {
+        "rollout/episodes_retried": float(counts.retried),
+        "rollout/episodes_dropped": float(counts.dropped),
+        "rollout/episodes_unscored": float(counts.unscored),
+    }
+
+
 BEGAN = time.time()
 """When this process was started, near enough."""
 
 
-def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
-    """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
+def snapshot(run: Run, fleet: Fleet, servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
+    """Take a snapshot; nothing is waited for. Metrics that are not finite are left out."""
     return StatusSnapshot(
         name=run.folder.name,
         folder=str(run.folder.absolute()),
@@ -389,12 +420,12 @@ def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> Stat
         max_staleness=run.config.rollout.max_staleness,
         services=(
             *service_rows(fleet, run.observer.versions),
-            *(() if servers is None else (server_row(servers),)),
+            *(server_row(one, environment_role(name)) for name, one in servers.items()),
         ),
         groups=group_counts(run.buffer.ledger),
         leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
         events=event_rows(fleet),
         spans=run.observer.spans.known,
         # What is no number JSON has no word for, and whoever asks would not understand the rest either.
-        figures={name: value for name, value in run.newest.items() if math.isfinite(value)},
+        metrics={name: value for name, value in run.newest.items() if math.isfinite(value)},
     )

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class RunPlan:
 
     Attributes:
         parameters: Of the policy.
+        adapters: Of its adapters; None where all parameters are trained.
         trainer_bytes: What the trainer keeps for them, over all ranks.
         roles: Memory of each role; empty without a configuration.
         kept_bytes: What the trainer's hosts keep of the weights for their readers, in memory; None without a
@@ -98,9 +99,11 @@ class RunPlan:
         generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
         fleet: What is rented; None without prices.
+        decided: Keys that GPUs decide unless somebody sets them, and what they are; empty without a configuration.
     """
 
     parameters: int | None = None
+    adapters: int | None = None
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
     kept_bytes: int | None = None
@@ -108,16 +111,21 @@ class RunPlan:
     generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
     fleet: RentedFleet | None = None
+    decided: Mapping[str, Any] = field(default_factory=dict)
 
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
         roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
+        lora = None if config is None else config.model.lora
+        adapters = None if lora is None else size.adapter_parameters(lora)
         return replace(
             self,
             parameters=size.parameters,
-            trainer_bytes=trainer_bytes(size.parameters),
+            adapters=adapters,
+            trainer_bytes=trainer_bytes(size.parameters, adapters),
             roles=roles,
             kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
+            decided={} if config is None else config.decided_by_gpus(),
         )
 
     def with_broadcasts(

@@ -1,6 +1,9 @@
 """A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
 
+import math
+import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.fsdp import FSDPModule
 
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
+from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.titan.definitions import (
@@ -28,13 +32,15 @@ from rl_bridge.titan.definitions import (
     share_out_last_layer,
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
-from rl_bridge.titan.ranks import is_of_siblings, join_process_group
+from rl_bridge.titan.lora import Adapters, with_adapters
+from rl_bridge.titan.ranks import gathered, is_of_siblings, join_process_group
+from rl_bridge.weights.snapshot import State
 
 # After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
 from torchtitan.distributed import ParallelDims  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
-from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -42,6 +48,10 @@ ROWS_AT_ONCE = 4096
 """Of the two that are compared: both whole would be gigabytes beside the model."""
 DEFAULT_CHUNK = 1024
 """Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
+COMPILED_MULTIPLE = 64
+"""Rows of a compiled model are padded to a multiple of so many tokens: what is compiled for one length, and for lengths
+that differ, is then all that is ever compiled."""
+_CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
 class TitanModel:
@@ -60,9 +70,14 @@ class TitanModel:
         tensor_parallel: Ranks that share every matrix; the rest of the process group, which has one rank where nobody
             made one before, is data parallel, with sharded weights (FSDP2).
         value_head: Whether it is a critic.
-        recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
-            more of computation for memory that hardly grows with the layers. None does so on a GPU.
+        activation_checkpointing: What the backward pass computes anew in place of keeping it: `none`, `full` (all of
+            each block: a third more of computation, for memory that hardly grows with the layers), or `selective` (all
+            but attention and every second product of matrices).
+        compile: Whether blocks are compiled by torch.compile. Each pass is then one row: of other shapes there would be
+            more to compile than torch allows.
         chunk: How many loss tokens have logits at once.
+        lora: Trains adapters alone, and a value head; None trains all weights.
+        seed: What the adapters begin with.
 
     Attributes:
         module: The TorchTitan module.
@@ -70,7 +85,8 @@ class TitanModel:
         parallel_dims: TorchTitan's description of the ranks.
 
     Raises:
-        ConfigError: The ranks cannot be divided as asked, or the rows are longer than the model was made for.
+        ConfigError: The ranks cannot be divided as asked, the rows are longer than the model was made for, or there is
+            no compiler.
         ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
     """
 
@@ -84,11 +100,16 @@ class TitanModel:
         device: torch.device,
         tensor_parallel: int = 1,
         value_head: bool = False,
-        recompute: bool | None = None,
+        activation_checkpointing: str = "none",
+        compile: bool = False,  # noqa: A002 - the key's name
         chunk: int = DEFAULT_CHUNK,
+        lora: LoraConfig | None = None,
+        seed: int = 0,
     ) -> None:
         self.device = device
         self._chunk = chunk
+        if compile:
+            _require_compiler()
         join_process_group(device)
         if dist.get_world_size() % tensor_parallel:
             raise ConfigError(
@@ -99,12 +120,13 @@ class TitanModel:
             spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel
         )
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
-        self._row_multiple = tensor_parallel  # what lies between the matrices is split along the row
+        # What lies between the matrices is split along the row.
+        self._row_multiple = math.lcm(tensor_parallel, COMPILED_MULTIPLE if compile else 1)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         architecture = read_architecture(Path(path))
-        self._vocabulary = architecture.vocabulary
+        self._architecture, self._value_head = architecture, value_head
         if max_length > architecture.positions:
             raise ConfigError(
                 f"expected rows of at most {architecture.positions} tokens, which the model at {str(path)!r} was made "
@@ -112,9 +134,10 @@ class TitanModel:
             )
         padded = -(-max_length // self._row_multiple) * self._row_multiple
         # TorchTitan's attention by document takes no float32.
-        self._in_one_row = device.type == "cuda" and dtype == "bfloat16"
+        self._by_kernel = device.type == "cuda" and dtype == "bfloat16"
+        self._in_one_row = self._by_kernel or compile
         config = model_config(
-            architecture, max_length=padded, value_head=value_head, in_one_row=self._in_one_row
+            architecture, max_length=padded, value_head=value_head, in_one_row=self._by_kernel
         )
         try:
             config.update_from_config(
@@ -123,21 +146,27 @@ class TitanModel:
         except ValueError as error:  # attention heads that cannot be divided
             raise ConfigError(f"this model cannot be spread as asked: {error}") from error
         share_out_last_layer(config, value_head=value_head)
+        if lora is not None:
+            config = with_adapters(config, lora)
         with torch.device("meta"), set_default_dtype(torch.float32):
             module = config.build()
-        recompute = trainable and device.type == "cuda" if recompute is None else recompute
+        if lora is None:
+            module.requires_grad_(trainable)
+        elif value_head:
+            module.lm_head.requires_grad_(True)
         with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
             module = DEFINITIONS[architecture.family].parallelize(
                 module,
                 parallel_dims=self.parallel_dims,
                 training=training,
                 parallelism=parallelism,
-                compile_config=CompileConfig(enable=False),
-                ac_config=FullAC.Config() if recompute else None,
+                compile_config=CompileConfig(enable=compile, components=["model"]),
+                ac_config=_CHECKPOINTING[activation_checkpointing],
                 dump_folder=scratch,
             )
-        self.module = _filled(module, device).train(trainable).requires_grad_(trainable)
         self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
+        self._adapters = None if lora is None else Adapters(module, lora, self.adapter, seed=seed)
+        self.module = _filled(module, device).train(trainable)
         self._load(Path(path), tied=config.enable_weight_tying)
 
     def _load(self, path: Path, *, tied: bool) -> None:
@@ -159,7 +188,9 @@ class TitanModel:
                 "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
                 "tie_word_embeddings to false; otherwise take it out of the safetensors"
             )
-        self.module.load_state_dict(self.adapter.from_hf({**state, **stored}))
+        # Adapters are in no checkpoint of this layout: they stay as they were drawn.
+        loaded = self.adapter.from_hf({**state, **stored})
+        self.module.load_state_dict({**self.module.state_dict(), **loaded})
 
     def spmd(self) -> AbstractContextManager[Any]:
         """The context in which forward and backward passes run."""
@@ -169,6 +200,13 @@ class TitanModel:
     def pack(self, batch: TrainBatch) -> PackedRows:
         """A batch's contexts, laid out for one pass through this model."""
         return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
+
+    def train_flops(self, batch: TrainBatch) -> float:
+        """Floating-point operations of a pass forward and backward; see `Architecture.train_flops`."""
+        lengths = batch.lengths.tolist()
+        return self._architecture.train_flops(
+            lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
+        )
 
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
         """What the last layer says of each loss token. The context of `spmd` has to be entered.
@@ -180,10 +218,10 @@ class TitanModel:
         Raises:
             ValueError: A loss token is not in the vocabulary.
         """
-        if rows.target.min() < 0 or rows.target.max() >= self._vocabulary:
+        if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
-                f"a loss token is not in the vocabulary of {self._vocabulary}: they are from {rows.target.min()} to "
-                f"{rows.target.max()}"
+                f"a loss token is not in the vocabulary of {self._architecture.vocabulary}: they are from "
+                f"{rows.target.min()} to {rows.target.max()}"
             )
         self.module.lm_head.wanted = LossTokens(
             row=self._tensor(rows.row),
@@ -192,25 +230,29 @@ class TitanModel:
             temperature=temperature,
             chunk=self._chunk,
         )
-        return self._forward(self._tensor(rows.tokens), self._tensor(rows.positions), rows)
-
-    def _forward(self, tokens: Tensor, positions: Tensor, rows: PackedRows | None) -> TokenOutputs:
-        masks = None
-        if self._in_one_row:
+        masks, positions = None, self._tensor(rows.positions)
+        if self._by_kernel:
             masks = self.module.get_attention_masks(positions)
-        elif rows is not None and not rows.one_a_row:
+        elif self._in_one_row or not rows.one_a_row:
             masks = document_mask(self._tensor(rows.document))
-        outputs: TokenOutputs = self.module(tokens, positions=positions, attention_masks=masks)
+        outputs: TokenOutputs = self.module(
+            self._tensor(rows.tokens), positions=positions, attention_masks=masks
+        )
         return outputs
 
     def idle(self) -> Tensor:
         """A loss of 0, to take part in the others' collectives without a share of the batch."""
-        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.module.lm_head.wanted = LossTokens(
-            row=nothing, column=nothing, target=nothing, temperature=1.0, chunk=1
+        nothing, row = np.zeros(1, dtype=np.int64), np.zeros((1, self._row_multiple), dtype=np.int64)
+        rows = PackedRows(
+            tokens=row,
+            positions=np.arange(self._row_multiple).reshape(1, -1),
+            document=row,
+            row=nothing,
+            column=nothing,
+            target=nothing,
+            one_a_row=True,
         )
-        row = torch.arange(self._row_multiple, device=self.device).unsqueeze(0)
-        return self._forward(torch.zeros_like(row), row, None).logprobs.sum() * 0.0
+        return self.outputs(rows).logprobs.sum() * 0.0
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -243,29 +285,49 @@ class TitanModel:
     def _data_mesh(self) -> Any:
         return self.parallel_dims.get_mesh("fsdp")
 
-    def sharded_state_dict(self) -> dict[str, Tensor]:
+    def trained_state(self) -> dict[str, Tensor]:
+        """This rank's part of what is trained, as DTensors under TorchTitan's names; they share the model's storage."""
+        trained = {
+            name.replace("_checkpoint_wrapped_module.", "")
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        }
+        return {name: value for name, value in self.module.state_dict().items() if name in trained}
+
+    def load_trained(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `trained_state` gave, as a checkpoint had it."""
+        self.module.load_state_dict({**self.module.state_dict(), **state})
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Within the block the model with adapters is the one that it began as."""
+        assert self._adapters is not None
+        return self._adapters.off()
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """This rank's part of the adapters, as DTensors under PEFT's names; they share the model's storage."""
+        assert self._adapters is not None
+        return self._adapters.state()
+
+    def sharded_state_dict(self) -> State:
         """This rank's part of the weights, as DTensors under their Hugging Face names.
 
-        They share the model's storage: an update changes them.
+        They share the model's storage: an update changes them. What has an adapter is a sum with it; all ranks have to
+        ask then, for the adapters are gathered.
         """
         state = self.adapter.to_hf(self.module.state_dict())
-        return {name: value.detach() for name, value in state.items()}
+        state = {name: value.detach() for name, value in state.items()}
+        return state if self._adapters is None else self._adapters.merged(state)
 
     def hf_state_dict(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names, whole and detached. All ranks have to ask.
+        """The weights under their Hugging Face names, whole and detached, with adapters merged. All ranks have to ask.
 
-        They are in the host's memory, and on one rank of a CPU share the model's storage. They are gathered one by one:
-        a GPU that holds its part of a model need not have room for all of it.
+        They are in the host's memory, and on one rank of a CPU share the model's storage where they have no adapter.
+        They are gathered one by one: a GPU that holds its part of a model need not have room for all of it.
 
         Args:
             keep: Whether this rank wants them, or only helps others to have them; then there are none.
         """
-        kept: dict[str, Tensor] = {}
-        for name, value in self.sharded_state_dict().items():
-            whole = value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
-            if keep:
-                kept[name] = whole
-        return kept
+        return gathered(self.sharded_state_dict(), keep=keep)
 
 
 def _filled(module: Any, device: torch.device) -> Any:
@@ -277,6 +339,19 @@ def _filled(module: Any, device: torch.device) -> Any:
     with torch.no_grad():
         module.init_states(buffer_device=None)
     return module
+
+
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            f"trainer.compile needs a C++ compiler on {os.uname().nodename}, there is none: {error}; "
+            "install g++ there, or leave trainer.compile out"
+        ) from error
 
 
 def _has_another_output_layer(path: Path) -> bool:

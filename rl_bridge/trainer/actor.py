@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -75,8 +76,8 @@ class TrainerActor(ServiceActor):
     async def train_step(
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
-        """Train one iteration from a version; returns its metrics. See `Trainer.step`."""
-        return await self._work("train", self._trainer.step, batch, version)
+        """Train one iteration from a version; returns its metrics, what was measured included. See `Trainer.step`."""
+        return await self._work("train", self._step, batch, version)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -117,6 +118,7 @@ class TrainerActor(ServiceActor):
         version: PolicyVersion,
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes] | None = None,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint. See `Trainer.save`.
 
@@ -124,8 +126,10 @@ class TrainerActor(ServiceActor):
             version: Which the trainer has to be at.
             run_state: Comes back from `resumed`.
             attachments: Likewise.
+            wait: Until it is there.
         """
-        await self._work("save", self._trainer.save, version, run_state, attachments)
+        save = partial(self._trainer.save, wait=wait)
+        await self._work("save", save, version, run_state, attachments)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:
@@ -162,6 +166,9 @@ class TrainerActor(ServiceActor):
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(OUT_OF_STEP)
+
+    def _step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None) -> dict[str, float]:
+        return self._trainer.step(batch, version) | self._trainer.measured
 
     def _start(self) -> None:
         assert self._rank.meeting is not None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from rl_bridge.types import PolicyVersion
 
 
@@ -22,6 +22,7 @@ class TrainerSettings:
         seed: Of everything random in the trainer.
         trainer: `trainer.*`.
         algorithm: `algorithm.*`.
+        lora: `model.lora.*`; None trains all weights.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         resume: Go on from the newest checkpoint in the folder, where there is one. It is what a restarted trainer has
@@ -37,6 +38,7 @@ class TrainerSettings:
     seed: int
     trainer: TrainerConfig
     algorithm: AlgorithmConfig
+    lora: LoraConfig | None = None
     deterministic: bool = False
     resume: bool = True
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import CheckpointError, NonFiniteLossError, TrainerWentBackError
+from rl_bridge.errors import ModelError, NonFiniteLossError, TrainerWentBackError
+from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
-from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
+from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, siblings_needed
+from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
-from rl_bridge.trainer.metrics import LossMetrics
+from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.policy import PolicyGradients
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
@@ -28,6 +29,10 @@ from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.shares import RankBatch, rank_batches
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.snapshot import State
+
+_ADAPTERS = "adapters"
+_WHOLE = "whole weights"
 
 
 class Trainer:
@@ -41,6 +46,7 @@ class Trainer:
 
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
+        measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
 
     Raises:
         ConfigError: The model cannot be spread over the ranks as asked.
@@ -68,13 +74,21 @@ class Trainer:
                 device=device,
                 tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
+                activation_checkpointing=config.activation_checkpointing,
+                compile=config.compile,
+                lora=settings.lora,
+                seed=settings.seed,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
+        limit_waits(rank.timeout_s)
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
-        self._checkpoints = Checkpoints(settings.folder)
+        self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
+        self._adapters_of = None if settings.lora is None else _identity(settings)
+        self._meter = StepMeter(device)
+        self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -85,7 +99,7 @@ class Trainer:
             What was stored with it; version 0 where there was none.
 
         Raises:
-            ModelError: The checkpoint is damaged, or of another model.
+            ModelError: The checkpoint is damaged, of another model, or of adapters where there are none, or others.
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()
@@ -93,13 +107,14 @@ class Trainer:
             if not version:
                 return ResumeState()
             state = self._state()
+            self._require_same_adapters(version)
             # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
             generators = state.pop(self._random_key)
             kept = self._checkpoints.below(self._random_key, version)
             if known := {device: generators[device] for device in generators if device in kept}:
                 state[self._random_key] = known
             self._checkpoints.load(version, state)
-        self._model.module.load_state_dict(state["model"])
+        self._model.load_trained(state["model"])
         self._optimizer.restored(version)
         if self._critic is not None:
             self._critic.restore(state, version)
@@ -107,24 +122,34 @@ class Trainer:
         self.version = version
         return self._checkpoints.run_state(version)
 
+    def _require_same_adapters(self, version: PolicyVersion) -> None:
+        theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
+        if theirs != self._adapters_of:
+            raise ModelError(
+                f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, got "
+                f"{theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+            )
+
     def step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.
 
         Args:
             batch: This rank's part; or all loss tokens, of which it takes its part. With reference log-probabilities
-                where `kl_coef` is above 0. What else the algorithm needs is added here.
+                where `kl_coef` is above 0 and all weights are trained. What else the algorithm needs is added here.
             version: Which the trainer has to be at; None for whichever it is.
 
         Returns:
             The metrics of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
+            CheckpointError: The checkpoint that was being written could not be. Nothing was trained.
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
             TrainerWentBackError: The trainer is at another version; nothing was trained.
         """
         if version is not None:
             self._expect(version)
         with siblings_needed(f"in iteration {self.version}"):
+            self._checkpoints.check()
             return self._step(self._own(batch))
 
     def _own(self, batch: TrainBatch | RankBatch) -> RankBatch:
@@ -135,8 +160,12 @@ class Trainer:
 
     def _step(self, mine: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
+        passes = [one.passes for one in (self._policy, self._critic) if one is not None]
+        for one in passes:
+            one.begin()
+        self._meter.begin()
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
-        metrics = LossMetrics(algorithm, with_reference=mine.batch.reference_logprobs is not None)
+        metrics = LossMetrics()
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
@@ -148,13 +177,15 @@ class Trainer:
             losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
             norms.append(self._checked(mine, update, losses[-1]))
             waited += self._readers.wait_until_none(config.collective_timeout_s)
-            for one in self._learners:
-                one.step()
+            for learner in self._learners:
+                learner.step()
         for _ in range(len(losses), config.updates_per_iteration):
-            for one in self._learners:
-                one.skip()  # too few trajectories came for every update; the schedule goes by iterations
+            for learner in self._learners:
+                learner.skip()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
-        return {
+        done = [self._policy.passes.tokens, sum(one.flops for one in passes)]
+        tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
+        found = {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
@@ -163,6 +194,8 @@ class Trainer:
             **metrics.reduced(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
+        self.measured = self._meter.figures(tokens=tokens, flops=flops)
+        return found
 
     @property
     def _learners(self) -> list[Optimization | Critic]:
@@ -171,10 +204,14 @@ class Trainer:
     def _prepared(self, mine: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
 
-        The latter, where ratios are against those, are computed in the passes in which each token will be trained: in
-        bfloat16 other passes have other roundings, and the ratio of a part that is trained first would not be 1.
+        With LoRA the reference's are the model's own with its adapters off. The policy's, where ratios are against
+        those, are computed in the passes in which each token will be trained: in bfloat16 other passes have other
+        roundings, and the ratio of a part that is trained first would not be 1.
         """
         batch, algorithm = mine.batch, self._settings.algorithm
+        if algorithm.kl_coef and self._settings.lora is not None:
+            with self._model.without_adapters():
+                batch = batch.with_reference(self._policy.logprobs(mine))
         values = None if self._critic is None else self._critic.values(mine)
         batch = with_advantages(
             batch, algorithm, values=values, whole=lambda numbers: self._policy.passes.whole(batch, numbers)
@@ -186,7 +223,8 @@ class Trainer:
     def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
-            norm = self._optimizer.clip(loss, iteration=self.version)
+            of = f"algorithm.loss={self._settings.algorithm.loss}"
+            norm = self._optimizer.clip(loss, iteration=self.version, of=of)
             if self._critic is not None:
                 self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:
@@ -201,23 +239,29 @@ class Trainer:
             return self._policy.passes.whole(mine.batch, self._policy.logprobs(mine)).astype(np.float32)
 
     @contextmanager
-    def weights(self, version: PolicyVersion) -> Iterator[dict[str, Tensor]]:
-        """This rank's part of the weights, as DTensors under their Hugging Face names, to be read from any thread.
+    def weights(self, version: PolicyVersion) -> Iterator[State]:
+        """This rank's part of what generators take, as DTensors, to be read from any thread.
 
-        Within the block they do not change: the next update waits for its end. Passes forward and backward do not.
+        They are the weights under their Hugging Face names, adapters merged; or, with `model.lora.push` of "adapter",
+        those alone under PEFT's names. Within the block they do not change: the next update waits for its end. Passes
+        forward and backward do not.
 
         Raises:
             TrainerWentBackError: They are of another version.
         """
         self._expect(version)
         with self._readers:
-            yield self._model.sharded_state_dict()
+            lora = self._settings.lora
+            alone = lora is not None and lora.push == "adapter"
+            yield self._model.adapter_state() if alone else self._model.sharded_state_dict()
 
     def save(
         self,
         version: PolicyVersion,
         run_state: Mapping[str, Any] | None = None,
         attachments: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint.
 
@@ -225,25 +269,34 @@ class Trainer:
             version: Which the trainer has to be at: what else is stored belongs to that one.
             run_state: What the controller wants back on resumption, in values that JSON has.
             attachments: Larger parts of it, by the names of files.
+            wait: Until it is there. Otherwise it is written from a copy in the host's memory beside the training;
+                should that fail, the next step says so, or the next checkpoint.
 
         Raises:
-            CheckpointError: It could not be written; older ones are whole.
+            CheckpointError: It could not be written, or the one before; older ones are whole.
             TrainerWentBackError: The trainer is at another version.
         """
         self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
+            if wait:
+                self._checkpoints.finish()
 
     def hf_state_dict(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole, on every rank."""
         return self._model.hf_state_dict()
 
-    def export(self, folder: str | Path, version: PolicyVersion | None = None) -> None:
-        """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too.
+    def export(
+        self, folder: str | Path, version: PolicyVersion | None = None, *, most_bytes: int = SHARD_BYTES
+    ) -> None:
+        """Write the weights as safetensors, in the type that the model computes in; checkpoints keep more than that.
+
+        Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them.
 
         Args:
             folder: Where to.
             version: Which the trainer has to be at; None for whichever it is.
+            most_bytes: Of a file. Where there are several, an index says what is where.
 
         Raises:
             CheckpointError: They could not be written.
@@ -252,14 +305,18 @@ class Trainer:
         if version is not None:
             self._expect(version)
         with siblings_needed("for the export"):
-            writes = self._rank.index == 0
-            state = self._model.hf_state_dict(keep=writes)
-            failure = export_weights(state, Path(folder)) if writes else None
-            if (failure := agree(failure)) is not None:
-                raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
+            self._checkpoints.finish()
+            group, folder = self._checkpoints.group, Path(folder)
+            dtype: torch.dtype = getattr(torch, self._settings.dtype)
+            state = self._model.sharded_state_dict()
+            export_weights(state, folder, dtype=dtype, group=group, most_bytes=most_bytes)
+            if (lora := self._settings.lora) is not None:
+                factors, base = self._model.adapter_state(), self._settings.model_path
+                export_adapter(factors, folder / "adapter", lora, base=base, group=group)
 
     def close(self) -> None:
-        """Leave the process group, if there are others in it."""
+        """Wait for the checkpoint that is being written, and leave the process group, if there are others in it."""
+        self._checkpoints.close()
         if self._rank.count > 1:
             dist.destroy_process_group()
 
@@ -273,7 +330,8 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds of the training; read in place when one is loaded."""
         return {
-            "model": self._model.module.state_dict(),
+            "model": self._model.trained_state(),
+            **({} if self._adapters_of is None else {_ADAPTERS: {self._adapters_of: torch.zeros(1)}}),
             **self._optimizer.state(),
             **({} if self._critic is None else self._critic.state()),
             self._random_key: self._random(),
@@ -292,3 +350,13 @@ class Trainer:
     def _take_random(self, states: Mapping[str, Tensor] | None) -> None:
         for device, state in (states or {}).items():
             (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(state)
+
+
+def _identity(settings: TrainerSettings) -> str:
+    """What adapters belong to, and what they mean: others would fit, and make another policy."""
+    lora = settings.lora
+    assert lora is not None
+    base, targets = checkpoint_identity(Path(settings.model_path)), " ".join(sorted(lora.targets))
+    return (
+        f"adapters of rank {lora.rank} and alpha {lora.alpha:g} for {targets} of the checkpoint {base[:16]}"
+    )

@@ -92,7 +92,9 @@ class PlayedLLM:
                     answer = answer_of(len(collector.versions), collector.prompt[0], collector.versions)
                     collector.answered.set_result(SimpleNamespace(outputs=[answer]))
 
-    async def add_request(self, request_id: str, prompt: dict[str, Any], how: Any) -> Collector:
+    async def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: Any, lora_request: None = None
+    ) -> Collector:
         await asyncio.sleep(0)
         await self.stands_still.wait()
         if not prompt["prompt_token_ids"]:
@@ -201,7 +203,7 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     time.sleep(0.05)
     assert "pause keep" not in calls(engine)
     played(engine).enough = True
-    figures = loading.result(WAIT_S)
+    metrics = loading.result(WAIT_S)
     played(engine).enough = False
     assert all(future.done() for future in earlier)
     later = engine.generate([[3]], HOW).result(WAIT_S)
@@ -209,8 +211,8 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     assert later[0].versions == [5] * 4
     assert engine.version == 5
     assert played(engine).weights["weight"].tolist() == [5.0, 5.0, 5.0]
-    assert 0.02 <= figures.load_s <= figures.pause_s
-    assert figures.handover_s > 0.0
+    assert 0.02 <= metrics.load_s <= metrics.pause_s
+    assert metrics.handover_s > 0.0
     asked = [call for call in calls(engine) if not call.startswith("add")]
     assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
 
@@ -310,7 +312,9 @@ class PlayedCore:
     def set_weight_version(self, version: str) -> None:
         self.version = version
 
-    def add_request(self, request_id: str, prompt: dict[str, Any], how: int) -> None:
+    def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: int, lora_request: None = None
+    ) -> None:
         self.require("add_request")
         self.requests[request_id] = SimpleNamespace(
             tokens=how, prompt=prompt["prompt_token_ids"], versions=[]

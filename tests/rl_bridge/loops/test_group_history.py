@@ -82,7 +82,14 @@ def group(number: int) -> Group:
 
 async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], dict[str, bytes]]]()
-    dispatcher = Dispatcher(cast(Any, None), buffer, cast(Any, SimpleNamespace(slots=1)), collect=collect)
+    dispatcher = Dispatcher(
+        cast(Any, None),
+        buffer,
+        cast(
+            Any, SimpleNamespace(slots=1, environments={"": SimpleNamespace(weight=1.0)}, max_lost_share=1.0)
+        ),
+        collect=collect,
+    )
     begun, went_on = threading.Event(), threading.Event()
     fates = ["of then"]
 
@@ -91,7 +98,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         assert went_on.wait(PATIENCE_S), "nothing went on meanwhile"
         return stored(groups)
 
-    async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes]) -> None:
+    async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes], wait: bool) -> None:
         saved.append((state, attachments))
 
     @asynccontextmanager
@@ -117,7 +124,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
         fates.append("of now")
-        dispatcher.counts.played = 77
+        dispatcher.health[""].counts.played = 77
         run.train_seconds = 99.0
         went_on.set()
         await writing

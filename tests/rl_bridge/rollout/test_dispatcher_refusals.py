@@ -15,9 +15,10 @@ from dispatcher_stage import (
     simulated,
 )
 
+from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.groups import NO_VARIANCE, GroupFilter
+from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.types import Ending
 
 
@@ -28,7 +29,7 @@ async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult
 
 @simulated
 async def test_groups_without_variance_are_trained_once_refills_are_used_up() -> None:
-    bridge = Bridge(agreeing, group_filter=GroupFilter(dynamic=True, refills=4))
+    bridge = Bridge(agreeing, group_filter=GroupFilter(function=without_variance, refills=4))
     async with bridge.dispatcher:
         assert [group.id for group in await bridge.sample(0)] == [4, 5]
         bridge.serve(1)
@@ -36,17 +37,19 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
         assert [group.id for group in await bridge.sample(1)] == [10, 11]
         bridge.serve(2)
         assert [group.id for group in await bridge.sample(2)] == [16, 17]
-        assert bridge.dispatcher.take_tally().refused == {NO_VARIANCE: 12}
+        assert bridge.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 12}
         state, attachments = bridge.dispatcher.state()
 
     # A resumed run may have another number of groups a step.
     for groups, expected in ((1, [20]), (2, [22, 23]), (3, [24, 25, 26])):
-        resumed = Bridge(agreeing, groups=groups, group_filter=GroupFilter(dynamic=True, refills=2 * groups))
+        resumed = Bridge(
+            agreeing, groups=groups, group_filter=GroupFilter(function=without_variance, refills=2 * groups)
+        )
         resumed.workers.version = 3
         await resumed.dispatcher.rewind(3, state, attachments())
         async with resumed.dispatcher:
             assert [group.id for group in await resumed.sample(3)] == expected
-            assert resumed.dispatcher.take_tally().refused == {NO_VARIANCE: 2 * groups}
+            assert resumed.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 2 * groups}
 
 
 @simulated
@@ -116,7 +119,7 @@ async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trai
             lease=assignment.lease, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason
         )
 
-    async def traceback() -> str:
+    async def traceback(environment: str) -> str:
         nonlocal asked
         asked += 1
         return "Traceback (most recent call last):\nKeyError: 'price'"

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import NO_VERSION, TrainSample
 
@@ -27,23 +28,28 @@ def settings(
     path: Path,
     *,
     folder: Path,
-    algorithm: dict[str, Any] | None = None,
+    algorithm: dict[str, Any] | str | None = None,
     temperature: float = 1.0,
     deterministic: bool = False,
+    dtype: str = "float32",
+    lora: LoraConfig | None = None,
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
     options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
     return TrainerSettings(
         model_path=str(path),
-        dtype="float32",
+        dtype=dtype,
         folder=str(folder),
         max_length=32,
         max_loss_tokens=8,
         temperature=temperature,
         seed=3,
         trainer=TrainerConfig.model_validate(options),
-        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+        algorithm=AlgorithmConfig.model_validate(
+            {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
+        ),
+        lora=lora,
         deterministic=deterministic,
     )
 
@@ -192,6 +198,7 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
 def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
+    from rl_bridge.weights.snapshot import own_shards
 
     rank = Rank(index=index, count=count, meeting=meeting, timeout_s=timeout_s)
     trainer: Trainer | None = None
@@ -201,6 +208,19 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             if method == "build":
                 trainer = Trainer(*arguments, rank)
                 end.send(None)
+            elif method == "finish":
+                assert trainer is not None
+                end.send(trainer._checkpoints.finish())
+            elif method == "waits":
+                groups = [
+                    one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
+                ]
+                end.send(sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups))
+            elif method == "published":
+                assert trainer is not None
+                with trainer.weights(*arguments) as state:
+                    shards = own_shards(state, rank=index)
+                    end.send([(name, one.whole, one.box, one.values()) for name, one in shards.items()])
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:
