@@ -16,8 +16,11 @@ from torch import Tensor
 
 from benchmarks.gpu.child import SkipError, Telling
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
+from rl_bridge.titan.architecture import Architecture
 
 GIB = 1 << 30
+ROOM = 0.92
+"""Of a card's free memory, what a plan may fill: libraries and fragments have the rest."""
 MOST_HELD = 4.1
 """Times what is sent: two versions in the publisher's segments, and its reader's mappings of them, here one process."""
 
@@ -274,14 +277,16 @@ def train(telling: Telling) -> None:
 
     device, size = telling.device(), telling.size
     lengths = [32, 20, 32, 7] if telling.dry else [2048] * 16
-    layers = _layers_that_fit(size) if device == "cuda" else None
-    one = shape_of(size, layers)
-    telling.figure(
-        "layers", f"{one.layers} of {shape_of(size).layers}, {one.parameters / 1e9:.2f}e9 parameters"
-    )
+    one = whole = shape_of(size)
+    while (
+        device == "cuda" and _planned(one, lengths) > ROOM * torch.cuda.mem_get_info()[0] and one.layers > 1
+    ):
+        one = replace(one, layers=one.layers - 1)
+    telling.figure("layers", f"{one.layers} of {whole.layers}, {one.parameters / 1e9:.3g}e9 parameters")
+    telling.figure("memory by ropewalk plan", _planned(one, lengths) / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
         policy = write_checkpoint(
-            Path(folder) / "policy", size, device=device, dtype=torch.bfloat16, layers=layers
+            Path(folder) / "policy", size, device=device, dtype=torch.bfloat16, layers=one.layers
         )
         settings = TrainerSettings(
             model_path=str(policy),
@@ -304,16 +309,19 @@ def train(telling: Telling) -> None:
         telling.figure(name, value)
 
 
-def _layers_that_fit(size: str) -> int:
-    """Within nine tenths of what is free, after what does not depend on the layers."""
-    free = 0.9 * torch.cuda.mem_get_info()[0]
-    layers = shape_of(size).layers
-    while (
-        layers > 1
-        and 16 * shape_of(size, layers).parameters + 8 * shape_of(size).output_parameters + 4e9 > free
-    ):
-        layers -= 1
-    return layers
+def _planned(one: Architecture, lengths: list[int]) -> int:
+    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
+    from rl_bridge.config import Config
+    from rl_bridge.planning.memory import ModelSize, memory_of_roles
+
+    config = Config.model_validate(
+        {
+            "model": {"dtype": "bfloat16"},
+            "rollout": {"max_length": max(lengths)},
+            "trainer": {"num_gpus": 1},
+        }
+    )
+    return memory_of_roles(config, ModelSize(parameters=one.parameters, architecture=one))[0].process_bytes
 
 
 def weights(telling: Telling) -> None:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.planning.memory import KEPT_VERSIONS, WHY_NOT_14, RoleMemory
+from rl_bridge.planning.memory import TRAINER_BYTES, WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
@@ -23,16 +23,11 @@ def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
 
 def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if found.parameters is not None and found.trainer_bytes is not None:
-        yield Text(
-            f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them: {WHY_NOT_14}"
-        )
+        kept = f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them"
+        whole = found.trainer_bytes >= TRAINER_BYTES * found.parameters
+        yield Text(f"{kept}: {WHY_NOT_14}" if whole else f"{kept}, most of which is frozen")
         if found.roles:
             yield _memory(found.roles, gpu_gb)
-            yield Text(
-                "beside these: activations, which grow with trainer.tokens_per_pass; and in the "
-                f"memory of the trainer's hosts, {KEPT_VERSIONS} versions of the weights on their way, "
-                f"{_gb(found.kept_bytes or 0)}"
-            )
         elif gpu_gb is not None:
             gpus = math.ceil(found.trainer_bytes / (gpu_gb * 1e9))
             yield Text(f"which is at least {gpus} GPUs of {gpu_gb:g} GB, activations apart")
@@ -49,22 +44,32 @@ def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
     table.add_column("replicas x processes", justify="right")
     table.add_column("a process, at least", justify="right")
     table.add_column("which is, of all processes of a replica together", overflow="fold")
+    table.add_column("in its hosts' memory", overflow="fold")
     if gpu_gb is not None:
         table.add_column(f"in {gpu_gb:g} GB")
     for role in roles:
         parts = [f"{name} {_gb(size)}" for name, size in role.parts.items()]
         parts += [f"{name} {_gb(size)} each" for name, size in role.per_process.items()]
         parts += [f"up to {_gb(size)} for {name}" for name, size in role.at_best.items()]
-        cells = [role.role, f"{role.replicas} x {role.processes}", _gb(role.process_bytes), ", ".join(parts)]
-        if gpu_gb is not None:
-            cells.append(_fit(role, gpu_gb))
-        table.add_row(*cells)
+        host = ", ".join(f"{name} {_gb(size)}" for name, size in role.host.items())
+        cells = [
+            role.role,
+            f"{role.replicas} x {role.processes}",
+            _gb(role.process_bytes),
+            ", ".join(parts),
+            host,
+        ]
+        table.add_row(*cells, *([] if gpu_gb is None else [_fit(role, gpu_gb)]))
     return table
 
 
 def _fit(role: RoleMemory, gpu_gb: float) -> str:
     share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
-    return f"fits{share}" if role.fits(gpu_gb * 1e9) else f"[yellow]does not fit{share}"
+    room = role.room(gpu_gb * 1e9)
+    if room < 0:
+        return f"[yellow]does not fit{share}"
+    full = sum(role.at_best.values())
+    return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
 
 
 def _broadcast(found: RunPlan) -> Table:
@@ -90,13 +95,11 @@ def _cost(fleet: RentedFleet) -> Table:
     table = Table(title=f"cost of {fleet.hours:g} hours", title_justify="left")
     for heading in ("", "GPUs", "price an hour", "cost"):
         table.add_column(heading, justify="right" if heading else "left")
-    table.add_row("spot", str(fleet.spot_gpus), f"{fleet.spot_price:,.2f}", f"{fleet.spot_cost:,.2f}")
-    table.add_row(
-        "on demand",
-        str(fleet.on_demand_gpus),
-        f"{fleet.on_demand_price:,.2f}",
-        f"{fleet.on_demand_cost:,.2f}",
-    )
+    for kind, count, price, cost in (
+        ("spot", fleet.spot_gpus, fleet.spot_price, fleet.spot_cost),
+        ("on demand", fleet.on_demand_gpus, fleet.on_demand_price, fleet.on_demand_cost),
+    ):
+        table.add_row(kind, str(count), f"{price:,.2f}", f"{cost:,.2f}")
     gpus = str(fleet.spot_gpus + fleet.on_demand_gpus)
     table.add_row("together", gpus, "", f"{fleet.cost:,.2f}", style="bold")
     table.add_row("all on demand", gpus, "", f"{fleet.all_on_demand:,.2f}")

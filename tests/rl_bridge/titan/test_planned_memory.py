@@ -1,0 +1,78 @@
+"""What `ropewalk plan` says of a pass and of adapters, beside what a model really keeps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.shapes import SHAPES, documents, write_checkpoint
+from rl_bridge.config import Config, LoraConfig
+from rl_bridge.planning.memory import ModelSize, adapter_parameters, memory_of_roles
+
+pytestmark = pytest.mark.heavy
+
+TOKENS = 500
+
+
+def model(path: Path, **options: Any) -> Any:
+    from rl_bridge.titan.model import TitanModel
+
+    device = torch.device("cpu")
+    return TitanModel(path, max_length=TOKENS, trainable=True, device=device, chunk=64, **options)
+
+
+def run(**model_options: Any) -> Config:
+    return Config.model_validate(
+        {
+            "model": model_options,
+            "rollout": {"max_length": TOKENS},
+            "trainer": {"tokens_per_pass": TOKENS, "tokens_per_chunk": 64},
+        }
+    )
+
+
+def kept(one: Any) -> int:
+    """Bytes of activations that a pass forward leaves for the one backward."""
+    batch = documents([TOKENS], vocabulary=512)
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        local = getattr(tensor, "_local_tensor", tensor)
+        if {TOKENS, len(batch)} & set(local.shape):  # the others are weights
+            storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), one.spmd():
+        outputs = one.outputs(one.pack(batch))  # held: what is freed could be counted under the same address
+    assert outputs.logprobs.requires_grad
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_those_that_a_pass_keeps(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, "wide", SHAPES["tiny"] | {"hidden_size": 256, "intermediate_size": 768})
+    path = write_checkpoint(tmp_path / "policy", "wide", device="cpu", dtype=torch.float32, layers=6)
+    size = ModelSize.of_folder(path)
+    assert size.architecture is not None
+    config = run(dtype=dtype)
+    planned = memory_of_roles(config, size)[0].per_process["activations"]
+    # The plan has a seventh block, for the gradients of the one that is at work.
+    assert kept(model(path, dtype=dtype, recompute=False)) == pytest.approx(planned * 6 / 7, rel=0.06)
+    on_gpu = config.monarch.roles.trainer.model_copy(update={"gpus": 1})
+    roles = config.monarch.roles.model_copy(update={"trainer": on_gpu})
+    config = config.model_copy(update={"monarch": config.monarch.model_copy(update={"roles": roles})})
+    again = memory_of_roles(config, size)[0].per_process["activations"]
+    # Computed anew, and so not kept: two blocks.
+    blocks = 2 * (planned - TOKENS * (8 + torch.finfo(getattr(torch, dtype)).bits // 8) * 256) / 7
+    assert kept(model(path, dtype=dtype, recompute=True)) == pytest.approx(again - blocks, rel=0.06)
+
+
+def test_adapters_are_as_many_as_are_trained(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "policy", "tiny", device="cpu", dtype=torch.float32)
+    lora = LoraConfig(rank=3, targets=("q_proj", "v_proj", "gate_proj", "down_proj"))
+    trained = model(path, dtype="float32", lora=lora).trained_state().values()
+    config = run(lora=lora.model_dump())
+    assert adapter_parameters(ModelSize.of_folder(path), config) == sum(one.numel() for one in trained)
