@@ -34,7 +34,7 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
+from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
@@ -250,6 +250,7 @@ def _of(
 
 
 JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 TRANSFER_SHARE = 0.25
@@ -416,9 +417,12 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
-        )
+        sinks: list[Sink] = [
+            JsonlSink(folder / METRICS_FILE),
+            TensorBoardSink(folder / "tensorboard"),
+            *(EnvironmentSink(task.folder / METRICS_FILE, name) for name, task in tasks.items() if name),
+        ]
+        metrics = stack.enter_context(MetricsLog(sinks))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0,

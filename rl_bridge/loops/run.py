@@ -30,7 +30,7 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, rewind, span
+from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
@@ -320,7 +320,7 @@ class Run:
         """Have the task look at the greedy policy."""
         await self.sync.finish()  # the weights that it is asked about
         return {
-            f"probe/{f'{name}/' if name else ''}{metric}": value
+            f"{environment_prefix(name)}probe/{metric}": value
             for name, task in self.tasks.items()
             for metric, value in (await task.probe(self.chat)).items()
         }
@@ -386,11 +386,6 @@ class Run:
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()
-
-
-def environment_prefix(name: str) -> str:
-    """Before the metrics of one of several environments; of one that is alone it is empty."""
-    return f"env/{name}/" if name else ""
 
 
 def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl_bridge.config import Config
-from rl_bridge.config.schema import EnvConfig
+from rl_bridge.config import Config, EnvConfig
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings

@@ -133,12 +133,14 @@ class Dispatcher:
         collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
         explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
+        weights = {name: one.weight for name, one in settings.environments.items()}
+        groups = buffer.admission.groups_per_batch
         self.health = {
             name: EnvironmentHealth(
-                window=max(FEWEST_LOST, buffer.admission.groups_per_batch),
+                window=max(FEWEST_LOST, round(groups * weight / sum(weights.values()))),
                 max_lost_share=settings.max_lost_share,
             )
-            for name in settings.environments
+            for name, weight in weights.items()
         }
         """How each environment fares."""
         self._rollout = rollout
