@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import signal
 import sys
 import traceback
@@ -79,6 +80,8 @@ def main(name: str, file: str, *, dry: bool) -> int:
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     check, _, size = name.partition("-")
     telling = Telling(Path(file), dry, "tiny" if dry else size)
+    if check == "train":  # as the trainer's processes are told (rl_bridge.devices), before torch is there
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         from benchmarks.gpu.engines import blackjack, decode, reload
         from benchmarks.gpu.training import attention, loss, step, train, versions, weights
