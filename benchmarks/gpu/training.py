@@ -99,7 +99,11 @@ def step(telling: Telling) -> None:
         if not values.exists():
             raise SkipError(f"on the CPU: {Path(folder, 'told').read_text()[-300:]}")
         there = torch.load(values)
-    here = _step_values()
+    compare(telling, _step_values(), there)
+
+
+def compare(telling: Telling, here: dict[str, Any], there: dict[str, Any]) -> None:
+    """Tell how far apart the values of two machines are."""
     telling.figure("parameters", len(here["gradients"]))
     for what in ("loss", "the trainer's loss", "its gradient's norm"):
         apart = abs(here[what] - there[what]) / max(1e-3, abs(there[what]))
