@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.planning.memory import TRAINER_BYTES, WHY_NOT_14, RoleMemory
+from rl_bridge.planning.memory import WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
@@ -23,9 +23,13 @@ def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
 
 def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if found.parameters is not None and found.trainer_bytes is not None:
-        kept = f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them"
-        whole = found.trainer_bytes >= TRAINER_BYTES * found.parameters
-        yield Text(f"{kept}: {WHY_NOT_14}" if whole else f"{kept}, most of which is frozen")
+        beside, why = "", WHY_NOT_14
+        if found.adapters is not None:
+            beside, why = f" and {found.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
+        kept = (
+            f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them"
+        )
+        yield Text(f"{kept}: {why}")
         if found.roles:
             yield _memory(found.roles, gpu_gb)
         elif gpu_gb is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
@@ -407,6 +408,8 @@ async def open_run(
     """
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
+    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -447,6 +450,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
+            advantage=advantage,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:

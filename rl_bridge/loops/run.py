@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from rl_bridge.algorithms.advantages import group_advantages
+from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
@@ -159,6 +161,7 @@ class Run:
         history: What became of each group.
         records: Keeps a part of the rollouts to be read.
         console: What a person watches.
+        advantage: Makes advantages of a group's rewards.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
         newest: The figures of the last iteration.
@@ -183,6 +186,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
+    advantage: AdvantageFunction = group_advantages
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)

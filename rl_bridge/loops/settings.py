@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from rl_bridge.algorithms.functions import load_group_filter
 from rl_bridge.config import Config, EnvConfig
+from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -119,8 +121,10 @@ def overlong(config: Config) -> Overlong:
 
 def group_filter(config: Config) -> GroupFilter:
     """Which groups are trained."""
+    algorithm = config.algorithm
+    path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter
     return GroupFilter(
-        dynamic=config.algorithm.dynamic_sampling,
+        function=None if path is None else load_group_filter(path),
         overlong=overlong(config),
-        refills=config.algorithm.max_refills * config.rollout.groups_per_step,
+        refills=algorithm.max_refills * config.rollout.groups_per_step,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import ModelError
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
@@ -35,6 +35,16 @@ class ModelSize:
         if one is None:
             return self.parameters
         return self.parameters - (0 if one.tied else one.output_parameters) + one.dim
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Of a model's adapters, rank x (inputs + outputs) each; 0 where only the number of parameters is known."""
+        one = self.architecture
+        if one is None:
+            return 0
+        queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
+        others = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        widths = (others.get(target, one.hidden_dim) for target in lora.targets)
+        return one.layers * lora.rank * sum(one.dim + width for width in widths)
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
@@ -149,30 +159,11 @@ class RoleMemory:
 
 
 def sent_bytes(size: ModelSize, config: Config | None) -> int:
-    """A version of the weights as generators are sent it, in the type that the model computes in."""
+    """A version of the weights, or of adapters, as generators are sent it, in the type that the model computes in."""
     if config is None:
         return 2 * size.parameters
-    lora = config.model.lora
-    alone = lora is not None and lora.push == "adapter"
-    return WIDTHS[config.model.dtype] * (adapter_parameters(size, config) if alone else size.parameters)
-
-
-def adapter_parameters(size: ModelSize, config: Config) -> int:
-    """Of `model.lora`: rank x (inputs + outputs) of each layer that has an adapter; 0 without, or without shapes."""
-    one, lora = size.architecture, config.model.lora
-    if one is None or lora is None:
-        return 0
-    queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
-    ends = {
-        "q_proj": one.dim + queries,
-        "k_proj": one.dim + keys,
-        "v_proj": one.dim + keys,
-        "o_proj": queries + one.dim,
-        "gate_proj": one.dim + one.hidden_dim,
-        "up_proj": one.dim + one.hidden_dim,
-        "down_proj": one.hidden_dim + one.dim,
-    }
-    return one.layers * lora.rank * sum(ends[target] for target in lora.targets)
+    lora = config.pushed_adapter
+    return WIDTHS[config.model.dtype] * (size.parameters if lora is None else size.adapter_parameters(lora))
 
 
 def memory_of_roles(
@@ -199,7 +190,7 @@ def memory_of_roles(
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
-    if config.algorithm.kl_coef and config.model.lora is None:  # adapters that are off are the reference
+    if config.has_reference:
         own = _pass(config, size, on_gpu=roles.reference.gpus > 0, trains=False)
         found.append(_frozen("reference", roles.reference.replicas, size, own))
     if reward_model is not None:
@@ -210,7 +201,7 @@ def memory_of_roles(
 def _trainer(config: Config, size: ModelSize) -> RoleMemory:
     role, sent = config.monarch.roles.trainer, sent_bytes(size, config)
     critic, body = config.algorithm.advantage == "gae", size.critic_parameters
-    if config.model.lora is None:
+    if (lora := config.model.lora) is None:
         parts = {
             "master weights": 4 * size.parameters,
             "gradients": 4 * size.parameters,
@@ -218,9 +209,9 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
             **({"critic": TRAINER_BYTES * body} if critic else {}),
         }
     else:
-        adapters = adapter_parameters(size, config)
+        adapters = size.adapter_parameters(lora)
         parts = {
-            "weights, frozen": FROZEN_BYTES * size.parameters,
+            "frozen weights": FROZEN_BYTES * size.parameters,
             "adapters": TRAINER_BYTES * adapters,
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }

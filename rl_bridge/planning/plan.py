@@ -82,6 +82,7 @@ class RunPlan:
 
     Attributes:
         parameters: Of the policy.
+        adapters: Of its adapters; None where all parameters are trained.
         trainer_bytes: What the trainer keeps for them between steps, over all its ranks.
         roles: Memory of each role; empty without a configuration.
         sent_bytes: What a version of the weights takes on the network, for each generator.
@@ -91,6 +92,7 @@ class RunPlan:
     """
 
     parameters: int | None = None
+    adapters: int | None = None
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
     sent_bytes: float | None = None
@@ -104,7 +106,9 @@ class RunPlan:
         kept = TRAINER_BYTES * size.parameters
         if roles:
             kept = sum(held for name, held in roles[0].parts.items() if name != "critic")
-        return replace(self, parameters=size.parameters, trainer_bytes=kept, roles=roles)
+        lora = None if config is None else config.model.lora
+        adapters = None if lora is None else size.adapter_parameters(lora)
+        return replace(self, parameters=size.parameters, adapters=adapters, trainer_bytes=kept, roles=roles)
 
     def with_broadcasts(
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None

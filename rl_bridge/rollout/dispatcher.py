@@ -23,6 +23,7 @@ from rl_bridge.rollout.assignment import (
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
+    TOO_FEW,
     EpisodeCounts,
     GroupFilter,
     Tally,
@@ -412,7 +413,7 @@ class Dispatcher:
             id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
         )
         if len(trajectories) < self._settings.min_group_size:
-            refusal: str | None = f"too few siblings: {summary(outcomes.values())}"
+            refusal: str | None = f"{TOO_FEW}: {summary(outcomes.values())}"
         else:
             refusal = self._settings.filter.refusal(group, first=lease.first)
         if refusal is None:

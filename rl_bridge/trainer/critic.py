@@ -82,7 +82,7 @@ class Critic:
             return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
 
         found = self.passes.backward(mine, update, loss)
-        self._norms.append(self._optimization.clip(found, iteration=iteration))
+        self._norms.append(self._optimization.clip(found, iteration=iteration, of="the critic"))
         self._losses.append(found)
 
     def step(self) -> None:

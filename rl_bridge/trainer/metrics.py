@@ -1,65 +1,42 @@
 """Metrics of one training step, gathered over passes and ranks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_bridge.config import AlgorithmConfig
+from rl_bridge.titan.ranks import union
 
-_MEANS = {
-    "ratio": "loss/ratio_mean",
-    "clipped_low": "loss/clip_fraction_low",
-    "clipped_high": "loss/clip_fraction_high",
-    "entropy": "policy/entropy",
-    "kl": "policy/kl_to_reference",
-    "dual_clipped": "loss/dual_clip_fraction",
-    "correction": "loss/correction_weight",
-    "corrected": "loss/corrected_fraction",
-}
-"""What `policy_loss` tells of each token, and what the log calls the mean."""
-_SUMS = (*_MEANS, "tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
+_SUMS = ("tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
 
 
 class LossMetrics:
     """Sums over tokens, so that means over any number of passes are exact.
 
     A rank that had no loss token has sums of zero: ranks can always add theirs up.
-
-    Args:
-        algorithm: Says which parts the loss has.
-        with_reference: Whether there are log-probabilities under a reference.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig, *, with_reference: bool) -> None:
+    def __init__(self) -> None:
+        self._of_loss: dict[str, float] = {}
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._largest = 0.0
-        hidden = {
-            "kl": not with_reference,
-            "dual_clipped": algorithm.dual_clip is None,
-            "correction": not algorithm.recomputes_old,
-            "corrected": not algorithm.recomputes_old,
-        }
-        self._shown = [name for name in _MEANS if not hidden.get(name)]
 
-    def add(self, told: dict[str, Tensor], *, fresh: Tensor | None) -> None:
-        """Take what the loss of one pass tells.
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take what the loss of one pass says, each of shape [T], by the names that the log uses."""
+        self._sums["tokens"] += len(next(iter(metrics.values())))
+        for name, values in metrics.items():
+            self._of_loss[name] = self._of_loss.get(name, 0.0) + float(values.sum())
+
+    def add_mismatch(self, difference: Tensor, *, fresh: Tensor) -> None:
+        """Take the differences of one pass before the iteration's first update; after it they are learning too.
 
         Args:
-            told: From `policy_loss`, each of shape [T].
-            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there the
-                difference of log-probabilities is the engine's mismatch and not age. None after the iteration's first
-                update, from where on it is learning too.
+            difference: The trainer's log-probabilities less those that tokens were sampled with, shape [T].
+            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there it is
+                the engine's mismatch and not age.
         """
-        self._sums["tokens"] += len(told["ratio"])
-        for name, values in told.items():
-            if name in _MEANS:
-                self._sums[name] += float(values.sum())
-        if fresh is None:
-            return
-        difference = told["logprob_difference"]
         self._sums["early_tokens"] += len(difference)
         self._sums["difference"] += float(difference.sum())
         of_engine = difference[fresh].abs()
@@ -85,10 +62,12 @@ class LossMetrics:
         the trainer's own version of the weights has sampled; they are left out where there are none.
         `train/valid_token_share` says how much of the forward passes was no padding.
         """
-        sums = sum_over_ranks(torch.tensor(list(self._sums.values()), dtype=torch.float64)).tolist()
+        names = union(self._of_loss)  # a rank that had no token knows none
+        own = [*self._sums.values(), *(self._of_loss.get(name, 0.0) for name in names)]
+        sums = sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
         largest = max_over_ranks(torch.tensor([self._largest], dtype=torch.float64))
-        total = dict(zip(_SUMS, sums, strict=True))
-        found = {_MEANS[name]: total[name] / max(1.0, total["tokens"]) for name in self._shown}
+        total = dict(zip([*_SUMS, *names], sums, strict=True))
+        found = {name: total[name] / max(1.0, total["tokens"]) for name in names}
         found["mismatch/kl"] = -total["difference"] / max(1.0, total["early_tokens"])
         if fresh := total["fresh_tokens"]:
             found["mismatch/logprob_max"] = float(largest)

@@ -160,12 +160,12 @@ class Trainer:
             one.begin()
         self._meter.begin()
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
+        metrics = LossMetrics()
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
         learning_rate = self._optimizer.learning_rate
         mine = self._prepared(mine)
-        metrics = LossMetrics(algorithm, with_reference=mine.batch.reference_logprobs is not None)
         for update in range(len(mine.updates)):
             # What these very weights have sampled; after the first update they are others.
             fresh = None if update else self.version
@@ -218,7 +218,8 @@ class Trainer:
     def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
-            norm = self._optimizer.clip(loss, iteration=self.version)
+            of = f"algorithm.loss={self._settings.algorithm.loss}"
+            norm = self._optimizer.clip(loss, iteration=self.version, of=of)
             if self._critic is not None:
                 self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:

@@ -92,7 +92,9 @@ class PlayedLLM:
                     answer = answer_of(len(collector.versions), collector.prompt[0], collector.versions)
                     collector.answered.set_result(SimpleNamespace(outputs=[answer]))
 
-    async def add_request(self, request_id: str, prompt: dict[str, Any], how: Any) -> Collector:
+    async def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: Any, lora_request: None = None
+    ) -> Collector:
         await asyncio.sleep(0)
         await self.stands_still.wait()
         if not prompt["prompt_token_ids"]:
@@ -310,7 +312,9 @@ class PlayedCore:
     def set_weight_version(self, version: str) -> None:
         self.version = version
 
-    def add_request(self, request_id: str, prompt: dict[str, Any], how: int) -> None:
+    def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: int, lora_request: None = None
+    ) -> None:
         self.require("add_request")
         self.requests[request_id] = SimpleNamespace(
             tokens=how, prompt=prompt["prompt_token_ids"], versions=[]

@@ -158,15 +158,18 @@ def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("push", "sent"), [("merged", 4000), ("adapter", 4 * 2 * 3 * (5 + 6 + 7 + 5))])
 def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> None:
     lora = f"model.lora={{rank: 3, targets: [q_proj, down_proj], push: {push}}}"
-    found = roles(loaded(tmp_path, lora, "algorithm.kl_coef=0.1", "algorithm.name=ppo"))
+    config = loaded(tmp_path, lora, "algorithm.kl_coef=0.1", "algorithm.name=ppo")
+    found = roles(config)
     assert set(found) == {"trainer", "policy"}, "the model without its adapters is the reference"
     adapters = 16 * 2 * 3 * (5 + 6 + 7 + 5)
     assert found["trainer"].parts == {
-        "weights, frozen": 4000,
+        "frozen weights": 4000,
         "adapters": adapters,
         "critic": 4 * 755 + adapters,
     }
     assert found["trainer"].host == {"2 versions of the weights on their way": 2 * sent}
+    plan = RunPlan().with_memory(SIZE, config)
+    assert (plan.adapters, plan.trainer_bytes) == (adapters // 16, 4000 + adapters)
 
 
 @pytest.mark.parametrize(

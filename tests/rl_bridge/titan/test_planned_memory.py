@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.shapes import SHAPES, documents, write_checkpoint
 from rl_bridge.config import Config, LoraConfig
-from rl_bridge.planning.memory import ModelSize, adapter_parameters, memory_of_roles
+from rl_bridge.planning.memory import ModelSize, memory_of_roles
 
 pytestmark = pytest.mark.heavy
 
@@ -74,5 +74,4 @@ def test_adapters_are_as_many_as_are_trained(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "policy", "tiny", device="cpu", dtype=torch.float32)
     lora = LoraConfig(rank=3, targets=("q_proj", "v_proj", "gate_proj", "down_proj"))
     trained = model(path, dtype="float32", lora=lora).trained_state().values()
-    config = run(lora=lora.model_dump())
-    assert adapter_parameters(ModelSize.of_folder(path), config) == sum(one.numel() for one in trained)
+    assert ModelSize.of_folder(path).adapter_parameters(lora) == sum(one.numel() for one in trained)
