@@ -179,6 +179,18 @@ def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.heavy
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_fails_one_check_and_skips_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    assert gpu_check("--only", "versions,decode-8B", "--json", str(file)).returncode == 1
+    checks = found(file)
+    assert (checks["versions"]["status"], checks["decode-8B"]["status"]) == ("failed", "skipped")
+    assert "sees no GPU: it is built without CUDA" in checks["versions"]["why"]
+    assert figures(checks["versions"])["torchtitan"] == "0.3.0"
+    assert checks["decode-8B"]["why"] == "torch sees no GPU here; --dry runs this on the CPU"
+
+
 def test_a_package_that_is_missed_is_told_and_a_module_of_ours_is_a_fault() -> None:
     from benchmarks.gpu.child import missing_package
 
