@@ -106,7 +106,7 @@ def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
             max_loss_tokens=max_length,
             temperature=1.0,
             seed=0,
-            trainer=TrainerConfig(iterations=8),
+            trainer=TrainerConfig(iterations=8, activation_checkpointing="full"),  # as on GPUs
             algorithm=AlgorithmConfig(),
         )
     )

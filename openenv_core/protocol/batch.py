@@ -119,10 +119,14 @@ def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
     at = 0
     for spec in specs:
         dtype, shape = (spec.get("dtype"), spec.get("shape")) if isinstance(spec, dict) else (None, None)
-        if dtype not in FORMATS or not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
-            raise FrameError(f"expected an array of 1 to {MAX_DIMENSIONS} dimensions, got {str(spec)[:100]}")
-        if not all(type(size) is int and size > 0 for size in shape):
-            raise FrameError(f"expected an array's sizes to be at least 1, got {str(shape)[:100]}")
+        if not isinstance(dtype, str) or dtype not in FORMATS:
+            raise FrameError(f"expected arrays with a dtype of {', '.join(FORMATS)}, got another")
+        if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
+            raise FrameError(f"expected arrays of 1 to {MAX_DIMENSIONS} dimensions, got another")
+        if not all(type(size) is int and 0 < size <= len(body) for size in shape):
+            raise FrameError(
+                f"expected sizes of an array from 1 to the {len(body)} bytes that follow, got others"
+            )
         end = at + _size(dtype, shape)
         if end > len(body):
             raise FrameError(

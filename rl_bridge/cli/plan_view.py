@@ -30,6 +30,8 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
             f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them"
         )
         yield Text(f"{kept}: {why}")
+        if found.decided:
+            yield Text(", ".join(f"{key} {value}" for key, value in found.decided.items()))
         if found.roles:
             yield _memory(found.roles, gpu_gb)
         elif gpu_gb is not None:

@@ -191,7 +191,7 @@ def memory_of_roles(
         ),
     ]
     if config.has_reference:
-        own = _pass(config, size, on_gpu=roles.reference.gpus > 0, trains=False)
+        own = _pass(config, size, trains=False)
         found.append(_frozen("reference", roles.reference.replicas, size, own))
     if reward_model is not None:
         found.append(_frozen("reward", roles.reward.replicas, reward_model, {}))
@@ -226,7 +226,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
-        per_process=_pass(config, size, on_gpu=role.gpus > 0, trains=True),
+        per_process=_pass(config, size, trains=True),
         host=kept,
     )
 
@@ -236,13 +236,13 @@ def _frozen(role: str, replicas: int, size: ModelSize, per_process: Mapping[str,
     return RoleMemory(role=role, replicas=replicas, processes=1, parts=weights, per_process=per_process)
 
 
-def _pass(config: Config, size: ModelSize, *, on_gpu: bool, trains: bool) -> dict[str, int]:
+def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     """What a pass takes of each process for as long as it lasts; tensor-parallel ranks share it.
 
     A block keeps, of each token, what TorchTitan's Qwen3 was seen to save for its backward pass on a CPU: in the
-    model's type 4 x hidden_dim + 3 x dim + 2 x (queries and keys), in float32 4 x dim + 2 x (queries and keys). On a
-    GPU each keeps its input alone, and one at a time computes the rest anew, with its gradients (Chen et al., arXiv
-    1604.06174).
+    model's type 4 x hidden_dim + 3 x dim + 2 x (queries and keys), in float32 4 x dim + 2 x (queries and keys). With
+    activation checkpointing it keeps its input alone, and one block at a time is computed anew, with its gradients
+    (Chen et al., arXiv 1604.06174); selectively also what attention and every second product of matrices gave.
     """
     one = size.architecture
     if one is None:
@@ -264,7 +264,13 @@ def _pass(config: Config, size: ModelSize, *, on_gpu: bool, trains: bool) -> dic
             "activations": tokens * (block + ends),
         }
     found["gathered layers"] = (width + 4 + narrow) * output + (2 * width + 4) * layer // share
-    kept = one.layers * one.dim * width + 2 * block if on_gpu else (one.layers + 1) * block
+    queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
+    products = queries + 2 * keys + 2 * one.hidden_dim + 2 * one.dim
+    anew = {"full": one.dim, "selective": one.dim + queries + products // 2}
+    if (kind := trainer.activation_checkpointing) in anew:
+        kept = one.layers * anew[kind] * width + 2 * block
+    else:
+        kept = (one.layers + 1) * block
     return found | {"activations": tokens * (kept + ends) // share}
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ class RunPlan:
         generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
         fleet: What is rented; None without prices.
+        decided: Keys that GPUs decide unless somebody sets them, and what they are; empty without a configuration.
     """
 
     parameters: int | None = None
@@ -99,6 +100,7 @@ class RunPlan:
     generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
     fleet: RentedFleet | None = None
+    decided: Mapping[str, Any] = field(default_factory=dict)
 
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
@@ -108,7 +110,14 @@ class RunPlan:
             kept = sum(held for name, held in roles[0].parts.items() if name != "critic")
         lora = None if config is None else config.model.lora
         adapters = None if lora is None else size.adapter_parameters(lora)
-        return replace(self, parameters=size.parameters, adapters=adapters, trainer_bytes=kept, roles=roles)
+        return replace(
+            self,
+            parameters=size.parameters,
+            adapters=adapters,
+            trainer_bytes=kept,
+            roles=roles,
+            decided={} if config is None else config.decided_by_gpus(),
+        )
 
     def with_broadcasts(
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None

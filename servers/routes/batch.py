@@ -227,7 +227,8 @@ class BatchConversation(Conversation):
                 if inline:
                     await self._answer(held, frame)
                 else:
-                    task = keep(asyncio.create_task(self._answer(held, frame)))
+                    full = len(self._running) >= MAX_REQUESTS
+                    task = keep(asyncio.create_task(self._answer(held, frame, full)))
                     self._running.add(task)
                     task.add_done_callback(self._answered)
             if self._running:
@@ -245,13 +246,13 @@ class BatchConversation(Conversation):
         if self.leaving:
             self.leave()
 
-    async def _answer(self, batch: SessionBatch, frame: str | bytes) -> None:
+    async def _answer(self, batch: SessionBatch, frame: str | bytes, full: bool = False) -> None:
         request_id: int | None = None
         try:
             try:
                 header, arrays = wire.decode_frame(frame)
                 request_id = header["id"] if type(header.get("id")) is int else None
-                if len(self._running) > MAX_REQUESTS:
+                if full:
                     raise RefusalError(
                         EXECUTION_ERROR,
                         f"expected at most {MAX_REQUESTS} requests at once; wait for their answers",

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Final
 
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, ThreadPool, keep
+from servers.execution import FATAL, EnvironmentRunner, keep
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.table import SessionTable
+from servers.threads import ThreadPool
 
 _SPELL: Final = 64
 """Members that are stepped on the loop before others have their turn."""
@@ -27,9 +28,6 @@ _LONG_S: Final = 0.0001
 
 _USEFUL: Final = 1.3
 """How much more has to be done a second for threads to have been of use: those that only compute take turns."""
-
-_FULL_TICK_S: Final = 0.1
-"""Between two looks at calls that wait when no further thread can help."""
 
 
 class Member:
@@ -161,8 +159,8 @@ class _Job:
 
     Attributes:
         thread: Where the pool has it.
-        call: What it is at, since `began`.
-        left: It was given up, and takes no other.
+        call: What it is at, since `began`; taken away where it is given up.
+        left: It takes no other.
     """
 
     __slots__ = ("began", "call", "left", "thread")
@@ -192,7 +190,7 @@ class BatchRound:
         self._loop = asyncio.get_running_loop()
         self._finished: deque[MemberCall] = deque()
         self._left = len(calls)
-        self._wanted = len(calls) + 1
+        self._wanted, self._woken = len(calls), True
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -231,7 +229,7 @@ class BatchRound:
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until so many calls are over, or all that are left; return them."""
         self._waiter = waiter = self._loop.create_future()
-        self._wanted = min(at_least, self._left)
+        self._wanted, self._woken = min(at_least, self._left), False
         if len(self._finished) < self._wanted:
             await waiter
         finished = [self._finished.popleft() for _ in range(len(self._finished))]
@@ -255,7 +253,7 @@ class BatchRound:
         for calls, jobs in self._queues.values():
             calls.clear()
             for job in jobs:
-                self._abandon(job)
+                self._abandon(job, job.call)
 
     async def _run(self, call: MemberCall) -> None:
         outcome: Any
@@ -274,12 +272,13 @@ class BatchRound:
         """Note an outcome; from any thread."""
         call.outcome = outcome
         self._finished.append(call)
-        if len(self._finished) == self._wanted:
+        if len(self._finished) >= self._wanted and not self._woken:
+            self._woken = True
             with suppress(RuntimeError):  # a closed loop: nobody waits any more
                 self._loop.call_soon_threadsafe(self._wake, self._waiter)
 
-    def _wake(self, waiter: asyncio.Future[None]) -> None:
-        if not waiter.done():
+    def _wake(self, waiter: asyncio.Future[None] | None) -> None:
+        if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     # In threads
@@ -294,60 +293,63 @@ class BatchRound:
             with self._lock:
                 if job.left or not calls:
                     return
-                job.call, job.began = call, _ = calls.popleft(), time.monotonic()
+                call = calls.popleft()
+                job.began, job.call = time.monotonic(), call
             outcome: Any
             try:
                 outcome = call.play_here()
             except FATAL as error:
                 outcome = error
             with self._lock:
-                if job.left:
+                if job.call is not call:
                     return  # somebody has given it up, and told so
                 job.call = None
             self._finish(call, outcome)
 
     def _look(self) -> None:
         """End what takes too long, and have others help with what waits."""
-        now, soonest = time.monotonic(), math.inf
+        now, limit_s = time.monotonic(), math.inf if self._limit_s is None else self._limit_s
+        soonest = math.inf
         for pool, (calls, jobs) in self._queues.items():
-            for job in jobs:
-                if job.call is None or self._limit_s is None:
-                    continue
-                if (left_s := job.began + self._limit_s - now) <= 0:
-                    self._expire(job)
+            with self._lock:
+                under_way = [(job, job.call, job.began) for job in jobs if job.call is not None]
+                waiting = len(calls)
+            for job, call, began in under_way:
+                if now - began >= limit_s:
+                    self._expire(job, call)
                 else:
-                    soonest = min(soonest, left_s)
-            running = sum(not job.left for job in jobs)
-            if calls and (helpers := min(len(calls), pool.size - running, self._help(now, running))) > 0:
-                for _ in range(helpers):
+                    soonest = min(soonest, began + limit_s - now)
+            if waiting:
+                running = sum(not job.left for job in jobs)
+                for _ in range(min(waiting, pool.size - running, self._help(now, running))):
                     self._add_job(pool)
-            if calls:
-                soonest = min(soonest, _TICK_S if running < pool.size else _FULL_TICK_S)
+                soonest = min(soonest, _TICK_S if running < pool.size else limit_s)
         if soonest < math.inf:
             self._timer = self._loop.call_later(soonest, self._look)
 
     def _help(self, now: float, running: int) -> int:
         """Return how many threads could help: as many again, where calls take long and the last helpers were of use."""
         over = len(self._calls) - self._left + len(self._finished)
-        rate = (over - self._seen) / (now - self._looked)
+        rate = (over - self._seen) / max(now - self._looked, 1e-9)
         self._seen, self._looked = over, now
-        if (running and rate * _LONG_S > running) or (rate and rate < _USEFUL * self._rate):
+        if not running:
+            return 1
+        if rate * _LONG_S > running or 0 < rate < _USEFUL * self._rate:
             return 0
         self._rate = rate
-        return max(1, running)
+        return running
 
-    def _expire(self, job: _Job) -> None:
-        call = self._abandon(job)
-        if call is not None:
+    def _expire(self, job: _Job, call: MemberCall) -> None:
+        if self._abandon(job, call):
             session = call.member.session
             self._finish(call, self._table.expire(session))
             keep(asyncio.create_task(self._table.finish(session)))
 
-    def _abandon(self, job: _Job) -> MemberCall | None:
-        """Give a job up; return the call that it is at, if any."""
+    def _abandon(self, job: _Job, call: MemberCall | None) -> bool:
+        """Give a job up that is at this call; return whether it is."""
         with self._lock:
-            job.left = True
-            call = job.call
-        if call is not None:
-            call.member.session.runner.abandon(job.thread)
-        return call
+            if call is None or job.call is not call:
+                return False
+            job.left, job.call = True, None
+        call.member.session.runner.abandon(job.thread)
+        return True

@@ -51,8 +51,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             env = wrap(env)
         self.inner = env
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
-        choices = range(space.start, space.start + space.n) if isinstance(space, Discrete) else ()
-        self._choices = {int(one): space.dtype.type(one) for one in choices[:_MAX_CHOICES]}
+        choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
+        self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
         self._observation_type = observation_type or models_for(env.action_space, env.observation_space)[1]
         self._episode_id: str | None = None
         self._steps = 0

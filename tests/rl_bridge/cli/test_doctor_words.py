@@ -12,7 +12,7 @@ from rl_bridge.config import load_config
 from rl_bridge.doctor import machine, meeting
 from rl_bridge.doctor import machine as packages
 from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.meeting import Meeting
+from rl_bridge.doctor.roll_call import Meeting
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
 
@@ -72,4 +72,4 @@ def test_what_would_fail_decides_the_exit_status(
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == [level.value, "a:", "b"]
-    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "figures": {}}
+    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "metrics": {}}

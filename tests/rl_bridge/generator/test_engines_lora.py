@@ -41,8 +41,8 @@ def store() -> WeightStore:
 @pytest.mark.parametrize(
     ("engine", "push"),
     [
-        ("vllm", "merged"),
         ("vllm", "adapter"),
+        pytest.param("vllm", "merged", marks=pytest.mark.soak),
         pytest.param("vllm_async", "merged", marks=pytest.mark.soak),
         pytest.param("vllm_async", "adapter", marks=pytest.mark.soak),
     ],

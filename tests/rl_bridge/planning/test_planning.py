@@ -1,4 +1,4 @@
-"""The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
+"""The calculators against the guide's metrics, and what each role keeps against sums worked out by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     assert policy.host == {}, "it reads the trainer's memory"
 
 
-def test_on_gpus_a_block_keeps_its_input_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
+def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
     config = loaded(
         tmp_path,
         "model.dtype=bfloat16",
@@ -138,6 +138,12 @@ def test_on_gpus_a_block_keeps_its_input_and_rows_that_are_longer_than_a_pass_co
     block = 2 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
     assert found["activations"] == 60 * (2 * 5 * 2 + 2 * block + 10 * 5)
     assert found["gathered layers"] == (2 + 4 + 2) * 250 + (2 * 2 + 4) * LAYER
+    config = config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"activation_checkpointing": "selective"})}
+    )
+    # Attention's 6, and half of 6 + 2 x 3 + 2 x 7 + 2 x 5.
+    more = 60 * 2 * (6 + 18) * 2
+    assert roles(config)["trainer"].per_process["activations"] == found["activations"] + more
 
 
 @pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
@@ -202,7 +208,14 @@ def test_weights_on_their_way_are_held_where_the_transport_has_them(
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
-    found = roles(loaded(tmp_path, "monarch.roles.policy={gpus: 1}", "rollout.gpu_memory_utilization=0.5"))
+    found = roles(
+        loaded(
+            tmp_path,
+            "model.dtype=fp32",
+            "monarch.roles.policy={gpus: 1}",
+            "rollout.gpu_memory_utilization=0.5",
+        )
+    )
     policy = found["policy"]
     # 1000 x 4, one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start, and the largest of
     # new tensors.

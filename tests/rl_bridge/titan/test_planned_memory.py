@@ -22,13 +22,10 @@ def model(path: Path, **options: Any) -> Any:
     return TitanModel(path, max_length=TOKENS, trainable=True, device=device, chunk=64, **options)
 
 
-def run(**model_options: Any) -> Config:
+def run(dtype: str, checkpointing: str) -> Config:
+    trainer = {"tokens_per_pass": TOKENS, "tokens_per_chunk": 64, "activation_checkpointing": checkpointing}
     return Config.model_validate(
-        {
-            "model": model_options,
-            "rollout": {"max_length": TOKENS},
-            "trainer": {"tokens_per_pass": TOKENS, "tokens_per_chunk": 64},
-        }
+        {"model": {"dtype": dtype}, "rollout": {"max_length": TOKENS}, "trainer": trainer}
     )
 
 
@@ -56,18 +53,17 @@ def test_activations_are_those_that_a_pass_keeps(
     monkeypatch.setitem(SHAPES, "wide", SHAPES["tiny"] | {"hidden_size": 256, "intermediate_size": 768})
     path = write_checkpoint(tmp_path / "policy", "wide", device="cpu", dtype=torch.float32, layers=6)
     size = ModelSize.of_folder(path)
-    assert size.architecture is not None
-    config = run(dtype=dtype)
-    planned = memory_of_roles(config, size)[0].per_process["activations"]
-    # The plan has a seventh block, for the gradients of the one that is at work.
-    assert kept(model(path, dtype=dtype, recompute=False)) == pytest.approx(planned * 6 / 7, rel=0.06)
-    on_gpu = config.monarch.roles.trainer.model_copy(update={"gpus": 1})
-    roles = config.monarch.roles.model_copy(update={"trainer": on_gpu})
-    config = config.model_copy(update={"monarch": config.monarch.model_copy(update={"roles": roles})})
-    again = memory_of_roles(config, size)[0].per_process["activations"]
-    # Computed anew, and so not kept: two blocks.
-    blocks = 2 * (planned - TOKENS * (8 + torch.finfo(getattr(torch, dtype)).bits // 8) * 256) / 7
-    assert kept(model(path, dtype=dtype, recompute=True)) == pytest.approx(again - blocks, rel=0.06)
+
+    def planned(checkpointing: str) -> float:
+        return memory_of_roles(run(dtype, checkpointing), size)[0].per_process["activations"]
+
+    # What the plan has beyond that is of the backward pass: a seventh block, and two of which one is computed anew.
+    whole = planned("none")
+    assert kept(model(path, dtype=dtype)) == pytest.approx(whole * 6 / 7, rel=0.06)
+    width = torch.finfo(getattr(torch, dtype)).bits // 8
+    two = 2 * (whole - TOKENS * (8 + width) * 256) / 7
+    found = kept(model(path, dtype=dtype, activation_checkpointing="full"))
+    assert found == pytest.approx(planned("full") - two, rel=0.06)
 
 
 def test_adapters_are_as_many_as_are_trained(tmp_path: Path) -> None:
