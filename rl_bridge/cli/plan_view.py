@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_bridge.cli.reporting import table
-from rl_bridge.planning.memory import KEPT_VERSIONS, WHY_NOT_14, RoleMemory
+from rl_bridge.planning.memory import WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
 
@@ -27,18 +27,14 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         beside, why = "", WHY_NOT_14
         if found.adapters is not None:
             beside, why = f" and {found.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
-        yield Text(
-            f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them: {why}"
+        kept = (
+            f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them"
         )
+        yield Text(f"{kept}: {why}")
         if found.decided:
             yield Text(", ".join(f"{key} {value}" for key, value in found.decided.items()))
         if found.roles:
             yield _memory(found.roles, gpu_gb)
-            yield Text(
-                "beside these: activations, which grow with trainer.tokens_per_pass; and in the "
-                f"memory of the trainer's hosts, {KEPT_VERSIONS} versions of the weights on their way, "
-                f"{_gb(found.kept_bytes or 0)}"
-            )
         elif gpu_gb is not None:
             gpus = math.ceil(found.trainer_bytes / (gpu_gb * 1e9))
             yield Text(f"which is at least {gpus} GPUs of {gpu_gb:g} GB, activations apart")
@@ -51,12 +47,12 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
 
 def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
     headings = ["role", ">replicas x processes", ">a process, at least"]
-    headings.append("which is, of all processes of a replica together")
+    headings += ["which is, of all processes of a replica together", "in its hosts' memory"]
     if gpu_gb is not None:
         headings.append(f"in {gpu_gb:g} GB")
     shown = table("memory of each role", headings, (_role_cells(role, gpu_gb) for role in roles))
     for row, role in zip(shown.rows, roles, strict=True):
-        row.style = "" if gpu_gb is None or role.fits(gpu_gb * 1e9) else "yellow"
+        row.style = "" if gpu_gb is None or role.room(gpu_gb * 1e9) >= 0 else "yellow"
     return shown
 
 
@@ -64,11 +60,24 @@ def _role_cells(role: RoleMemory, gpu_gb: float | None) -> list[str]:
     parts = [f"{name} {_gb(size)}" for name, size in role.parts.items()]
     parts += [f"{name} {_gb(size)} each" for name, size in role.per_process.items()]
     parts += [f"up to {_gb(size)} for {name}" for name, size in role.at_best.items()]
-    cells = [role.role, f"{role.replicas} x {role.processes}", _gb(role.process_bytes), ", ".join(parts)]
-    if gpu_gb is not None:
-        share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
-        cells.append(f"{'fits' if role.fits(gpu_gb * 1e9) else 'does not fit'}{share}")
-    return cells
+    host = ", ".join(f"{name} {_gb(size)}" for name, size in role.host.items())
+    cells = [
+        role.role,
+        f"{role.replicas} x {role.processes}",
+        _gb(role.process_bytes),
+        ", ".join(parts),
+        host,
+    ]
+    return cells if gpu_gb is None else [*cells, _fit(role, gpu_gb)]
+
+
+def _fit(role: RoleMemory, gpu_gb: float) -> str:
+    share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
+    room = role.room(gpu_gb * 1e9)
+    if room < 0:
+        return f"does not fit{share}"
+    full = sum(role.at_best.values())
+    return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
 
 
 def _broadcast(found: RunPlan) -> Table:
