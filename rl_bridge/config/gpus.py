@@ -2,15 +2,18 @@
 
 import math
 
-from rl_bridge.config.monarch import MonarchConfig, RoleConfig, RolesConfig
+from rl_bridge.config.monarch import MonarchConfig, RoleConfig
 
 
-def roles_by_gpus(num_gpus: int, monarch: MonarchConfig, *, num_workers: int, reference: bool) -> RolesConfig:
-    """The role table with what `trainer.num_gpus` implies.
+def monarch_by_gpus(
+    num_gpus: int, monarch: MonarchConfig, *, num_workers: int, reference: bool
+) -> MonarchConfig:
+    """The mesh with what `trainer.num_gpus` implies.
 
     The trainer gets a rank a GPU, over as few hosts as have them. With 0 it computes on the CPU, and so does
     whatever else the table leaves open. Otherwise the reference gets a GPU where there is one, and the generators
-    one each: as many generators as there are rollout workers, or as the cluster has GPUs left for.
+    one each: as many generators as there are rollout workers, or as the cluster has GPUs left for. Where it has none
+    left, and nobody said otherwise, generators are colocated: as many as the trainer has GPUs, on these.
 
     Args:
         num_gpus: The key's value.
@@ -30,20 +33,23 @@ def roles_by_gpus(num_gpus: int, monarch: MonarchConfig, *, num_workers: int, re
         roles["policy"] = RoleConfig(gpus=1)
     roles = {name: role for name, role in roles.items() if name not in given.model_fields_set}
     if "policy" in roles:
-        there = monarch.num_nodes * monarch.gpus_per_node
+        there, colocate = monarch.num_nodes * monarch.gpus_per_node, monarch.colocate
         left = there - given.model_copy(update=roles).gpus() + 1
-        if there and left < 1:
+        if there and left < 1 and colocate is False:
             besides = (
                 " beside one for the reference model (algorithm.kl_coef)" if "reference" in roles else ""
             )
             raise ValueError(
                 f"expected trainer.num_gpus to leave a GPU to a generator, got {num_gpus}{besides} of the {there} GPUs "
-                "of monarch.num_nodes x gpus_per_node; give the trainer fewer, or the generators a place by "
-                "monarch.roles.policy"
+                "of monarch.num_nodes x gpus_per_node; have them take turns by monarch.colocate=true, give the trainer "
+                "fewer, or the generators a place by monarch.roles.policy"
             )
-        replicas = min(num_workers, left) if there else num_workers
-        roles["policy"] = RoleConfig(replicas=replicas, gpus=1)
-    return given.model_copy(update=roles)
+        if colocate or (there and left < 1):
+            roles["policy"], colocate = RoleConfig(replicas=num_gpus, gpus=1), True
+        else:
+            roles["policy"] = RoleConfig(replicas=min(num_workers, left) if there else num_workers, gpus=1)
+        monarch = monarch.model_copy(update={"colocate": colocate})
+    return monarch.with_roles(given.model_copy(update=roles), colocate=monarch.colocate)
 
 
 def _trainer(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:

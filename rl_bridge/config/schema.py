@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import roles_by_gpus
+from rl_bridge.config.gpus import monarch_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
 from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
@@ -221,13 +221,36 @@ class Config(Section):
     def _roles_by_gpus(self) -> Self:
         num_gpus = self.trainer.num_gpus
         if num_gpus is not None:
-            roles = roles_by_gpus(
+            monarch = monarch_by_gpus(
                 num_gpus,
                 self.monarch,
                 num_workers=self.rollout.num_workers,
                 reference=self.algorithm.kl_coef > 0,
             )
-            object.__setattr__(self, "monarch", self.monarch.with_roles(roles))
+            object.__setattr__(self, "monarch", monarch)
+        return self
+
+    @model_validator(mode="after")
+    def _turns_that_make_sense(self) -> Self:
+        if not self.monarch.colocate:
+            return self
+        policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
+        if policy.replicas * policy.gpus != trainer.gpus:
+            raise ValueError(
+                f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
+                f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
+            )
+        if rollout.max_staleness and rollout.weight_update == "drain":
+            raise ValueError(
+                f"expected rollout.max_staleness of 0 with monarch.colocate, got {rollout.max_staleness}: no episode "
+                "is played while the trainer works; with rollout.weight_update=continue a step need not wait for the "
+                "longest answers, which go on after the trainer's turn"
+            )
+        if rollout.max_staleness and rollout.episode_timeout_s is not None:
+            raise ValueError(
+                "expected no rollout.episode_timeout_s with monarch.colocate and rollout.max_staleness above 0: the "
+                "trainer's turn would count; use rollout.num_turns"
+            )
         return self
 
     @model_validator(mode="after")

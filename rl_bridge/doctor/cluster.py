@@ -41,7 +41,7 @@ def _gpus(config: Config, gpus: int, node_rank: int | None) -> Iterator[Finding]
         return
     if not monarch.alone:
         return  # they are on other hosts, where this can be asked again
-    needed = monarch.roles.gpus()
+    needed = monarch.roles.most_gpus() if monarch.colocate is None else monarch.gpus  # see colocate_if_needed
     told = f"the roles use {needed}, {gpus} are here"
     if needed > gpus:
         told += "; give the roles fewer (trainer.num_gpus=0 is the CPU), or name the hosts that have them"

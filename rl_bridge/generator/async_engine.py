@@ -16,7 +16,13 @@ from torch import Tensor
 
 from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures, require_tokens
+from rl_bridge.generator.engine import (
+    MAX_WAITING_BATCHES,
+    SLEEP,
+    STOP_TIMEOUT_S,
+    LoadFigures,
+    require_tokens,
+)
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
@@ -66,7 +72,7 @@ class AsyncVllmEngine:
         self._replacing = asyncio.Lock()
         self._ids = itertools.count()
         self._waiting = 0
-        self._doing = {"load weights": 0, "generate": 0}
+        self._doing = {"load weights": 0, "sleep": 0, "generate": 0}
         """How many do what; the first that anybody does is what the engine is said to do."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -90,7 +96,7 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
@@ -98,6 +104,10 @@ class AsyncVllmEngine:
         done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed and ends.
         """
         return self._thread.submit(self._load(version, state))
+
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`; see `VllmEngine.sleep`."""
+        return self._thread.submit(self._sleep())
 
     def check(self) -> None:
         """Look whether the engine works.
@@ -216,40 +226,63 @@ class AsyncVllmEngine:
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadFigures:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadFigures:
         async with self._replacing:
-            told = time.monotonic()
-            handover = await asyncio.to_thread(self._sender.write, state)
+            told, asleep = time.monotonic(), self.statistics.asleep
+            handover = None if state is None else await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
-            limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
-            deadline = asyncio.timeout(limit_s)
-            try:
-                async with deadline, self._in_order:
-                    if self._rollout.weight_update == "drain":
-                        # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
-                        await self._idle.wait()
+            async with self._undisturbed(f"load version {version}"):
+                if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
+                    await self._llm.wake_up(["weights"])
+                elif handover is not None:
                     await self._llm.pause_generation(mode="keep")
-                    began = time.monotonic()
-                    with self._at("load weights"):
+                began = time.monotonic()
+                with self._at("load weights"):
+                    if handover is not None:
                         await self._llm.collective_rpc("load_handed_over", args=(handover,))
                     await self._llm.update_weight_version(str(version))
                     self.version = version
-                    await self._llm.resume_generation()
-            except Exception as error:
-                # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
-                failure = EngineFailedError(
-                    f"expected the engine to load version {version} within {limit_s:g} s, it has not"
-                    if deadline.expired()
-                    else f"loading version {version} failed half-way: {error}"
-                )
-                self._thread.end(failure)
-                raise failure from error
+                    if asleep:
+                        await self._llm.wake_up(["kv_cache"])
+                    elif handover is not None:
+                        await self._llm.resume_generation()
             now = time.monotonic()
             return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+
+    async def _sleep(self) -> None:
+        await asyncio.shield(self._fall_asleep())
+
+    async def _fall_asleep(self) -> None:
+        async with self._replacing:
+            if not self.statistics.asleep:
+                async with self._undisturbed("go to sleep"):
+                    with self._at("sleep"):
+                        await self._llm.sleep(**SLEEP)
+
+    @contextlib.asynccontextmanager
+    async def _undisturbed(self, what: str) -> AsyncIterator[None]:
+        """Hand nothing else to the engine within the block; where that fails or takes too long, the engine ends."""
+        limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline, self._in_order:
+                if self._rollout.weight_update == "drain" and not self.statistics.asleep:
+                    # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
+                    await self._idle.wait()
+                yield
+        except Exception as error:
+            # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
+            failure = EngineFailedError(
+                f"expected the engine to {what} within {limit_s:g} s, it has not"
+                if deadline.expired()
+                else f"the engine could not {what}: {error}"
+            )
+            self._thread.end(failure)
+            raise failure from error
 
     async def _look(self) -> None:
         """Notice when the engine's process is gone, and when it hangs."""
@@ -275,7 +308,8 @@ class AsyncVllmEngine:
         while True:
             self._changed.clear()
             doing = next((what for what, count in self._doing.items() if count), REST)
-            with span(doing, waits_for="prompts" if doing == REST else None):
+            rest = "turn" if self.statistics.asleep else "prompts" if doing == REST else None
+            with span(doing if rest is None else REST, waits_for=rest):
                 await self._changed.wait()
 
     @contextlib.contextmanager

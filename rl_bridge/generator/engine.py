@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from torch import Tensor
 
@@ -191,11 +192,20 @@ def fail(future: "Future[Any]", error: GeneratorError) -> None:
         return
 
 
+SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
+"""vLLM moves the weights to the host's memory, drops keys and values, and keeps what is under way."""
+
+
 @dataclass(slots=True)
 class _Load:
     version: PolicyVersion
-    state: Mapping[str, Tensor]
+    state: Mapping[str, Tensor] | None
     future: "Future[LoadFigures]" = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Sleep:
+    future: "Future[None]" = field(default_factory=Future)
 
 
 class VllmEngine:
@@ -218,7 +228,7 @@ class VllmEngine:
         self._model_path = model_path
         self._seed = seed
         self.statistics = EngineStatistics()
-        self._commands: deque[Batch | _Load] = deque()
+        self._commands: deque[Batch | _Load | _Sleep] = deque()
         self.version: PolicyVersion = 0
         self.ended: Future[None] = Future()
         self._ready: Future[None] = Future()
@@ -259,8 +269,8 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
-        """Take new weights.
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
+        """Take new weights, and wake where it sleeps.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
 
@@ -271,12 +281,26 @@ class VllmEngine:
 
         Args:
             version: What tokens report from then on.
-            state: Tensors under their Hugging Face names. They must not change until the future is done.
+            state: Tensors under their Hugging Face names. They must not change until the future is done. None: the
+                weights that it has are those.
 
         Raises:
             GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
         """
         command = _Load(version, state)
+        self._submit(command)
+        return command.future
+
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
+
+        With `rollout.weight_update` "drain" what was asked for before is answered first. With "continue" answers under
+        way go on when it wakes; keys and values of their tokens so far are computed anew, as for new weights.
+
+        Raises:
+            GeneratorError: As for `generate`.
+        """
+        command = _Sleep()
         self._submit(command)
         return command.future
 
@@ -303,7 +327,7 @@ class VllmEngine:
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
 
-    def _submit(self, command: Batch | _Load) -> None:
+    def _submit(self, command: Batch | _Load | _Sleep) -> None:
         with self._changed:
             self._require_open()
             if len(self._commands) >= MAX_WAITING_BATCHES:
@@ -349,8 +373,8 @@ class VllmEngine:
         """Take one command (waiting only while there is nothing to generate), or make one engine step."""
         with self._changed:
             self._idle = True
-            while not (self._commands or self._batches or self._closed):
-                with span(REST, waits_for="prompts"):
+            while not (self._commands or self._closed or (self._batches and not self.statistics.asleep)):
+                with span(REST, waits_for="turn" if self.statistics.asleep else "prompts"):
                     self._changed.wait()
             if self._closed:
                 return False
@@ -364,6 +388,9 @@ class VllmEngine:
             if isinstance(command, Batch):
                 with span("take prompts"):
                     self._batches.add(command)
+            elif isinstance(command, _Sleep):
+                with span("sleep"):
+                    self._sleep(command)
             else:
                 with span("load weights"):
                     self._load(command)
@@ -375,19 +402,18 @@ class VllmEngine:
     def _load(self, command: _Load) -> None:
         if not command.future.set_running_or_notify_cancel():
             return
-        asked = time.monotonic()
-        if self._rollout.weight_update == "drain":
-            while self._batches:
-                if self._closed:
-                    fail(command.future, GeneratorError(CLOSED))
-                    return
-                self._beat = time.monotonic()
-                with span("generate"):
-                    self._batches.step(self._rollout.generate_timeout_s)
+        asked, asleep = time.monotonic(), self.statistics.asleep
+        if not (asleep or self._drain(command.future)):
+            return
         began = time.monotonic()
         try:
-            self._engine.collective_rpc("load_policy", args=(command.state,))
-            self._engine.reset_prefix_cache(reset_running_requests=True)
+            if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
+                self._engine.wake_up(["weights"])
+            if command.state is not None:
+                self._engine.collective_rpc("load_policy", args=(command.state,))
+                self._engine.reset_prefix_cache(reset_running_requests=True)
+            if asleep:
+                self._engine.wake_up(["kv_cache"])
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
             raise GeneratorError(f"loading version {command.version} failed half-way: {error}") from error
@@ -395,6 +421,26 @@ class VllmEngine:
         self.version = command.version
         now = time.monotonic()
         answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
+
+    def _drain(self, asker: "Future[Any]") -> bool:
+        """With "drain" answer what was asked for before; False where it is closed meanwhile."""
+        while self._rollout.weight_update == "drain" and self._batches:
+            if self._closed:
+                fail(asker, GeneratorError(CLOSED))
+                return False
+            self._beat = time.monotonic()
+            with span("generate"):
+                self._batches.step(self._rollout.generate_timeout_s)
+        return True
+
+    def _sleep(self, command: _Sleep) -> None:
+        if not command.future.set_running_or_notify_cancel():
+            return
+        if not self.statistics.asleep:
+            if not self._drain(command.future):
+                return
+            self._engine.sleep(**SLEEP)
+        answer(command.future, None)
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:

@@ -46,12 +46,14 @@ class EngineStatistics:
 
     Attributes:
         totals: Since the engine began.
-        last_token_at: When the last token was sampled, on the clock of `time.monotonic`; 0 before the first.
+        last_token_at: When the last token was sampled, or the engine woke, on the clock of `time.monotonic`; 0 before.
+        asleep: Whether the engine has been put to sleep.
     """
 
     def __init__(self) -> None:
         self.totals = EngineTotals()
         self.last_token_at = 0.0
+        self.asleep = False
 
     def record(
         self,
@@ -72,12 +74,16 @@ class EngineStatistics:
                 totals.generated_tokens += iteration_stats.num_generation_tokens
                 self.last_token_at = time.monotonic()
 
+    def record_sleep_state(self, sleep: int, level: int) -> None:
+        """The engine sleeps (1) or has woken (0); vLLM calls this."""
+        self.asleep, self.last_token_at = bool(sleep), time.monotonic()
+
     def log(self) -> None:
         """VLLM calls this now and then; there is nothing to print."""
 
     def seconds_without_token(self, since: float) -> float:
-        """How long no token has been sampled, counted from a moment at the earliest."""
-        return time.monotonic() - max(since, self.last_token_at)
+        """How long no token has been sampled, counted from a moment at the earliest; nobody expects one asleep."""
+        return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
 def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
@@ -213,6 +219,7 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
     }
     if on_gpu:
         options["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+        options["enable_sleep_mode"] = bool(config.monarch.colocate)
     else:
         options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
         # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the

@@ -218,7 +218,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
 
 
 def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
-    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.roles.gpus()
+    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
     if there > used:
         logger.warning(
             "the cluster has %d GPUs (monarch.num_nodes x gpus_per_node), monarch.roles use %d; the others are idle",
@@ -234,6 +234,7 @@ def _of(
         procs=role.procs,
         hosts=role.hosts,
         with_gpus=role.gpus > 0,
+        gpu_pool=name if config.monarch.colocate else "",
         num_replicas=role.replicas,
         name=name,
         environment=environment,
@@ -405,7 +406,7 @@ async def open_run(
         )
         sync = WeightSync(
             failed=buffer.fail,
-            overlapped=config.rollout.max_staleness > 0,
+            overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
             timeout_s=config.trainer.timeout_s,
         )
         stack.push_async_callback(sync.cancel)
@@ -434,6 +435,8 @@ async def open_run(
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
+        elif config.monarch.colocate:
+            await fleet.guard(_wake(roles.policy))
         await stack.enter_async_context(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
@@ -445,6 +448,10 @@ async def open_run(
         )
         await stack.enter_async_context(dispatcher)
         yield run, fleet
+
+
+async def _wake(policy: Service) -> None:
+    await policy.update_weights.fanout(0)
 
 
 def _tell_of_the_trainer(run: Run, roster: Roster) -> None:

@@ -24,6 +24,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         trainer=config.trainer,
         algorithm=config.algorithm,
         deterministic=config.deterministic,
+        colocated=bool(config.monarch.colocate),
     )
 
 

@@ -21,6 +21,7 @@ from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblin
 from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics
+from rl_bridge.trainer.offload import Offload
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.policy import PolicyGradients
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
@@ -75,6 +76,7 @@ class Trainer:
         self._checkpoints = Checkpoints(settings.folder)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
+        self._offload = Offload()
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -233,6 +235,15 @@ class Trainer:
         self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
+
+    def offload(self) -> None:
+        """Leave the device's memory to others: weights and moments go to the host's, until `onload`."""
+        self._readers.wait_until_none(self._settings.trainer.collective_timeout_s)
+        self._offload.release(tensor for learner in self._learners for tensor in learner.tensors())
+
+    def onload(self) -> None:
+        """Have weights and moments on the device again; nothing where they are."""
+        self._offload.restore()
 
     def hf_state_dict(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole, on every rank."""

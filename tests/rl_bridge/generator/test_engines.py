@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,47 @@ def test_no_cached_prefix_outlives_its_weights(
     engine.load(4, weights(4)).result(WAIT_S)
     assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == expected
     held.result(WAIT_S)
+
+
+def test_what_is_under_way_or_asked_of_an_engine_asleep_goes_on_when_it_wakes(
+    engine: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    for _ in range(2):  # it sleeps already
+        engine.sleep().result(WAIT_S)
+    assert not answering.done()  # nothing was waited for
+    tokens = engine.statistics.totals.generated_tokens
+    with monkeypatch.context() as patch:
+        be_patient(engine, patch, 0.2)  # no token is expected of it
+        asked = engine.generate(MANY[:8], GREEDY)
+        time.sleep(0.6)
+        engine.check()
+    assert engine.statistics.totals.generated_tokens == tokens
+    assert not answering.done()
+    assert not asked.done()
+    figures = engine.load(5, weights(5)).result(WAIT_S)
+    assert 0 < figures.load_s <= figures.pause_s
+    versions = [set(answer.versions) for answer in answering.result(WAIT_S)]
+    assert {0, 5} in versions  # begun before, ended after
+    assert asked.result(WAIT_S) == engine.generate(MANY[:8], GREEDY).result(WAIT_S)
+    assert {version for answer in asked.result() for version in answer.versions} == {5}
+    engine.sleep().result(WAIT_S)
+    engine.load(5, None).result(WAIT_S)  # with the weights that it had
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == asked.result()
+
+
+def test_engine_that_drains_sleeps_when_it_has_answered(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "drain"}))
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    engine.sleep().result(WAIT_S)
+    assert {version for answer in answering.result(WAIT_S) for version in answer.versions} == {0}
+    late = engine.generate(MANY[:8], GREEDY)
+    engine.check()
+    assert not late.done()
+    engine.load(0, None).result(WAIT_S)
+    assert len(late.result(WAIT_S)) == 8
 
 
 def test_refused_batch_fails_alone(engine: Any) -> None:

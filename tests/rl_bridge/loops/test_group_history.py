@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,6 +106,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         train_seconds=1.5,
         dataset=None,
         deadline=deadline,
+        trainers_turn_between=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
     monkeypatch.setattr(dispatching, "stored", slowly)

@@ -43,6 +43,18 @@ def test_gpus_are_shared_out_once() -> None:
     assert [again.gpu_of(rank) for rank in range(4)] == [2, 3, 2, 3]
 
 
+def test_services_of_different_pools_share_gpus() -> None:
+    placement = Placement(hosts=1, gpus=2)
+    trainer = placement.take(ServiceOptions(procs=2, with_gpus=True, gpu_pool="trainer"), 0.0)
+    one = ServiceOptions(with_gpus=True, gpu_pool="policy")
+    first, second = placement.take(one, 0.0), placement.take(one, 0.0)
+    assert [trainer.gpus, first.gpus, second.gpus] == [((0, 1),), ((0,),), ((1,),)]
+    with pytest.raises(RoleError, match=r"\[0\] free; .*monarch\.colocate=true"):
+        placement.take(one, 0.0)
+    placement.release(second)
+    assert placement.take(one, 0.0).gpus == ((1,),)
+
+
 def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere() -> None:
     wanted = {
         "workers": ServiceOptions(procs=16),
