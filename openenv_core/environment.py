@@ -3,10 +3,12 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Transform(ABC, Generic[ObsT]):
@@ -42,6 +44,16 @@ class NullTransform(Transform[ObsT]):
         return observation
 
 
+# A class has to have these methods. It gets them by itself where it writes `reset_async` or `step_async`, which type
+# checkers cannot see: for them they are methods like any other.
+if TYPE_CHECKING:
+
+    def _required(method: F) -> F:
+        return method
+else:
+    _required = abstractmethod
+
+
 class Environment(ABC, Generic[ActT, ObsT, StateT]):
     """One episode at a time of something an agent can act in.
 
@@ -58,6 +70,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     A server makes one instance a session and never calls two methods of one instance at once. Rewards
     are deltas: each observation carries the reward of its own step. The same seed gives the same episode.
+
+    Type checkers hold `reset` and `step` of a subclass against the signatures here.
 
     Servers prefer `reset_async`, `step_async` and `close_async`, where there are such. A class that writes one of them
     and not the plain method gets that by itself: it waits for the other, for callers without an event loop.
@@ -95,31 +109,28 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         self.transform = transform
         self.rubric = rubric
 
-    # Authors narrow the options of `reset` and `step` and choose between `def` and `async def`. No single
-    # method signature has all of those as subtypes, so type checkers see two callables of any parameters,
-    # and the run time holds the abstract methods.
-    if TYPE_CHECKING:
-        reset: Callable[..., ObsT | Awaitable[ObsT]]
-        step: Callable[..., ObsT | Awaitable[ObsT]]
-    else:
+    @_required
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObsT | Awaitable[ObsT]:
+        """Start a new episode and return its first observation.
 
-        @abstractmethod
-        def reset(self, *, seed: int | None = None, episode_id: str | None = None, **options: Any) -> ObsT:
-            """Start a new episode and return its first observation.
+        A subclass may take further options by name, each with a default.
 
-            Args:
-                seed: Decides the episode where the environment is deterministic; None asks for a fresh one.
-                episode_id: The caller's name for the episode; by custom a new uuid4 where it is None.
-                options: Whatever else the environment understands.
-            """
+        Args:
+            seed: Decides the episode where the environment is deterministic; None asks for a fresh one.
+            episode_id: The caller's name for the episode; by custom a new uuid4 where it is None.
+        """
+        raise NotImplementedError
 
-        @abstractmethod
-        def step(self, action: ActT, **options: Any) -> ObsT:
-            """Apply one action and return what follows.
+    @_required
+    def step(self, action: ActT, /) -> ObsT | Awaitable[ObsT]:
+        """Apply one action and return what follows.
 
-            Raises:
-                EpisodeOverError: The episode has ended and was not reset.
-            """
+        A subclass may take `timeout_s` and further options by name, each with a default.
+
+        Raises:
+            EpisodeOverError: The episode has ended and was not reset.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod

@@ -1,9 +1,10 @@
-"""Whose fault it was: how an environment says that an observation tells nothing of the policy, and how it is heard.
+"""How an episode ended, and whose fault it was: what an environment says of it, and how that is read.
 
 A policy that is punished because a machine failed learns noise, and a policy that is rewarded for it learns to break
 machines. So an environment tells the two apart, and a trainer asks before it scores.
 
-What an environment says, under keys of the observation's metadata that any environment may set, released ones too:
+What an environment says, by fields of `Observation`, or under keys of its metadata, which released environments may set
+too:
 
 - `metadata["infrastructure_error"] = "why, in words"`: something beside the policy failed. The step, and so the
   episode, is worth nothing: the trainer plays it again elsewhere, or drops it.
@@ -11,7 +12,10 @@ What an environment says, under keys of the observation's metadata that any envi
   played, and nobody can say how well, a judge that ran out of time for one. The trainer leaves it out of the baseline
   and of the loss; it is not 0.
 
-Two things that observations may carry say the same by themselves, as fields or below the metadata:
+- `metadata["truncated"] = True` on a last observation: the episode was cut off by a limit. It has not come to an end of
+  its own, unless `metadata["terminated"] = True` says that too. A last observation with neither has terminated.
+
+Two things that observations may carry say the same as the first two by themselves, as fields or below the metadata:
 
 - an execution of `openenv_core.sandbox`: its status `sandbox_error` is the first of the two. The fields may be the
   observation's own, or those of `metadata["execution"]`.
@@ -30,6 +34,12 @@ INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
 UNSCORED: Final = "unscored"
 """The key of an observation's metadata that says why a last observation has no reward."""
 
+TRUNCATED: Final = "truncated"
+"""The key of a last observation's metadata that says that the episode was cut off."""
+
+TERMINATED: Final = "terminated"
+"""The key of a truncated observation's metadata that says that the episode has come to its own end all the same."""
+
 SANDBOX_ERROR: Final = "sandbox_error"
 """The status of an execution whose interpreter failed, and the reason of a verdict that came to nothing by that."""
 
@@ -43,8 +53,9 @@ def infrastructure_failure(observation: object) -> str | None:
     """
     for part in _parts(observation):
         metadata = _field(part, "metadata")
-        if said := _one_line(_field(metadata, INFRASTRUCTURE_ERROR), "the environment did not say what"):
-            return said
+        for mark in (_field(metadata, INFRASTRUCTURE_ERROR), _field(part, INFRASTRUCTURE_ERROR)):
+            if said := _one_line(mark, "the environment did not say what"):
+                return said
         for execution in (part, _field(metadata, "execution")):
             if _field(execution, "status") == SANDBOX_ERROR:
                 return _one_line(_field(execution, "reason"), "") or "the sandbox failed"
@@ -77,12 +88,42 @@ def unscored_reason(result: object) -> str | None:
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
     for part in parts:
-        if said := _one_line(_field(_field(part, "metadata"), UNSCORED), "nobody said why"):
-            return said
+        for mark in (_field(_field(part, "metadata"), UNSCORED), _field(part, UNSCORED)):
+            if said := _one_line(mark, "nobody said why"):
+                return said
         for verdict in _verdicts(part):
             if reason := _one_line(_field(verdict, "reason"), ""):
                 return _one_line(_field(verdict, "detail"), "") or reason
     return None
+
+
+def was_truncated(result: object) -> bool:
+    """Return whether an episode is over because a limit has cut it off.
+
+    Args:
+        result: As for `infrastructure_failure`.
+    """
+    return _ended_by(result, TRUNCATED)
+
+
+def was_terminated(result: object) -> bool:
+    """Return whether an episode has come to an end of its own: it is over, and was not cut off, or says both.
+
+    Args:
+        result: As for `infrastructure_failure`.
+    """
+    if _field(result, "done") is not True:
+        return False
+    return not was_truncated(result) or _ended_by(result, TERMINATED)
+
+
+def _ended_by(result: object, mark: str) -> bool:
+    """Whether something that is over has a mark, or a field of its name. Text that was cut off is no episode."""
+    if _field(result, "done") is not True:
+        return False
+    return any(
+        _field(place, mark) is True for part in _parts(result) for place in (part, _field(part, "metadata"))
+    )
 
 
 def _parts(observation: object) -> Iterator[object]:

@@ -4,10 +4,30 @@ Authors subclass `Action`, `Observation` and `State`; everything else here is us
 """
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Final, Generic, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypeVar
+
+from openenv_core.outcomes import (
+    INFRASTRUCTURE_ERROR,
+    TERMINATED,
+    TRUNCATED,
+    UNSCORED,
+    infrastructure_failure,
+    unscored_reason,
+    was_terminated,
+    was_truncated,
+)
 
 ActT = TypeVar("ActT", default=Any)
 ObsT = TypeVar("ObsT", default=Any)
@@ -32,10 +52,18 @@ class Action(BaseModel):
 class Observation(BaseModel):
     """What an environment answers. Subclass it and add fields; unknown keys are refused.
 
+    Released clients refuse fields that they do not know, so the last four travel as keys of the metadata, where they
+    say something: an observation that leaves them alone is sent as a released server sends it.
+
     Attributes:
         done: True when the episode is over. A further step needs a reset first.
         reward: The reward of this step alone (a delta, never a running sum); None where there is none.
         metadata: Anything beside the observation proper, for logs and tools.
+        terminated: The episode has come to an end of its own. Unless it is given: `done and not truncated`.
+        truncated: It was cut off, by a limit of turns or of time for one: what would have come next has a worth. Needs
+            `done`.
+        infrastructure_error: What failed beside the policy, in words; see `openenv_core.outcomes`.
+        unscored: Why a last observation has no reward, in words; likewise.
     """
 
     model_config = ConfigDict(**_WIRE, extra="forbid")
@@ -43,6 +71,56 @@ class Observation(BaseModel):
     done: bool = False
     reward: Reward = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    terminated: SkipJsonSchema[bool] = Field(default=False, exclude=True, repr=False)
+    truncated: SkipJsonSchema[bool] = Field(default=False, exclude=True, repr=False)
+    infrastructure_error: SkipJsonSchema[str | None] = Field(default=None, exclude=True, repr=False)
+    unscored: SkipJsonSchema[str | None] = Field(default=None, exclude=True, repr=False)
+
+    @model_validator(mode="after")
+    def _read_marks(self) -> Self:
+        """Fill in the marks that the metadata has, as they come over the wire."""
+        given, found = self.__pydantic_fields_set__, self.__dict__
+        if self.metadata:
+            for name, kind in _MARKS.items():
+                said = self.metadata.get(name)
+                # What is cut off in an episode that goes on is something else.
+                if (
+                    isinstance(said, kind)
+                    and (self.done or kind is str)
+                    and name not in given
+                    and self._is_mark(name)
+                ):
+                    found[name] = said
+        self._check_ends()
+        if self.done and not self.truncated and TERMINATED not in given and self._is_mark(TERMINATED):
+            found[TERMINATED] = True
+        return self
+
+    def _check_ends(self) -> None:
+        if self.done is False and (self.truncated is True and self._is_mark(TRUNCATED)):
+            raise ValueError("an episode that is truncated is over; say done=True too")
+
+    @classmethod
+    def _is_mark(cls, name: str) -> bool:
+        """Whether a field is the one above: environments may have fields of these names, which mean what they mean."""
+        return cls.model_fields[name].exclude is True
+
+    def wire_metadata(self) -> dict[str, Any]:
+        """Return the metadata as they are sent: with the marks that say something.
+
+        Raises:
+            ValueError: The episode is truncated, and not done.
+        """
+        if not (self.truncated or self.infrastructure_error or self.unscored):
+            return self.metadata
+        self._check_ends()
+        marks = {name: said for name in _MARKS if (said := getattr(self, name)) and self._is_mark(name)}
+        if TRUNCATED not in marks or TERMINATED not in self.__pydantic_fields_set__:
+            marks.pop(TERMINATED, None)  # it follows from the rest
+        return {**self.metadata, **marks}
+
+
+_MARKS: Final = {TERMINATED: bool, TRUNCATED: bool, INFRASTRUCTURE_ERROR: str, UNSCORED: str}
 
 
 class State(BaseModel):
@@ -96,3 +174,25 @@ class StepResult(Generic[ObsT_co]):
     reward: Reward = None
     done: bool = False
     metadata: dict[str, Any] | None = None
+
+    # What follows is said in the metadata or the observation: released servers and clients know the fields above alone.
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the episode has come to an end of its own."""
+        return was_terminated(vars(self))
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the episode was cut off, by a limit of turns or of time for one."""
+        return was_truncated(vars(self))
+
+    @property
+    def infrastructure_error(self) -> str | None:
+        """What failed beside the policy, in words: the episode is worth nothing. None where nothing did."""
+        return infrastructure_failure(vars(self))
+
+    @property
+    def unscored(self) -> str | None:
+        """Why an episode that is over has no reward, in words. None where it has one, or is not over."""
+        return unscored_reason(vars(self))

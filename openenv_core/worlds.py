@@ -218,7 +218,8 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         state.step_count += 1
         state.calls_left = self._calls - state.step_count
         state.done = self._finished or state.calls_left == 0
-        return replace(result, reward=self.earned() if self._finished else 0.0, done=state.done)
+        reward = self.earned() if self._finished else 0.0
+        return replace(result, reward=reward, done=state.done, truncated=state.done and not self._finished)
 
     def _current(self) -> TaskT:
         if self._task is None:

@@ -91,6 +91,8 @@ class Ending(StrEnum):
     """The environment does not take the action that the policy's answer meant. It is penalised likewise."""
     TRUNCATED_TURNS = "truncated_turns"
     """The limit of turns, or of steps, was reached."""
+    TRUNCATED_ENVIRONMENT = "truncated_environment"
+    """The environment cut the episode off by a limit of its own."""
     TRUNCATED_LENGTH = "truncated_length"
     """The next prompt would not fit the context, or an answer that calls tools was cut off."""
     TRUNCATED_TIME = "truncated_time"
@@ -103,8 +105,8 @@ class Ending(StrEnum):
     """Nobody could say how well it was played."""
 
     def is_truncated(self) -> bool:
-        """True where a limit of ours, not the environment or the policy, ended the episode."""
-        return self in (Ending.TRUNCATED_TURNS, Ending.TRUNCATED_LENGTH, Ending.TRUNCATED_TIME)
+        """True where a limit ended the episode, ours or the environment's, and not the game or the policy."""
+        return self.name.startswith("TRUNCATED_")
 
     def is_failure(self) -> bool:
         """True where something beside the policy ended it, so that there is nothing to train on."""
@@ -144,11 +146,13 @@ class Group:
     Attributes:
         id: Its number in the run, counted from 0.
         seed: The environment's seed.
+        environment: Which it was played in, by its name in the run's configuration.
         trajectories: The siblings.
     """
 
     id: int = 0
     seed: int
+    environment: str = ""
     trajectories: list[Trajectory] = field(default_factory=list)
 
     @property

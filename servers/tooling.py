@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, get_args
 
+from openenv_core.outcomes import was_truncated
 from openenv_core.protocol.errors import short
 from openenv_core.tools import (
     CallToolAction,
@@ -149,6 +150,7 @@ async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult
         error=observation.error,
         reward=observation.reward,
         done=observation.done,
+        truncated=was_truncated(observation),
         metadata=dict(observation.metadata or {}),
     )
 

@@ -114,7 +114,7 @@ async def _played(config: Config, folder: Path) -> EvaluationResult:
     from rl_bridge.loops.evaluation import evaluate
 
     async with open_run(config, folder, console=_console()) as (run, fleet):
-        result: EvaluationResult = await fleet.guard(evaluate(run))
+        result: EvaluationResult = (await fleet.guard(evaluate(run)))[""]
     return result
 
 
@@ -134,7 +134,7 @@ async def _reinforced(config: Config, folder: Path, seconds: float) -> tuple[Eva
         finally:
             ending.cancel()
         await run.sync.finish()
-        result: EvaluationResult = await fleet.guard(evaluate(run))
+        result: EvaluationResult = (await fleet.guard(evaluate(run)))[""]
         return result, run.version
 
 

@@ -224,7 +224,7 @@ class CodeInterpreterObservation(CodeObservation):
         execution_count: Executions of this interpreter so far.
         session_id: Of the interpreter.
         state_lost: Variables and files are gone; said once.
-        truncated: What was cut because it was too long.
+        cut: What was left out because it was too long.
         signal: The signal that ended the interpreter's process.
         execution_time_s: From the request to its end.
         max_rss_bytes: The greatest resident size so far, by the interpreter's own account.
@@ -245,7 +245,7 @@ class CodeInterpreterObservation(CodeObservation):
     execution_count: int = 0
     session_id: str = ""
     state_lost: bool = False
-    truncated: Truncated = Truncated()
+    cut: Truncated = Truncated()
     signal: int | None = None
     execution_time_s: float = 0.0
     max_rss_bytes: int | None = None

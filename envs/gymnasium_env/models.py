@@ -19,14 +19,10 @@ class GymnasiumObservation(Observation):
 
     Attributes:
         observation: A value of the observation space.
-        terminated: Whether the task has come to its end.
-        truncated: Whether the episode was cut off, by its time limit for one.
         info: What else Gymnasium's environment says, as far as JSON can say it.
     """
 
     observation: JsonValue = Field(description="a value of the observation space")
-    terminated: bool = False
-    truncated: bool = False
     info: dict[str, JsonValue] = Field(default_factory=dict)
 
 

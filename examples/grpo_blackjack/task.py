@@ -56,7 +56,7 @@ class BlackjackTask(Task):
         )
 
     def _rules(self) -> Rules:
-        reset = self.config.env.reset if self.config.env is not None else {}
+        reset = self.config.environment.reset
         return Rules(natural=bool(reset.get("natural")), sab=bool(reset.get("sab")))
 
     async def _greedy(self, policy: Policy) -> Mapping[DecisionState, Answer]:

@@ -66,7 +66,7 @@ def task_of(world: Config, folder: Path) -> ToolTask:
     Raises:
         ConfigError: The configuration names none, or no app to play it in.
     """
-    if world.rollout.task is None or world.env is None or world.env.app is None:
+    if world.rollout.task is None or world.env is None or world.environment.app is None:
         raise ConfigError("expected a world with rollout.task and env.app, got one without")
     task = load_task(world.rollout.task, world, folder)
     if not isinstance(task, ToolTask):
@@ -80,8 +80,7 @@ async def record(task: ToolTask, solver: Solver, seeds: Iterable[int]) -> list[T
     Raises:
         ConfigError: The solver did not solve one: what it does is not worth imitating.
     """
-    env = task.config.env
-    assert env is not None  # as `task_of` has seen to
+    env = task.config.environment
     traces = []
     async with await task.client_type.from_process(env.app) as client:
         recorder = Recorder(task, client)

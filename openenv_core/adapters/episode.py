@@ -21,11 +21,10 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.outcomes import infrastructure_failure, unscored_reason
 from openenv_core.protocol.toolcalls import value_of
 from openenv_core.proxies import proxy_for
 from openenv_core.tools import CallToolAction, ToolErrorType
-from openenv_core.tools.specs import openai_tools
+from openenv_core.tools.specs import is_of_tools, openai_tools
 from openenv_core.types import Observation, StepResult
 
 ACT: Final = "act"
@@ -102,7 +101,7 @@ class TextEpisode:
         schema = (await fetch_schema(self._base_url, token=self._token, timeout_s=self._reset_timeout_s))[
             "action"
         ]
-        if _is_of_tools(schema):
+        if is_of_tools(schema):
             await self._patiently(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
@@ -184,8 +183,7 @@ class TextEpisode:
 
     def _note(self, result: StepResult[Observation]) -> None:
         self.done = result.done
-        self.failure = infrastructure_failure(result)
-        self._unscored = unscored_reason(result)
+        self.failure, self._unscored = result.infrastructure_error, result.unscored
         self._earned += float(result.reward or 0.0)
 
     async def _patiently(self, request: Any, **options: Any) -> Any:
@@ -264,11 +262,6 @@ def resolve(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[
     """Return a part of a JSON schema with what its `$ref` stands for, where it has one."""
     reference = part.get("$ref", "")
     return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
-
-
-def _is_of_tools(schema: Mapping[str, Any]) -> bool:
-    parts = [schema, *schema.get("$defs", {}).values()]
-    return any({"tool_name", "arguments"} <= set(part.get("properties", ())) for part in parts)
 
 
 def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
-from openenv_core.outcomes import infrastructure_failure
 from openenv_core.types import StepResult
 
 MAX_TEXT_CHARS: Final = 1 << 20
@@ -92,16 +91,14 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             EnvironmentFailureError: The environment says that something beside the policy has failed.
         """
         result = self._client.step(self._action.write(action))
-        if (failure := infrastructure_failure(result)) is not None:
+        if (failure := result.infrastructure_error) is not None:
             raise EnvironmentFailureError(f"the episode does not count: {failure}")
-        truncated = bool(result.observation.get("truncated") or (result.metadata or {}).get("truncated"))
-        terminated = bool(result.observation.get("terminated", result.done and not truncated))
         info = _info_of(result)
         return (
             self._observation.read(result.observation),
             float(result.reward or 0.0),
-            terminated,
-            truncated,
+            result.terminated,
+            result.truncated,
             info,
         )
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from openenv_core.checker.check import CheckError, need
 from openenv_core.tools import RESERVED_TOOL_NAMES
+from openenv_core.tools.specs import is_of_tools
 
 Json: TypeAlias = dict[str, Any]
 
@@ -360,15 +361,6 @@ def pool(
             change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the action's fields",
         )
     return ActionPool(tuple(choices))
-
-
-def is_of_tools(schema: Json) -> bool:
-    """Whether the actions are calls of tools."""
-    return any(
-        {"tool_name", "arguments"} <= set(part.get("properties", ()))
-        for part in (schema, *schema.get("$defs", {}).values())
-        if isinstance(part, Mapping)
-    )
 
 
 def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:

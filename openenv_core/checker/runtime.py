@@ -12,7 +12,7 @@ from openenv_core.checker.check import (
     check,
     need,
 )
-from openenv_core.checker.drawing import is_of_tools, require_own_names, require_schema
+from openenv_core.checker.drawing import require_own_names, require_schema
 from openenv_core.checker.playing import EPISODES, Turn, played, plays, plays_here
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
@@ -23,6 +23,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.protocol.replies import encode_model, encode_observation
+from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0

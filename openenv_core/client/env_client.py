@@ -316,7 +316,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionFailedError: There was no connection, and none could be made.
         """
         data = await self._request(encode_request("reset", options), "observation", fresh=True)
-        return self._parse_result(data)
+        return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -328,7 +328,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
-        return self._parse_result(data)
+        return self._result_of(data)
 
     async def state(self) -> StateT:
         """Return where the episode stands.
@@ -393,6 +393,13 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 f"pass {expected.__name__}(...)"
             )
         return action
+
+    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
+        result = self._parse_result(payload)
+        if isinstance(result, StepResult) and result.metadata is None:
+            result.metadata = payload.get("metadata")
+        return result
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
         """Turn the data of an observation frame into what the caller gets."""

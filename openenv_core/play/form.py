@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
+from openenv_core.tools.specs import CALL_FIELDS
+
 Json: TypeAlias = dict[str, Any]
 
 ABSENT: Final = object()
@@ -81,7 +83,7 @@ class Form:
     @property
     def calls_tools(self) -> bool:
         """Whether it calls a tool by its name."""
-        return {"tool_name", "arguments"} <= {one.name for one in self.fields}
+        return {one.name for one in self.fields} >= CALL_FIELDS
 
     @property
     def lists_tools(self) -> bool:

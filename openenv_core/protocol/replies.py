@@ -53,12 +53,7 @@ def encode_observation(observation: Observation) -> str:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot (pydantic's serialisation error is one).
     """
-    if not isinstance(observation, Observation):
-        raise _no_observation(observation)
-    body = observation.__pydantic_serializer__.to_json(
-        observation, exclude=_LIFTED, fallback=to_plain, warnings=False
-    )
-    metadata = observation.metadata
+    body, metadata = _body(observation)
     return (
         b'{"type":"observation","data":{"observation":%b,"reward":%b,"done":%b%b}}'
         % (
@@ -77,24 +72,30 @@ def encode_http_result(observation: Observation) -> bytes:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot.
     """
-    if not isinstance(observation, Observation):
-        raise _no_observation(observation)
+    body, metadata = _body(observation)
     reward = observation.reward
     return b'{"observation":%b,"reward":%b,"done":%b,"metadata":%b}' % (
-        observation.__pydantic_serializer__.to_json(
-            observation, exclude=_LIFTED, fallback=to_plain, warnings=False
-        ),
+        body,
         _scalar(None if reward is None else float(reward)),
         _scalar(observation.done),
-        dumps(observation.metadata or None),
+        dumps(metadata or None),
     )
 
 
-def _no_observation(value: object) -> TypeError:
-    return TypeError(
-        f"expected reset() and step() to return an Observation, got {type(value).__name__}; "
-        "return an instance of the environment's observation class"
+def _body(observation: object) -> tuple[bytes, dict[str, Any]]:
+    """Return an observation's own JSON, and the metadata that stand in it and beside it."""
+    if not isinstance(observation, Observation):
+        raise TypeError(
+            f"expected reset() and step() to return an Observation, got {type(observation).__name__}; "
+            "return an instance of the environment's observation class"
+        )
+    metadata = observation.wire_metadata()
+    if metadata is not observation.metadata:
+        observation = observation.model_copy(update={"metadata": metadata})
+    body = observation.__pydantic_serializer__.to_json(
+        observation, exclude=_LIFTED, fallback=to_plain, warnings=False
     )
+    return body, metadata
 
 
 def encode_state(state: BaseModel) -> str:

@@ -101,7 +101,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             reason=reason,
             error=_error(said.get("error")),
             outputs=_outputs(said["outputs"], parts),
-            truncated=Truncated(outputs=said["truncated"] is True),
+            cut=Truncated(outputs=said["truncated"] is True),
             execution_count=_number(said["count"], 1 << 53),
             max_rss_bytes=_number(said["max_rss"], 1 << 53),
         )
@@ -253,14 +253,12 @@ def fit(
         if left < 0:
             break
         outputs.append(output)
-    truncated = Truncated(
+    cut = Truncated(
         stdout=stdout[1] or out is not stdout[0],
         stderr=stderr[1] or err is not stderr[0],
-        outputs=execution.truncated.outputs or result is not whole or len(outputs) < len(execution.outputs),
+        outputs=execution.cut.outputs or result is not whole or len(outputs) < len(execution.outputs),
     )
-    return replace(
-        execution, stdout=out, stderr=err, result=result, outputs=tuple(outputs), truncated=truncated
-    )
+    return replace(execution, stdout=out, stderr=err, result=result, outputs=tuple(outputs), cut=cut)
 
 
 def _fitting(text: str, limit: int) -> str:

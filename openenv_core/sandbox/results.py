@@ -87,7 +87,7 @@ class Execution:
         execution_count: Executions of this interpreter so far, this one included.
         session_id: Of the interpreter.
         state_lost: The interpreter ended with it: variables and files are gone, and the next execution begins anew.
-        truncated: What was cut.
+        cut: What was left out.
         signal: The signal that ended the interpreter's process.
         execution_time_s: From the request to its end, measured outside the interpreter.
         max_rss_bytes: The greatest resident size so far, as the interpreter itself reports it.
@@ -106,7 +106,7 @@ class Execution:
     execution_count: int = 0
     session_id: str = ""
     state_lost: bool = False
-    truncated: Truncated = field(default_factory=Truncated)
+    cut: Truncated = field(default_factory=Truncated)
     signal: int | None = None
     execution_time_s: float = 0.0
     max_rss_bytes: int | None = None

@@ -125,6 +125,7 @@ class ToolResult:
         error: Why the call failed.
         reward: What this call earned.
         done: It has ended the episode.
+        truncated: That end was a limit's, of calls or of time; with `done`.
         metadata: For the observation of the step.
     """
 
@@ -134,6 +135,7 @@ class ToolResult:
     error: ToolError | None = None
     reward: float | None = None
     done: bool = False
+    truncated: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -195,6 +197,7 @@ class ToolResult:
             error=self.error,
             reward=self.reward,
             done=self.done,
+            truncated=self.truncated,
             metadata=self.metadata,
         )
 

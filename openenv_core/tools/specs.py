@@ -11,6 +11,15 @@ from pydantic.alias_generators import to_camel
 from openenv_core.errors import ConfigurationError
 from openenv_core.tools.wire import Tool
 
+CALL_FIELDS: Final = frozenset({"tool_name", "arguments"})
+"""What an action has that calls a tool."""
+
+
+def is_of_tools(schema: Mapping[str, Any]) -> bool:
+    """Whether actions of a JSON schema are calls of tools."""
+    parts = (schema, *schema.get("$defs", {}).values())
+    return any(set(part.get("properties", ())) >= CALL_FIELDS for part in parts if isinstance(part, Mapping))
+
 
 class _Spec(BaseModel):
     """Named as Python names things; MCP's own JSON is an alias away."""

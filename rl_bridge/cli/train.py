@@ -87,7 +87,10 @@ def _same_run(before: "Config", now: "Config") -> None:
     for key, old, new in (
         ("seed", before.seed, now.seed),
         ("model.path", before.model.path, now.model.path),
-        ("rollout.task", before.rollout.task, now.rollout.task),
+        (
+            "rollout.task",
+            *({name: one.of(name).rollout.task for name in one.environments} for one in (before, now)),
+        ),
         # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
         ("data.shuffle", before.data and before.data.shuffle, now.data and now.data.shuffle),
         # A critic is in the checkpoint, or is not.

@@ -6,7 +6,7 @@ from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.schema import Config
+from rl_bridge.config.schema import Config, EnvConfig, env_key
 from rl_bridge.config.section import Section
 from rl_bridge.errors import ConfigError
 
@@ -60,6 +60,8 @@ environment can refuse, and none is held out."""
 def without_effect(config: Config) -> list[str]:
     """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
     lines = idle_in_algorithm(config.algorithm)
+    if isinstance(config.env, EnvConfig) and config.env.weight != 1:
+        lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
     if config.data is not None:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
@@ -99,6 +101,11 @@ def ready_to_train(config: Config) -> None:
 
 
 def _learns_from(config: Config) -> str | None:
+    if len(config.environments) > 1 and config.model.path is None:
+        return (
+            "expected model.path with several environments, a checkpoint in the Hugging Face layout, got none: a task "
+            "that makes a policy makes one for its own environment"
+        )
     if config.env is not None or config.data is not None:
         return None
     return (
@@ -112,12 +119,12 @@ def _asks(config: Config) -> str | None:
         websocket_url,  # with the client, which a configuration does without
     )
 
-    urls = None if config.env is None else config.env.url
-    for url in (urls,) if isinstance(urls, str) else urls or ():
-        try:
-            websocket_url(url)
-        except ConfigurationError as error:
-            return f"env.url: {error}"
+    for name, env in config.environments.items():
+        for url in env.urls:
+            try:
+                websocket_url(url)
+            except ConfigurationError as error:
+                return f"{env_key(name, 'url')}: {error}"
     return None
 
 

@@ -5,9 +5,8 @@ import difflib
 import importlib
 import re
 import sys
-import types
 import typing
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.schema import NAME_PATTERN, Config
+from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
 from rl_bridge.config.section import Section
 from rl_bridge.errors import ConfigError
 
@@ -226,7 +225,7 @@ def _without_its_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    location = tuple(fault["loc"])
+    location = tuple(part for part in fault["loc"] if part not in ENV_FORMS)
     dotted = ".".join(str(part) for part in location)
     if fault["type"] == "extra_forbidden":
         section = _section_at(location[:-1], schema)
@@ -243,10 +242,16 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
 def _section_at(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
     model = schema
     for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        if str(part) in model.model_fields:  # otherwise it is the name of one of several environments
+            model = next(_sections_in(model.model_fields[str(part)].annotation))
     return model
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _sections_in(argument)
 
 
 def _nearest(name: str, known: list[str], prefix: tuple[Any, ...] = ()) -> str:

@@ -1,8 +1,9 @@
 """The configuration of a run. Every key is used; an unknown one is refused with its nearest neighbour."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
@@ -58,7 +59,16 @@ class EnvConfig(Section):
     message_timeout_s: Positive = 30.0
     """How long one step may take."""
     restarts: Annotated[int, Field(ge=0)] = 10
-    """How often a server that we started is started again before the run ends."""
+    """How often a server that we started is started again before the run ends, or goes on without the environment."""
+    task: str | None = None
+    """Its own `rollout.task`."""
+    weight: Positive = 1.0
+    """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses in `url`."""
+        return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
     def _seeds_are_the_runs(self) -> Self:
@@ -76,6 +86,34 @@ class EnvConfig(Section):
         if self.token_file is not None and self.url is None:
             raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
         return self
+
+
+EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=40)]
+
+
+def env_key(name: str, key: str) -> str:
+    """How a key of an environment is written, by its name in `Config.environments`."""
+    return ".".join(filter(None, ("env", name, key)))
+
+
+ENV_FORMS: Final = ("<one>", "<several>")
+"""Where pydantic says in which form of `env` something is wrong."""
+
+
+def _env_form(env: Any) -> str:
+    by_name = (
+        isinstance(env, Mapping)
+        and env
+        and all(isinstance(one, Mapping | EnvConfig) for one in env.values())
+        and not EnvConfig.model_fields.keys() & env.keys()
+    )
+    return ENV_FORMS[bool(by_name)]
+
+
+Envs: TypeAlias = Annotated[
+    Annotated[EnvConfig, Tag(ENV_FORMS[0])] | Annotated[dict[EnvName, EnvConfig], Tag(ENV_FORMS[1])],
+    Discriminator(_env_form),
+]
 
 
 class DataConfig(Section):
@@ -187,7 +225,8 @@ class Config(Section):
     deterministic: bool = False
     """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
     and resumed or not. Needs `rollout.max_staleness` of 0."""
-    env: EnvConfig | None = None
+    env: Envs | None = None
+    """One environment to play, or several by name: `env: {blackjack: {app: ..., weight: 3}, shop: {app: ...}}`."""
     data: DataConfig | None = None
     rollout: RolloutConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -198,6 +237,36 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
+
+    @property
+    def environments(self) -> dict[str, EnvConfig]:
+        """The environments by name; one that stands alone in `env` is called "". None of a run on a dataset."""
+        if self.env is None:
+            return {}
+        return {"": self.env} if isinstance(self.env, EnvConfig) else self.env
+
+    @property
+    def environment(self) -> EnvConfig:
+        """The environment of a run on one, which `of` makes of each of several.
+
+        Raises:
+            ValueError: It is a run on several, or on a dataset.
+        """
+        if not isinstance(self.env, EnvConfig):
+            raise ValueError(
+                f"expected a run on one environment, got {len(self.environments)}; use Config.of"
+            )
+        return self.env
+
+    def of(self, name: str) -> Self:
+        """This configuration as that of a run on one of its environments alone.
+
+        Args:
+            name: The environment's, one of `environments`.
+        """
+        env = self.environments[name]
+        rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
+        return self.model_copy(update={"env": env, "rollout": rollout})
 
     @model_validator(mode="after")
     def _one_thing_to_learn_from(self) -> Self:

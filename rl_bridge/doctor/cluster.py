@@ -80,9 +80,7 @@ def _ports(config: Config) -> Iterator[Finding]:
 def _others(config: Config) -> Iterator[Finding]:
     """Servers and workers that somebody else has started."""
     places: dict[str, str] = {address: address for address in config.monarch.workers}
-    env = config.env
-    if env is not None and env.url is not None:
-        places |= {url: url for url in ((env.url,) if isinstance(env.url, str) else env.url)}
+    places |= {url: url for env in config.environments.values() for url in env.urls}
     if config.generator.url is not None:
         places[config.generator.url] = config.generator.url
     if not places:

@@ -43,6 +43,7 @@ class EnvironmentServers:
         restarts: How often one server may be started again, and how soon.
         on_change: Told the URLs whenever they change.
         logs: A folder where each server of `app` has a file with what it prints, `environment-0.log` and so on.
+        name: What such files are called.
 
     Raises:
         ValueError: Not exactly one of `app`, `image` and `urls` is given.
@@ -59,6 +60,7 @@ class EnvironmentServers:
         restarts: RestartPolicy | None = None,
         on_change: OnChange | None = None,
         logs: Path | None = None,
+        name: str = "environment",
     ) -> None:
         if [app is not None, image is not None, bool(urls)].count(True) != 1:
             raise ValueError(
@@ -72,7 +74,7 @@ class EnvironmentServers:
         if app is not None:
             if logs is not None:
                 logs.mkdir(parents=True, exist_ok=True)
-            files = [None if logs is None else logs / f"environment-{number}.log" for number in range(count)]
+            files = [None if logs is None else logs / f"{name}-{number}.log" for number in range(count)]
             providers = [LocalProcessProvider(app, log=file) for file in files]
         elif image is not None:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))

@@ -30,9 +30,8 @@ class SessionDeadlines:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """As a run's configuration says; it is one on an environment."""
-        env = config.env
-        assert env is not None
+        """As the configuration of a run on one environment says."""
+        env = config.environment
         return cls(
             free_s=config.rollout.timeout_s,
             connect_s=env.connect_timeout_s,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from rich.console import Console
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import CoderConfig, Config, EnvConfig, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
@@ -42,7 +42,7 @@ from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
-from rl_bridge.rollout.task import Task, load_task
+from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
 from rl_bridge.services.options import by_need
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -262,7 +262,7 @@ class Players:
         roles: Their services.
         chat: The policy behind a chat template.
         dispatcher: Has episodes played.
-        servers: The environment's; None of a run on a dataset.
+        servers: By environment; none of a run on a dataset.
         train_seconds: Nothing is trained here.
     """
 
@@ -272,7 +272,7 @@ class Players:
     roles: Roles
     chat: ChatPolicy
     dispatcher: Dispatcher
-    servers: EnvironmentServers | None
+    servers: Mapping[str, EnvironmentServers]
     train_seconds: float = 0.0
 
 
@@ -314,13 +314,21 @@ async def open_players(
         began = time.perf_counter()
         introductions = Introductions(failed=failed)
         stack.push_async_callback(introductions.close)
-        servers = None
-        if config.env is not None:
-            tell(f"starting the environment: {config.env.app or config.env.image or config.env.url} …")
-            servers = await stack.enter_async_context(
-                _servers(config, config.env, introductions, folder / LOGS)
-            )
-            stack.callback(_watch(servers, failed).cancel)
+        dispatcher: Dispatcher | None = None
+
+        def lost(name: str, error: BaseException) -> None:
+            try:
+                if dispatcher is None:
+                    raise error
+                dispatcher.set_aside(name, error, for_good=True)
+            except BaseException as end:
+                failed(end)
+
+        servers = _servers(config, introductions, folder / LOGS)
+        for name, env in config.environments.items():
+            tell(f"starting the environment: {env.app or env.image or env.url} …")
+            await stack.enter_async_context(servers[name])
+            stack.callback(_watch(servers[name], partial(lost, name)).cancel)
         if config.monarch.roles.coder is not None:
             coders = await stack.enter_async_context(
                 _coders(config.monarch, config.monarch.roles.coder, folder)
@@ -348,7 +356,7 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         rollout: Any
-        if roles.rollout is not None and servers is not None:
+        if roles.rollout is not None:
             rollout = roles.rollout
             await fleet.guard(_introduce(introductions, rollout, roles, servers))
         else:
@@ -356,19 +364,20 @@ async def open_players(
                 SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
             )
         tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
+        dispatcher = Dispatcher(
+            rollout,
+            buffer,
+            dispatch_settings(config),
+            collect=collect,
+            explain=(lambda name: servers[name].traceback()) if servers else None,
+        )
         yield Players(
             config=config,
             console=console,
             fleet=fleet,
             roles=roles,
             chat=chat,
-            dispatcher=Dispatcher(
-                rollout,
-                buffer,
-                dispatch_settings(config),
-                collect=collect,
-                explain=None if servers is None else servers.traceback,
-            ),
+            dispatcher=dispatcher,
             servers=servers,
         )
 
@@ -389,8 +398,8 @@ async def open_run(
         rl_bridge.errors.BridgeError: A part could not be started.
         openenv_core.ProviderError: The environment's server could not be started.
     """
-    task = None if config.rollout.task is None else load_task(config.rollout.task, config, folder)
-    model_path = _model_path(config, task)
+    tasks = load_tasks(config, folder)
+    model_path = _model_path(config, tasks)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -414,7 +423,7 @@ async def open_run(
             config=config,
             folder=folder,
             model_path=model_path,
-            task=task or DatasetReport(folder),
+            tasks=tasks or {"": DatasetReport(folder)},
             chat=players.chat,
             policy=roles.policy,
             trainer=roles.trainer,
@@ -467,23 +476,24 @@ def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None])
 
 
 async def _introduce(
-    introductions: Introductions, rollout: Service, roles: Roles, servers: EnvironmentServers
+    introductions: Introductions, rollout: Service, roles: Roles, servers: Mapping[str, EnvironmentServers]
 ) -> None:
     """Tell the rollout workers whom they work with, now and whenever that changes."""
     roles.policy.on_roster(partial(introductions.tell, "take_policy"))
     introductions.tell("take_policy", roles.policy.roster)
-    introductions.tell("take_servers", servers.urls)
+    introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
     if roles.reward is not None:
         roles.reward.on_roster(partial(introductions.tell, "take_reward"))
         introductions.tell("take_reward", roles.reward.roster)
     await introductions.begin(rollout)
 
 
-def _servers(config: Config, env: EnvConfig, introductions: Introductions, logs: Path) -> EnvironmentServers:
-    async def changed(urls: tuple[str, ...]) -> None:
-        introductions.tell("take_servers", urls)
+def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[str, EnvironmentServers]:
+    async def changed(_: tuple[str, ...]) -> None:
+        introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
 
-    return environment_servers(config, env, changed, logs)
+    servers = {name: environment_servers(config, name, changed, logs) for name in config.environments}
+    return servers
 
 
 def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:
@@ -532,10 +542,10 @@ def _buffer(config: Config) -> ReplayBuffer:
     )
 
 
-def _model_path(config: Config, task: Task | None) -> Path:
+def _model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
-    if task is not None:
+    for task in tasks.values():
         with contextlib.suppress(NotImplementedError):
             return task.make_policy().absolute()
     raise ConfigError(

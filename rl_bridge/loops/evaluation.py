@@ -3,14 +3,14 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 
 from rl_bridge.config import Config
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
 from rl_bridge.metrics.intervals import mean_interval, wilson_interval
@@ -44,24 +44,58 @@ class Evaluated(Protocol):
         """Wall time of the training so far."""
 
 
-async def evaluate(run: Evaluated) -> EvaluationResult:
-    """Play the held-out episodes of `evaluation.episodes`, with a progress bar; a dataset has none.
+async def evaluate(run: Evaluated) -> dict[str, EvaluationResult]:
+    """Play the held-out episodes of `evaluation.episodes` in each environment, by its name; a dataset has none.
 
     Raises:
-        rl_bridge.errors.BridgeError: They cannot be played.
+        rl_bridge.errors.BridgeError: They cannot be played, in any of several environments.
     """
+    results: dict[str, EvaluationResult] = {}
+    failure: RolloutError | None = None
     train_seconds = run.train_seconds
-    total = 0 if run.config.env is None else run.config.evaluation.episodes
+    for name in run.config.environments:
+        try:
+            results[name] = await _evaluate(run, name, run.config.evaluation.episodes, train_seconds)
+        except RolloutError as error:
+            failure = error
+            results[name] = EvaluationResult(
+                rewards=[],
+                endings=[],
+                dropped=run.config.evaluation.episodes,
+                train_seconds=train_seconds,
+                last_absence=str(error),
+            )
+    if failure is not None and not any(result.rewards for result in results.values()):
+        raise failure
+    return results or {"": await _evaluate(run, "", 0, train_seconds)}
+
+
+def together(results: Mapping[str, EvaluationResult]) -> EvaluationResult:
+    """The results of several environments as one."""
+    several = list(results.values())
+    return EvaluationResult(
+        rewards=[reward for result in several for reward in result.rewards],
+        endings=[ending for result in several for ending in result.endings],
+        dropped=sum(result.dropped for result in several),
+        train_seconds=several[0].train_seconds,
+        unscored=sum(result.unscored for result in several),
+        last_absence=next(filter(None, (result.last_absence for result in several)), None),
+    )
+
+
+async def _evaluate(run: Evaluated, name: str, total: int, train_seconds: float) -> EvaluationResult:
     rewards: list[float] = []
     endings: list[Ending] = []
     absent: Counter[Absence] = Counter()
     last_absence: str | None = None
-    with ProgressBar("held-out episodes", max(total, 1), run.console) as bar:
+    title = f"held-out episodes of {name}" if name else "held-out episodes"
+    with ProgressBar(title, max(total, 1), run.console) as bar:
         for first in range(0, total, CHUNK):
             count = min(CHUNK, total - first)
             outcomes: list[Outcome] = await run.dispatcher.play_held_out(
                 held_out_seeds(first, count),
-                episode_settings(run.config, temperature=0.0),
+                episode_settings(run.config, name, temperature=0.0),
+                environment=name,
                 # Which is what as many episodes as a step has may take.
                 timeout_s=run.config.rollout.timeout_s * math.ceil(count / run.config.rollout.batch_size),
                 progress=lambda done, first=first: bar.update(first + done),  # type: ignore[misc]
@@ -122,8 +156,8 @@ def ready_to_evaluate(config: Config) -> Path:
     Raises:
         ConfigError: It is not there.
     """
-    if config.env is None or config.rollout.task is None:
-        raise ConfigError("expected env.* and rollout.task to evaluate on, got neither or one alone")
+    if config.env is None:
+        raise ConfigError("expected env.* to evaluate on, got none")
     if config.evaluation.episodes == 0:
         raise ConfigError("expected evaluation.episodes of at least 1 in an evaluation, got 0")
     if config.model.path is None:

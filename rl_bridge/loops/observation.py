@@ -93,8 +93,8 @@ def service_rows(
     )
 
 
-def server_row(servers: "EnvironmentServers") -> ServiceRow:
-    """The environment's servers. Of one that somebody else has started nothing is known but where it is."""
+def server_row(servers: "EnvironmentServers", name: str = "environment") -> ServiceRow:
+    """An environment's servers, by a name. Of one that somebody else has started nothing is known but where it is."""
     host = socket.gethostname()
     started = tuple(
         ReplicaRow(
@@ -107,7 +107,7 @@ def server_row(servers: "EnvironmentServers") -> ServiceRow:
         for number, server in enumerate(servers.status)
     )
     given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
-    return ServiceRow(name="environment", replicas=started or given)
+    return ServiceRow(name=name, replicas=started or given)
 
 
 def event_rows(fleet: "Fleet") -> tuple[EventRow, ...]:

@@ -28,7 +28,7 @@ from rl_bridge.loops.observation import (
     server_row,
     service_rows,
 )
-from rl_bridge.loops.settings import overlong, trainer_settings
+from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import MetricsLog, rewind, span
 from rl_bridge.metrics.console import iteration_line
@@ -36,7 +36,7 @@ from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import rollout_figures
+from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_figures
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy
 from rl_bridge.services import Fleet, LocalService
@@ -145,7 +145,7 @@ class Run:
         config: What was asked for.
         folder: Where everything about the run is written.
         model_path: The checkpoint that the run began with.
-        task: Says what the run comes to: an environment's `Task`, or `DatasetReport`.
+        tasks: By environment, what says what the run comes to: a `Task`; of a dataset, a `DatasetReport` as "".
         chat: The policy behind a chat template.
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
@@ -169,7 +169,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    task: Report
+    tasks: Mapping[str, Report]
     chat: ChatPolicy
     policy: Any
     trainer: Any
@@ -260,15 +260,14 @@ class Run:
         """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
+            tallies = self.dispatcher.take_tallies()
             complete = {
-                **rollout_figures(
-                    groups,
-                    version=self.version - 1,
-                    tally=self.dispatcher.take_tally(),
-                    overlong=overlong(self.config),
-                    max_staleness=self.config.rollout.max_staleness,
-                ),
-                **self.task.figures([t for group in groups for t in group.trajectories]),
+                **self._rollout_metrics(groups, Tally.sum(tallies.values())),
+                **{
+                    f"{environment_prefix(name)}{metric}": value
+                    for name in self.tasks
+                    for metric, value in self._environment_metrics(name, groups, tallies[name]).items()
+                },
                 **figures,
                 **self._account(),
                 **iteration.figures(),
@@ -295,6 +294,24 @@ class Run:
                 soft_wrap=True,
             )
 
+    def _rollout_metrics(self, groups: Sequence[Group], tally: Tally) -> Mapping[str, float]:
+        return rollout_figures(
+            groups,
+            version=self.version - 1,
+            tally=tally,
+            overlong=overlong(self.config),
+            max_staleness=self.config.rollout.max_staleness,
+        )
+
+    def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
+        """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
+        own = [group for group in groups if group.environment == name]
+        told = dict(self.tasks[name].figures([t for group in own for t in group.trajectories])) if own else {}
+        if name:
+            told.update(self._rollout_metrics(own, tally))
+            told.update(_episode_metrics(self.dispatcher.health[name].counts))
+        return told
+
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
@@ -307,11 +324,8 @@ class Run:
 
     def _account(self) -> dict[str, float]:
         """What was lost on the way, since the beginning."""
-        ledger, counts = self.buffer.ledger, self.dispatcher.counts
-        return {
-            "rollout/episodes_retried": float(counts.retried),
-            "rollout/episodes_dropped": float(counts.dropped),
-            "rollout/episodes_unscored": float(counts.unscored),
+        ledger = self.buffer.ledger
+        return _episode_metrics(self.dispatcher.counts) | {
             "rollout/groups_dropped": float(ledger.dropped.total()),
             "rollout/leases_lost": float(ledger.lost),
             "rollout/results_late": float(ledger.late),
@@ -326,7 +340,11 @@ class Run:
     async def probe(self) -> dict[str, float]:
         """Have the task look at the greedy policy."""
         await self.sync.finish()  # the weights that it is asked about
-        return {f"probe/{name}": value for name, value in (await self.task.probe(self.chat)).items()}
+        return {
+            f"probe/{f'{name}/' if name else ''}{metric}": value
+            for name, task in self.tasks.items()
+            for metric, value in (await task.probe(self.chat)).items()
+        }
 
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
@@ -391,11 +409,24 @@ class Run:
             self.preempt()
 
 
+def environment_prefix(name: str) -> str:
+    """Before the metrics of one of several environments; of one that is alone it is empty."""
+    return f"env/{name}/" if name else ""
+
+
+def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:
+    return {
+        "rollout/episodes_retried": float(counts.retried),
+        "rollout/episodes_dropped": float(counts.dropped),
+        "rollout/episodes_unscored": float(counts.unscored),
+    }
+
+
 BEGAN = time.time()
 """When this process was started, near enough."""
 
 
-def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> StatusSnapshot:
+def snapshot(run: Run, fleet: Fleet, servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
     """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
     return StatusSnapshot(
         name=run.folder.name,
@@ -410,7 +441,7 @@ def snapshot(run: Run, fleet: Fleet, servers: EnvironmentServers | None) -> Stat
         max_staleness=run.config.rollout.max_staleness,
         services=(
             *service_rows(fleet, run.observer.versions),
-            *(() if servers is None else (server_row(servers),)),
+            *(server_row(one, environment_role(name)) for name, one in servers.items()),
         ),
         groups=group_counts(run.buffer.ledger),
         leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),

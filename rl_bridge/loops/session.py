@@ -7,9 +7,10 @@ import logging
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,12 +20,12 @@ from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_con
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.generator.openai_api import plain
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
-from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, summary
+from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, summary, together
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics import PROCESS_SPANS
-from rl_bridge.rollout.task import EvaluationResult, Task, load_task
+from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Task, load_tasks
 from rl_bridge.services import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
@@ -176,7 +177,12 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 
 
 async def _report(run: Run) -> None:
-    await run.task.report(run.chat, await evaluate(run))
+    results = await evaluate(run)
+    for name, task in run.tasks.items():
+        await task.report(run.chat, results[name])
+    if "" not in results:
+        report = _of_several(results, {name: summary(result) for name, result in results.items()})
+        (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def evaluate_run(config: Config, folder: Path) -> None:
@@ -215,28 +221,40 @@ def evaluate_run(config: Config, folder: Path) -> None:
 
 async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
     _on_sigterm()
-    task = load_task(str(config.rollout.task), config, folder)
+    tasks = load_tasks(config, folder)
     async with open_players(
         config, folder, model_path=model_path, buffer=_nothing_to_train(), store=None, console=console
     ) as players:
-        _say(console, f"{config.evaluation.episodes:,} held-out episodes of {config.rollout.task}")
-        result, probe = await players.fleet.guard(_play(players, task))
-    report = summary(result) | {"probe": probe}
+        names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
+        _say(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
+        results, probes = await players.fleet.guard(_play(players, tasks))
+    reports = {name: summary(result) | {"probe": probes[name]} for name, result in results.items()}
+    report = reports[""] if "" in reports else _of_several(results, reports)
     console.print_json(data=report)
-    if result.last_absence is not None:
-        _say(console, missing(result))
+    for name, result in results.items():
+        if result.last_absence is not None:
+            _say(console, f"{name}: {missing(result)}" if name else missing(result))
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _say(console, f"written to {folder / REPORT}")
 
 
-async def _play(players: Players, task: Task) -> tuple[EvaluationResult, dict[str, float]]:
-    result = await evaluate(players)
-    if not result.rewards:
+async def _play(
+    players: Players, tasks: Mapping[str, Task]
+) -> tuple[dict[str, EvaluationResult], dict[str, dict[str, float]]]:
+    results = await evaluate(players)
+    whole = together(results)
+    if not whole.rewards:
         raise RolloutError(
             f"none of {players.config.evaluation.episodes} held-out episodes could be played, the last one because: "
-            f"{result.last_absence}"
+            f"{whole.last_absence}"
         )
-    return result, dict(await task.probe(players.chat))
+    return results, {name: dict(await task.probe(players.chat)) for name, task in tasks.items()}
+
+
+def _of_several(
+    results: Mapping[str, EvaluationResult], reports: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    return summary(together(results)) | {"environments": reports}
 
 
 def _say(console: Console, text: str) -> None:

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from rl_bridge.config import Config, EnvConfig
+from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import GroupFilter, Overlong
+from rl_bridge.rollout.health import PlayedEnvironment
 from rl_bridge.rollout.task import task_type
 from rl_bridge.trainer.settings import TrainerSettings
 
@@ -29,23 +30,30 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
 
 
 def environment_servers(
-    config: Config, env: EnvConfig, on_change: OnChange, logs: Path | None = None
+    config: Config, name: str, on_change: OnChange, logs: Path | None = None
 ) -> EnvironmentServers:
-    """The servers of the environment, not started yet. Their output goes into `logs`, where that is given."""
+    """The servers of an environment, not started yet. Their output goes into `logs`, where that is given."""
+    env = config.environments[name]
     return EnvironmentServers(
         app=env.app,
         image=env.image,
-        urls=(env.url,) if isinstance(env.url, str) else env.url or (),
+        urls=env.urls,
         count=config.monarch.roles.environment.replicas,
         restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
         on_change=on_change,
         logs=logs,
+        name=environment_role(name),
     )
 
 
-def episode_settings(config: Config, *, temperature: float) -> EpisodeSettings:
+def environment_role(name: str) -> str:
+    """What an environment's servers are called among the processes of a run."""
+    return f"environment-{name}" if name else "environment"
+
+
+def episode_settings(config: Config, environment: str = "", *, temperature: float) -> EpisodeSettings:
     """How an episode is played; a temperature of 0 is greedy."""
-    env = config.env
+    env = config.environments.get(environment)
     return EpisodeSettings(
         temperature=temperature,
         num_turns=config.rollout.num_turns,
@@ -57,16 +65,22 @@ def episode_settings(config: Config, *, temperature: float) -> EpisodeSettings:
 
 def dispatch_settings(config: Config) -> DispatchSettings:
     """How the controller gives groups out."""
-    rollout, env = config.rollout, config.env
-    in_flight = (
-        env.sessions if env is not None else rollout.max_num_seqs * config.monarch.roles.policy.replicas
+    rollout, environments = config.rollout, config.environments
+    in_flight = sum(env.sessions for env in environments.values()) or (
+        rollout.max_num_seqs * config.monarch.roles.policy.replicas
     )
     return DispatchSettings(
         run_seed=config.seed,
         group_size=rollout.group_size,
         min_group_size=rollout.min_group_size,
         slots=max(1, in_flight // rollout.group_size),
-        episode=episode_settings(config, temperature=rollout.temperature),
+        environments={
+            name: PlayedEnvironment(
+                episode=episode_settings(config, name, temperature=rollout.temperature),
+                weight=1.0 if env is None else env.weight,
+            )
+            for name, env in (environments or {"": None}).items()
+        },
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
         max_lost_share=rollout.max_lost_share,
@@ -83,7 +97,8 @@ def greatest_length(config: Config) -> int:
     rollout = config.rollout
     turns = rollout.num_turns if config.data is None else 1
     longest = turns * rollout.max_new_tokens
-    return rollout.max_length if longest > rollout.max_length and _chat_grows(rollout.task) else longest
+    tasks = {config.of(name).rollout.task for name in config.environments} or {rollout.task}
+    return rollout.max_length if longest > rollout.max_length and all(map(_chat_grows, tasks)) else longest
 
 
 def _chat_grows(task: str | None) -> bool:

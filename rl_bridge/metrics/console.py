@@ -35,6 +35,11 @@ def iteration_line(
         for name, heading, form in COLUMNS
         if name in figures and (figures[name] or name not in TROUBLES)
     ]
+    environments = [
+        f"{name.removeprefix('env/').removesuffix('/reward/mean')} {value:+.3f}"
+        for name, value in figures.items()
+        if name.startswith("env/") and name.endswith("/reward/mean")
+    ]
     probes = [
         f"{name.removeprefix('probe/')} {value:+.4f}"
         for name, value in figures.items()
@@ -42,7 +47,7 @@ def iteration_line(
     ]
     minutes, seconds = divmod(round(remaining_s), 60)
     left = f"{minutes}:{seconds:02d} left"
-    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *probes, left])
+    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *environments, *probes, left])
 
 
 class ProgressBar:

@@ -68,6 +68,7 @@ class TrajectoryRecord(RecordPart):
         group: Its group's number in the run.
         sibling: Its place in the group.
         seed: The environment's.
+        environment: Its name; empty in a run on one.
         ending: Why it ended; a value of `rl_bridge.types.Ending`.
         reward: What the episode earned. Where length costs something, the advantage has it.
         advantage: Of its tokens; None where none of them was trained.
@@ -80,6 +81,7 @@ class TrajectoryRecord(RecordPart):
     group: int
     sibling: int
     seed: int
+    environment: str = ""
     ending: str
     reward: float
     advantage: float | None
@@ -169,6 +171,7 @@ def group_records(
             group=group.id,
             sibling=sibling,
             seed=trajectory.seed,
+            environment=group.environment,
             ending=trajectory.ending.value,
             reward=trajectory.reward,
             advantage=next((row.advantage for row in own if any(row.loss_mask)), None),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import load_task
+from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
@@ -32,6 +32,18 @@ FINAL_ANSWERS_S = 0.5
 """For the last answers to be on their way before the process ends."""
 
 _log = logging.getLogger(__name__)
+
+
+def _sessions(config: Config, task: Task) -> SessionLeases:
+    """Those of one environment, which the configuration is of, for one worker of several."""
+    env, deadlines = config.environment, SessionDeadlines.of(config)
+    token, longest_s = read_token(env.token_file), max(deadlines.reset_s, deadlines.step_s)
+
+    def connect(url: str) -> EnvClient[Any, Any, Any]:
+        return task.client_type(url, token=token, message_timeout_s=longest_s + 1.0)
+
+    sessions = max(1, env.sessions // config.rollout.num_workers)
+    return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
 
 
 class RolloutActor(ServiceActor):
@@ -50,18 +62,7 @@ class RolloutActor(ServiceActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the task and the tokenizer."""
-        config, env = self._config, self._config.env
-        assert env is not None
-        task = load_task(str(config.rollout.task), config, self._folder)
-        token, deadlines = read_token(env.token_file), SessionDeadlines.of(config)
-
-        def connect(url: str) -> EnvClient[Any, Any, Any]:
-            longest = max(deadlines.reset_s, deadlines.step_s)
-            return task.client_type(url, token=token, message_timeout_s=longest + 1.0)
-
-        self._sessions = SessionLeases(
-            connect, sessions=max(1, env.sessions // config.rollout.num_workers), deadlines=deadlines
-        )
+        config = self._config
         self._client = GeneratorClient(
             self._generate,
             max_batch=config.rollout.max_num_seqs,
@@ -75,13 +76,18 @@ class RolloutActor(ServiceActor):
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
         )
-        self._worker = RolloutWorker(
-            self._sessions,
-            task=task,
-            policy=policy,
-            max_attempts=config.rollout.max_attempts,
-            judge=self._evaluate if config.reward.function or config.reward.model else None,
-        )
+        tasks = load_tasks(config, self._folder)
+        self._sessions = {name: _sessions(config.of(name), task) for name, task in tasks.items()}
+        self._workers = {
+            name: RolloutWorker(
+                self._sessions[name],
+                task=task,
+                policy=policy,
+                max_attempts=config.rollout.max_attempts,
+                judge=self._evaluate if config.reward.function or config.reward.model else None,
+            )
+            for name, task in tasks.items()
+        }
         PROCESS_SPANS.rest("assignments")
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
@@ -122,30 +128,32 @@ class RolloutActor(ServiceActor):
             self._policy.update(roster)
 
     @concurrent_endpoint
-    async def take_servers(self, urls: Sequence[str]) -> None:
-        """Play on these environment servers from now on."""
-        self._sessions.replace(urls)
+    async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:
+        """Play on these servers of each environment from now on."""
+        for name, of_one in urls.items():
+            self._sessions[name].replace(of_one)
 
     @concurrent_endpoint
     async def play(self, assignment: Assignment) -> AssignmentResult:
         """See `RolloutWorker.play`."""
         with PROCESS_SPANS.call():
-            return await self._worker.play(assignment)
+            return await self._workers[assignment.environment].play(assignment)
 
     @concurrent_endpoint
     async def playing(self) -> tuple[int, ...]:
         """See `RolloutWorker.playing`."""
-        return self._worker.playing
+        return tuple(lease for worker in self._workers.values() for lease in worker.playing)
 
     @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
-        self._worker.cut(leases)
+        for worker in self._workers.values():
+            worker.cut(leases)
 
     @concurrent_endpoint
     async def close(self) -> None:
         """Close the sessions."""
-        await self._sessions.close()
+        await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()
 
@@ -155,7 +163,7 @@ class RolloutActor(ServiceActor):
     async def _go(self) -> None:
         try:
             async with asyncio.timeout(GRACE_PERIOD_S):
-                await self._worker.leave()
+                await asyncio.gather(*(worker.leave() for worker in self._workers.values()))
         except TimeoutError:
             _log.warning("this worker has to go, and not all of its assignments could be handed back")
         await asyncio.sleep(FINAL_ANSWERS_S)

@@ -17,6 +17,7 @@ class Assignment:
         seeds: The environment's, one an episode; siblings share one.
         siblings: Each episode's number in its group.
         settings: How they are played.
+        environment: Where, by its name in `Config.environments`.
         group: The group's number in the run; None of held-out episodes.
         sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
             own; None where the engine's generator goes on as it pleases.
@@ -26,6 +27,7 @@ class Assignment:
     seeds: tuple[int, ...]
     siblings: tuple[int, ...]
     settings: EpisodeSettings
+    environment: str = ""
     group: int | None = None
     sampling_key: tuple[int, int] | None = None
 

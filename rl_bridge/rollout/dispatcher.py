@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,6 @@ from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
-    Absence,
     Assignment,
     AssignmentResult,
     NoTrajectory,
@@ -25,14 +23,14 @@ from rl_bridge.rollout.assignment import (
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
-    NO_VARIANCE,
     EpisodeCounts,
     GroupFilter,
     Tally,
     final_outcomes,
     summary,
 )
-from rl_bridge.rollout.seeds import group_seed
+from rl_bridge.rollout.health import FEWEST_LOST, EnvironmentHealth, PlayedEnvironment, playable
+from rl_bridge.rollout.seeds import draw_environment, group_seed
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 
@@ -45,10 +43,11 @@ class DispatchSettings:
         group_size: Siblings of a group.
         min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
         slots: Groups in flight at most.
-        episode: How an episode is played.
+        environments: Where they are played, by name.
         deterministic: Sample every completion with a seed of its own.
         timeout_s: How long a worker may take for an assignment, before it is taken for lost.
-        max_lost_share: With more than this share of the latest episodes dropped for failures, the run ends.
+        max_lost_share: With more than this share of its latest episodes dropped for failures, an environment is set
+            aside; where none is left the run ends.
         filter: Which finished groups are worth training.
     """
 
@@ -56,7 +55,7 @@ class DispatchSettings:
     group_size: int
     min_group_size: int
     slots: int
-    episode: EpisodeSettings
+    environments: Mapping[str, PlayedEnvironment]
     deterministic: bool
     timeout_s: float
     max_lost_share: float = 0.5
@@ -95,20 +94,18 @@ class LossReport:
             logger.warning("work was lost, on %d group(s) (%s): %s", len(groups), named, reason)
 
 
-FEWEST_LOST = 8
-"""A run does not end before so many groups in a row were lost, however few make a step."""
-
-
 @dataclass(slots=True, frozen=True)
 class Played:
     """What became of a group at its worker.
 
     Attributes:
+        environment: Where, by name.
         seed: That its siblings began from.
         outcomes: By sibling, those of earlier workers among them.
         result: The worker's.
     """
 
+    environment: str
     seed: int
     outcomes: dict[int, Outcome]
     result: AssignmentResult
@@ -124,7 +121,7 @@ class Dispatcher:
         buffer: Where groups are leased from and added to.
         settings: How they are played.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
-        explain: Asked for the traceback of the first failure, where the environment's servers are at hand.
+        explain: Asked for the traceback of an environment's first failure, where its servers are at hand.
     """
 
     def __init__(
@@ -134,10 +131,16 @@ class Dispatcher:
         settings: DispatchSettings,
         *,
         collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
-        explain: Callable[[], Awaitable[str]] | None = None,
+        explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        self.counts = EpisodeCounts()
-        """What became of the episodes that were played for training."""
+        self.health = {
+            name: EnvironmentHealth(
+                window=max(FEWEST_LOST, buffer.admission.groups_per_batch),
+                max_lost_share=settings.max_lost_share,
+            )
+            for name in settings.environments
+        }
+        """How each environment fares."""
         self._rollout = rollout
         self._buffer = buffer
         self._settings = settings
@@ -145,15 +148,11 @@ class Dispatcher:
         self._leasing: asyncio.Task[None] | None = None
         self._plays: dict[asyncio.Task[None], GroupLease] = {}
         self._cuts: set[asyncio.Task[None]] = set()
-        self._kept: dict[int, dict[int, Outcome]] = {}
-        """Of groups that wait for another worker: the outcomes of the siblings that are finished."""
+        self._kept: dict[int, tuple[str, dict[int, Outcome]]] = {}
+        """Of groups that wait for another worker: their environment, and outcomes of siblings that are finished."""
         self._held_out_leases = itertools.count(-1, -1)
-        self._lost_in_a_row = 0
-        self._lately: deque[tuple[int, int]] = deque(maxlen=self._window)
         self._explain = explain
         self._collect = collect
-        self._has_failed = False
-        self._tally = Tally()
         self._losses = LossReport()
         buffer.cut = self._cut
 
@@ -185,10 +184,38 @@ class Dispatcher:
         """Every serving generator holds these weights, or newer ones: more groups may start."""
         self._buffer.served(version)
 
-    def take_tally(self) -> Tally:
-        """What became of groups and episodes since this was last asked, beside those that were trained."""
-        taken, self._tally = self._tally, Tally()
+    @property
+    def counts(self) -> EpisodeCounts:
+        """What became of the episodes that were played for training, in all environments."""
+        return EpisodeCounts.sum(one.counts for one in self.health.values())
+
+    def take_tallies(self) -> dict[str, Tally]:
+        """By environment, what became since this was last asked of groups and episodes beside those trained."""
+        taken = {name: one.tally for name, one in self.health.items()}
+        for one in self.health.values():
+            one.tally = Tally()
         return taken
+
+    def set_aside(self, environment: str, error: BaseException, *, for_good: bool = False) -> None:
+        """Play on without an environment: for a while, or for good, since its servers are.
+
+        Raises:
+            BaseException: The error, where no other environment can be played.
+        """
+        now = asyncio.get_running_loop().time()
+        if not (for_good or self.health[environment].is_playable(now)):
+            return  # a group that was under way
+        self.health[environment].set_aside(error, now=now, for_good=for_good)
+        if not (others := playable(self.health, now=now)):
+            raise error
+        until = "" if for_good else ", and tried again in a while"
+        logger.warning(
+            "the environment %s is set aside%s; the run goes on with %s: %s",
+            environment,
+            until,
+            ", ".join(others),
+            error,
+        )
 
     def state(self) -> tuple[dict[str, Any], Callable[[], dict[str, bytes]]]:
         """What a checkpoint holds: a part for `json`, and attachments. Groups under way are played again.
@@ -197,7 +224,8 @@ class Dispatcher:
         tokens that takes long.
         """
         ledger, groups = self._buffer.state()
-        return {"ledger": ledger, "episodes": self.counts.state()}, lambda: {"groups": stored(groups)}
+        episodes = {name: one.counts.state() for name, one in self.health.items()}
+        return {"ledger": ledger, "episodes": episodes.get("", episodes)}, lambda: {"groups": stored(groups)}
 
     async def rewind(
         self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
@@ -216,15 +244,15 @@ class Dispatcher:
         await self._end()
         await self._recall()
         self._kept.clear()
-        self._lost_in_a_row = 0
-        self._lately.clear()
-        self._tally = Tally()
+        counted: Mapping[str, Any] = {} if state is None else state["episodes"]
+        if "" in self.health and counted:
+            # In checkpoints from before there was such a count, any refusal was the end of the run.
+            counted = {"": {"understood": True, **counted}}
+        for name, one in self.health.items():
+            one.rewind(EpisodeCounts(**counted.get(name, {})))
         if state is None:
-            self.counts = EpisodeCounts()
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
-            # In checkpoints from before there was such a count, any refusal was the end of the run.
-            self.counts = EpisodeCounts(**{"understood": True, **state["episodes"]})
             self._buffer.restore(state["ledger"], restored(attachments["groups"]), served=version)
         if self._leasing is not None:
             self._begin()
@@ -234,6 +262,7 @@ class Dispatcher:
         seeds: Sequence[int],
         episode: EpisodeSettings,
         *,
+        environment: str = "",
         timeout_s: float,
         progress: Callable[[int], None] = lambda done: None,
     ) -> list[Outcome]:
@@ -242,6 +271,7 @@ class Dispatcher:
         Args:
             seeds: The environment's.
             episode: How they are played.
+            environment: Where, by name.
             timeout_s: For all of them together.
             progress: Told how many are done.
 
@@ -249,17 +279,20 @@ class Dispatcher:
             One outcome a seed, in order.
 
         Raises:
-            RolloutError: The time ran out, or the policy fails and fails.
+            RolloutError: The time ran out, the policy fails and fails, or the environment is gone for good.
         """
         outcomes: dict[int, Outcome] = {}
         free = asyncio.Semaphore(self._settings.slots)
         without_policy = 0
+        health = self.health[environment]
 
         async def play(first: int) -> None:
             nonlocal without_policy
             part = tuple(seeds[first : first + self._settings.group_size])
             async with free:
-                for place, outcome in enumerate(await self._play_part(part, episode)):
+                if health.is_gone():
+                    raise RolloutError(f"the environment is gone: {health.error}") from health.error
+                for place, outcome in enumerate(await self._play_part(part, environment, episode)):
                     outcomes[first + place] = outcome
                     failed = isinstance(outcome, NoTrajectory) and outcome.ending is Ending.FAILED_POLICY
                     without_policy = without_policy + 1 if failed else 0
@@ -281,7 +314,7 @@ class Dispatcher:
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
-        counts = EpisodeCounts(understood=self.counts.understood)
+        counts = EpisodeCounts(understood=health.counts.understood)
         counts.ended(outcomes.values())
         counts.last_failure = next(
             (one.reason for one in outcomes.values() if isinstance(one, NoTrajectory)), None
@@ -289,7 +322,9 @@ class Dispatcher:
         counts.require_understood(max(len(seeds), 1))
         return [outcomes[place] for place in range(len(seeds))]
 
-    async def _play_part(self, seeds: tuple[int, ...], episode: EpisodeSettings) -> list[Outcome]:
+    async def _play_part(
+        self, seeds: tuple[int, ...], environment: str, episode: EpisodeSettings
+    ) -> list[Outcome]:
         """Until every episode has an outcome, whoever plays it; the caller has the deadline."""
         outcomes: dict[int, Outcome] = {}
         while left := [place for place in range(len(seeds)) if place not in outcomes]:
@@ -298,10 +333,11 @@ class Dispatcher:
                 seeds=tuple(seeds[place] for place in left),
                 siblings=tuple(left),
                 settings=episode,
+                environment=environment,
             )
             with contextlib.suppress(ReplicaLostError, NoReplicaError):
                 result = await self._rollout.play.route(assignment)
-                await self._tell_first_failure(result)
+                await self._tell_first_failure(environment, result)
                 outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
         return [outcomes[place] for place in range(len(seeds))]
 
@@ -328,13 +364,17 @@ class Dispatcher:
         """
         settings = self._settings
         seed = group_seed(settings.run_seed, lease.group)
-        kept = self._kept.pop(lease.group, {})
+        if lease.group in self._kept:
+            environment, kept = self._kept.pop(lease.group)
+        else:
+            environment, kept = self._draw(lease.group), {}
         left = tuple(sibling for sibling in range(settings.group_size) if sibling not in kept)
         assignment = Assignment(
             lease=lease.id,
             seeds=(seed,) * len(left),
             siblings=left,
-            settings=settings.episode,
+            settings=settings.environments[environment].episode,
+            environment=environment,
             group=lease.group,
             sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
         )
@@ -343,29 +383,32 @@ class Dispatcher:
                 result = await self._rollout.play.route(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
-            self._hand_on(lease, kept, waits=self._buffer.lose(lease, floor=lease.floor if kept else None))
+            if self._buffer.lose(lease, floor=lease.floor if kept else None) and kept:
+                self._kept[lease.group] = environment, kept
             if isinstance(error, TimeoutError):
                 self._cut([lease])
             return None
-        await self._tell_first_failure(result)
-        return Played(seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
+        await self._tell_first_failure(environment, result)
+        return Played(environment, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
 
     async def settle(self, lease: GroupLease, played: "Played") -> None:
         """Add a group to the buffer, drop it, or let what a worker has not finished be played by another.
 
         Raises:
-            RolloutError: Too many are dropped: playing on would not help.
+            RolloutError: Too many are dropped, in this environment and all others: playing on would not help.
         """
-        seed, outcomes, result = played.seed, played.outcomes, played.result
+        outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
         kept = final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
-            waits = self._buffer.give_back(lease, floor=lease.floor if kept else None)
-            self._hand_on(lease, kept, waits=waits)
-            if waits:
-                self.counts.attempted(result)
+            if self._buffer.give_back(lease, floor=lease.floor if kept else None):
+                health.counts.attempted(result)
+                if kept:
+                    self._kept[lease.group] = played.environment, kept
             return
         trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
-        group = Group(id=lease.group, seed=seed, trajectories=trajectories)
+        group = Group(
+            id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
+        )
         if len(trajectories) < self._settings.min_group_size:
             refusal: str | None = f"too few siblings: {summary(outcomes.values())}"
         else:
@@ -374,55 +417,33 @@ class Dispatcher:
             current = await self._buffer.add(group, lease)
         else:
             current = self._buffer.drop(lease, refusal)
-            self._tally.refused[refusal] += current
-        self._lost_in_a_row = 0 if refusal in (None, NO_VARIANCE) else self._lost_in_a_row + current
+            health.tally.refused[refusal] += current
         if current:
-            self.counts.attempted(result)
-            self.counts.ended(outcomes.values())
-            self.counts.require_understood(
-                self._settings.group_size * self._buffer.admission.groups_per_batch
-            )
-            self._tally.ended(outcomes.values(), refused=refusal is not None)
-            self._require_some_success(refusal, outcomes.values())
-            self._require_few_lost(outcomes.values())
+            health.counts.attempted(result)
+        episodes = self._settings.group_size * self._buffer.admission.groups_per_batch
+        try:
+            health.ended(outcomes.values(), refusal, current=current, episodes=episodes)
+        except RolloutError as error:
+            self.set_aside(played.environment, error)
 
-    def _hand_on(self, lease: GroupLease, kept: dict[int, Outcome], *, waits: bool) -> None:
-        if waits and kept:
-            self._kept[lease.group] = kept
+    def _draw(self, group: int) -> str:
+        """Where a group is played that begins now: by its number alone while no environment is set aside."""
+        names = playable(self.health, now=asyncio.get_running_loop().time()) or list(self.health)
+        weights = {name: self._settings.environments[name].weight for name in names}
+        return draw_environment(self._settings.run_seed, group, weights)
 
-    async def _tell_first_failure(self, result: AssignmentResult) -> None:
-        if result.last_failure is None or self._has_failed:
+    async def _tell_first_failure(self, environment: str, result: AssignmentResult) -> None:
+        health = self.health[environment]
+        if result.last_failure is None or health.has_failed:
             return
-        self._has_failed = True
-        traceback = await self._explain() if self._explain is not None else ""
+        health.has_failed = True
+        traceback = await self._explain(environment) if self._explain is not None else ""
         logger.warning(
-            "an episode failed, not by the policy's doing; others that do so are counted (failed, retried): %s%s",
+            "an episode%s failed, not by the policy's doing; others that do so are counted (failed, retried): %s%s",
+            f" of {environment}" if environment else "",
             result.last_failure,
             f"\n{traceback}" if traceback else "",
         )
-
-    @property
-    def _window(self) -> int:
-        return max(FEWEST_LOST, self._buffer.admission.groups_per_batch)
-
-    def _require_few_lost(self, outcomes: Collection[Outcome]) -> None:
-        lost = [one for one in outcomes if isinstance(one, NoTrajectory) and one.absence is Absence.DROPPED]
-        self._lately.append((len(lost), len(outcomes)))
-        share = sum(lost for lost, _ in self._lately) / sum(whole for _, whole in self._lately)
-        if len(self._lately) == self._lately.maxlen and share > self._settings.max_lost_share:
-            raise RolloutError(
-                f"expected at most {self._settings.max_lost_share:.0%} of the episodes to be lost to failures of their "
-                f"environment or engine (rollout.max_lost_share), got {share:.0%} of the last {len(self._lately)} "
-                f"groups; the last failure: {self.counts.last_failure}"
-            )
-
-    def _require_some_success(self, refusal: str | None, outcomes: Iterable[Outcome]) -> None:
-        if self._lost_in_a_row >= self._window:
-            absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
-            because = f"; the last because: {absent[-1].reason}" if absent else ""
-            raise RolloutError(
-                f"none of the last {self._lost_in_a_row} groups could be trained; the last one had {refusal}{because}"
-            )
 
     def _cut(self, leases: Sequence[GroupLease]) -> None:
         cut = asyncio.ensure_future(self._tell_to_stop(tuple(lease.id for lease in leases)))

@@ -12,7 +12,6 @@ from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailedError
-from openenv_core.outcomes import infrastructure_failure, unscored_reason
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.errors import (
     BridgeError,
@@ -46,9 +45,9 @@ def require_play(result: StepResult[Any]) -> None:
         EpisodeLostError: Something beside the policy failed; what was earned so far is worth nothing either.
         EpisodeUnscoredError: The episode is over, and nobody can say how well it was played.
     """
-    if (failure := infrastructure_failure(result)) is not None:
+    if (failure := result.infrastructure_error) is not None:
         raise EpisodeLostError(failure)
-    if (reason := unscored_reason(result)) is not None:
+    if (reason := result.unscored) is not None:
         raise EpisodeUnscoredError(reason)
 
 
@@ -239,7 +238,7 @@ class _Play:
             with _of_the_task():
                 self.dialogue.hear(result.observation)
             if result.done:  # nobody is there to take what comes behind it
-                return Ending.COMPLETED
+                return Ending.TRUNCATED_ENVIRONMENT if result.truncated else Ending.COMPLETED
         return None
 
     def _refused(self, error: Exception) -> Ending:

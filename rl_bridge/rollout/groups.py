@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from rl_bridge.algorithms.advantages import group_advantages, has_variance, overlong_penalty
 from rl_bridge.errors import RolloutError
@@ -102,10 +102,24 @@ class EpisodeCounts:
         """For `json`."""
         return asdict(self)
 
+    @classmethod
+    def sum(cls, several: Iterable[Self]) -> Self:
+        """The counts of several environments together; what came last, of the first that has any."""
+        total = cls()
+        for one in several:
+            for name, value in asdict(one).items():
+                before = getattr(total, name)
+                setattr(total, name, before + value if type(value) is int else before or value)
+        return total
+
 
 def _took_an_action(played: Trajectory) -> bool:
     """Whether the environment did: an answer behind another one has seen what came of that."""
-    ended_by_it = played.ending in (Ending.COMPLETED, Ending.TRUNCATED_TURNS)
+    ended_by_it = played.ending in (
+        Ending.COMPLETED,
+        Ending.TRUNCATED_TURNS,
+        Ending.TRUNCATED_ENVIRONMENT,
+    )
     return ended_by_it or len(played.turns) > 1 or played.tool_calls > 0
 
 
@@ -139,6 +153,16 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     endings: Counter[Ending] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
+
+    @classmethod
+    def sum(cls, several: Iterable[Self]) -> Self:
+        """The tallies of several environments together."""
+        total = cls()
+        for one in several:
+            total.refused += one.refused
+            total.endings += one.endings
+            total.rewards += one.rewards
+        return total
 
     def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
         """Count those of a group's episodes, over for good, that are not trained.
@@ -265,7 +289,8 @@ def rollout_figures(
     group was refused: dynamic sampling leaves the groups in the middle, whose mean says little of how good a policy is.
     `rollout/zero_variance_share` is of all groups that were played, those included that dynamic sampling refused, by
     the rewards that they are trained with; `rollout/ending/*` of all episodes, those included that failed or whose
-    group was refused; `rollout/truncated_share` of those among them that have not failed.
+    group was refused; `rollout/truncated_share` of those among them that have not failed. A share or a mean of nothing
+    is left out.
 
     Args:
         groups: Those trained.
@@ -289,18 +314,21 @@ def rollout_figures(
     )
     refused = tally.refused[NO_VARIANCE]
     earned = sum(t.reward for t in trajectories)
+    answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
+    shares: dict[str, tuple[float, int]] = {
+        "reward/mean": (earned, count),
+        "rollout/reward_mean": (earned + sum(tally.rewards), count + len(tally.rewards)),
+        "rollout/turns_mean": (len(answers), count),
+        "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
+        "rollout/tokens_mean": (sum(map(len, answers)), count),
+        "rollout/zero_variance_share": (without_variance + refused, len(groups) + refused),
+        "rollout/truncated_share": (truncated, judged),
+        **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},
+        **{f"rollout/staleness/{age}": (number, len(groups)) for age, number in sorted(staleness.items())},
+    }
     return {
-        "reward/mean": earned / count,
-        "rollout/reward_mean": (earned + sum(tally.rewards)) / (count + len(tally.rewards)),
         "rollout/trajectories": float(count),
-        "rollout/turns_mean": sum(len(t.turns) for t in trajectories) / count,
-        "rollout/tool_calls_mean": sum(t.tool_calls for t in trajectories) / count,
-        "rollout/tokens_mean": sum(len(turn.completion.tokens) for t in trajectories for turn in t.turns)
-        / count,
         "rollout/groups": float(len(groups)),
         "rollout/refused_groups": float(refused),
-        "rollout/zero_variance_share": (without_variance + refused) / (len(groups) + refused),
-        "rollout/truncated_share": truncated / judged,
-        **{f"rollout/ending/{ending.value}": endings[ending] / endings.total() for ending in Ending},
-        **{f"rollout/staleness/{age}": number / len(groups) for age, number in sorted(staleness.items())},
+        **{name: part / whole for name, (part, whole) in shares.items() if whole},
     }

@@ -13,6 +13,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.targets import find_module
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config import Config, EnvConfig
+from rl_bridge.config.schema import env_key
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.rollout.task import Task, load_task
@@ -32,24 +33,27 @@ def rehearse(config: Config) -> None:
             cannot be made, or raises.
     """
     _require_model(config.model.path)
-    env = config.env
-    if env is None or config.rollout.task is None:
-        return
+    for name in config.environments:
+        _rehearse(config.of(name), env_key(name, "app"))
+
+
+def _rehearse(config: Config, app_key: str) -> None:
+    env, reference = config.environment, str(config.rollout.task)
     if env.app is not None:
-        _require_module(env.app)
+        _require_module(env.app, app_key)
     with tempfile.TemporaryDirectory() as folder:
-        with _faults_of(config.rollout.task, "making the task"):
-            task = load_task(config.rollout.task, config, Path(folder))
+        with _faults_of(reference, "making the task"):
+            task = load_task(reference, config, Path(folder))
         if env.app is not None:
             try:
                 with LocalProcessProvider(env.app) as server:
                     asyncio.run(_try(config, env, task, server.start()))
             except OpenEnvError as error:
-                raise ConfigError(f"env.app: {error}") from error
+                raise ConfigError(f"{app_key}: {error}") from error
         elif env.url is not None:
             # It is somebody else's: what it lacks now, a free session for one, it may have when the run begins.
             with suppress(ClientError):
-                asyncio.run(_try(config, env, task, env.url if isinstance(env.url, str) else env.url[0]))
+                asyncio.run(_try(config, env, task, env.urls[0]))
 
 
 def _require_model(given: str | None) -> None:
@@ -65,15 +69,15 @@ def _require_model(given: str | None) -> None:
     )
 
 
-def _require_module(app: str) -> None:
+def _require_module(app: str, key: str) -> None:
     module = app.partition(":")[0]
     try:
         found = find_module(module)
     except ConfigurationError as error:
-        raise ConfigError(f"env.app: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     if found is None:
         raise ConfigError(
-            f"env.app: expected a module that can be imported, got {module!r}; start from the folder that contains "
+            f"{key}: expected a module that can be imported, got {module!r}; start from the folder that contains "
             f"{module.partition('.')[0]!r}, or install it"
         )
 

@@ -99,6 +99,29 @@ def load_task(reference: str, config: Config, folder: Path) -> "Task":
     return task_type(reference)(config, folder)
 
 
+def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
+    """Make the task of each of the run's environments, by name.
+
+    Args:
+        config: The run's. A task is told of its own environment alone, see `Config.of`.
+        folder: The run's. Of several environments each task has one of its own there.
+
+    Raises:
+        ConfigError: One cannot be imported, or is no task.
+    """
+    tasks = {}
+    if (
+        config.env is None and config.rollout.task is not None
+    ):  # it makes the policy of a run on a dataset, and reports
+        return {"": load_task(config.rollout.task, config, folder)}
+    for name in config.environments:
+        view, own = config.of(name), folder / "environments" / name if name else folder
+        if name:
+            own.mkdir(parents=True, exist_ok=True)
+        tasks[name] = load_task(str(view.rollout.task), view, own)
+    return tasks
+
+
 def task_type(reference: str) -> type["Task"]:
     """Find the task that `rollout.task` names.
 

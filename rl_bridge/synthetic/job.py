@@ -20,6 +20,7 @@ from rl_bridge.metrics.spans import span
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, RolloutService
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.health import PlayedEnvironment
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
@@ -269,7 +270,9 @@ def _dispatch(settings: SyntheticSettings) -> DispatchSettings:
         group_size=settings.group_size,
         min_group_size=settings.group_size,
         slots=settings.slots,
-        episode=EpisodeSettings(temperature=1.0, num_turns=1, illegal_reward=0.0),
+        environments={
+            "": PlayedEnvironment(episode=EpisodeSettings(temperature=1.0, num_turns=1, illegal_reward=0.0))
+        },
         deterministic=True,  # the seeds of the answers decide how long the environments sleep
         timeout_s=TIMEOUT_S,
     )

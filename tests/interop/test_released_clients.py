@@ -6,6 +6,8 @@ import subprocess
 import pytest
 from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
 
+from openenv_core import GenericEnvClient
+
 soak = pytest.mark.soak
 EVERY_CLIENT = [
     *((version, "async") for version in OVER_SOCKETS),
@@ -35,6 +37,19 @@ def test_whole_episodes_of_the_counter_and_its_errors(version: str, face: str, c
     assert "(code: VALIDATION_ERROR)" in thirteen["text"]  # the released server loses this session
     assert (state["total"], state["step_count"]) == (10, 3)
     assert (again["observation"]["total"], last["done"]) == (9, True)
+
+
+def test_clients_with_models_read_every_mark_in_the_metadata() -> None:
+    marks = {"truncated": True, "infrastructure_error": "no disk", "unscored": "no judge"}
+    with our_server("counter:cut_off_app") as url:
+        for version in ("0.10.0", "0.2.3"):
+            seen = drive(version, "typed_client", url, "3")
+            assert seen == {"total": 3, "extra": None, "reward": None, "done": True, "metadata": marks}
+        with GenericEnvClient(url).sync() as ours:
+            ours.reset()
+            last = ours.step({"amount": 3})
+    assert (last.terminated, last.truncated, last.infrastructure_error) == (False, True, "no disk")
+    assert last.unscored == "no judge"
 
 
 @soak

@@ -67,6 +67,7 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
         step = await client.step({"message": "hello"})
         assert (step.observation["echoed_message"], step.done) == ("hello", False)
         assert step.reward == pytest.approx(0.5)
+        assert (step.terminated, step.truncated, step.infrastructure_error) == (False, False, None)
         with pytest.raises(ValidationFailedError) as wrong:
             await client.step({"wrong": 1})
         assert {error["type"] for error in wrong.value.errors} == {"missing", "extra_forbidden"}

@@ -1,10 +1,12 @@
-"""Whose fault it was: read from models, dicts, results and payloads alike."""
+"""How an episode ended, and whose fault it was: read from models, dicts, results and payloads alike."""
 
 from dataclasses import replace
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from openenv_core import (
     Observation,
@@ -14,6 +16,7 @@ from openenv_core import (
     unscored_reason,
 )
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, UNSCORED
+from openenv_core.protocol.replies import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
 
 
@@ -131,3 +134,82 @@ JSON = st.recursive(
 def test_nothing_that_a_wire_carries_breaks_it(value: object) -> None:
     assert infrastructure_failure(value) is None  # none of these says the one word
     assert unscored_reason(value) is None
+
+
+def sent(observation: Observation) -> Any:
+    """What crosses the wire, the same on the WebSocket and over plain HTTP."""
+    frame = from_json(encode_observation(observation))["data"]
+    assert {"metadata": None, **frame} == from_json(encode_http_result(observation))
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("fields", "terminated", "truncated", "infrastructure", "unscored", "metadata"),
+    [
+        ({}, False, False, None, None, {}),
+        ({"done": True}, True, False, None, None, {}),
+        ({"done": True, "truncated": True}, False, True, None, None, {"truncated": True}),
+        (
+            {"done": True, "truncated": True, "terminated": True},
+            True,
+            True,
+            None,
+            None,
+            {"truncated": True, "terminated": True},
+        ),
+        ({"infrastructure_error": "no disk"}, False, False, "no disk", None, {"infrastructure_error": "no disk"}),
+        ({"done": True, "unscored": "no judge"}, True, False, None, "no judge", {"unscored": "no judge"}),
+        # Text that was cut off in an episode that goes on, or how much of it.
+        ({"metadata": {"truncated": True}}, False, False, None, None, {"truncated": True}),
+        ({"done": True, "metadata": {"truncated": {"bytes": 3}}}, True, False, None, None, {"truncated": {"bytes": 3}}),
+    ],
+)  # fmt: skip
+def test_marks_are_fields_that_cross_the_wire_in_the_metadata_alone(
+    fields: dict[str, Any],
+    terminated: bool,
+    truncated: bool,
+    infrastructure: str | None,
+    unscored: str | None,
+    metadata: dict[str, Any],
+) -> None:
+    expected = (terminated, truncated, infrastructure, unscored)
+    here = Observation(**fields)
+    frame = sent(here)
+    # Released clients refuse any field of an observation that they do not know.
+    assert frame["observation"] == {"metadata": metadata}
+    assert frame.get("metadata", {}) == metadata
+    there = Observation(**frame["observation"], done=frame["done"], reward=frame["reward"])
+    results = [
+        StepResult(there, there.reward, there.done, frame.get("metadata")),
+        StepResult(frame["observation"], frame["reward"], frame["done"], None),
+        StepResult({}, frame["reward"], frame["done"], frame.get("metadata")),
+        StepResult(here, here.reward, here.done, None),
+    ]
+    for one in (here, there, *results):
+        assert (one.terminated, one.truncated, one.infrastructure_error, one.unscored) == expected, one
+    assert sent(there) == frame
+    assert Observation.model_json_schema()["properties"].keys() == {"done", "reward", "metadata"}
+
+
+def test_marks_may_be_set_later_and_a_truncated_episode_is_over() -> None:
+    late = Observation(done=True)
+    late.truncated = True
+    assert sent(late)["metadata"] == {"truncated": True}
+    with pytest.raises(ValueError, match="say done=True too"):
+        Observation(truncated=True)
+    late.done = False
+    with pytest.raises(ValueError, match="say done=True too"):
+        encode_observation(late)
+
+
+def test_fields_of_an_environments_own_keep_their_names_and_meanings() -> None:
+    class Cut(Observation):
+        terminated: str = "by nobody"
+        truncated: bool = False  # of a text
+
+    going = Cut(truncated=True)
+    assert sent(going)["observation"] == {"metadata": {}, "terminated": "by nobody", "truncated": True}
+    assert sent(Cut(done=True))["observation"]["terminated"] == "by nobody"
+    assert not StepResult(going, None, False).truncated
+    # Gymnasium's word, beside `done`.
+    assert StepResult({"truncated": True, "terminated": False}, 0.0, True).truncated

@@ -110,8 +110,8 @@ async def test_output_is_cut_and_counted_and_at_last_stopped(sandbox: Sandbox) -
         "while True: print('y' * 1000)",
         limits=Limits(output_bytes=KIB, output_hard_bytes=256 * KIB),
     )
-    assert cut.truncated.stdout
-    assert not cut.truncated.stderr
+    assert cut.cut.stdout
+    assert not cut.cut.stderr
     assert KIB - 3 <= len(cut.stdout.encode()) <= KIB + 3
     assert (stopped.status, stopped.exit_code) == ("output_limit", 137)
 
@@ -124,8 +124,8 @@ async def test_bytes_that_are_no_text_do_not_matter(sandbox: Sandbox) -> None:
 async def test_results_and_bundles_have_a_bound(sandbox: Sandbox) -> None:
     codes = ("'x' * 10000", "for i in range(1000): display(i)")
     long, many = await executed(sandbox, *codes, limits=Limits(outputs_bytes=4 * KIB))
-    assert long.truncated.outputs
-    assert many.truncated.outputs
+    assert long.cut.outputs
+    assert many.cut.outputs
     assert long.result is not None
     assert len(long.result) == 4 * KIB
     assert 0 < len(many.outputs) <= 256
@@ -139,7 +139,7 @@ async def test_control_characters_do_not_make_replies_larger_than_their_bounds(s
     for text, bound in ((printed.stdout, 2 * KIB), (result.result, 16 * KIB)):
         assert text is not None
         assert bound - 12 <= len(json.dumps(text)) <= bound + 2
-    assert (printed.truncated.stdout, result.truncated.outputs, shown.truncated.outputs) == (True,) * 3
+    assert (printed.cut.stdout, result.cut.outputs, shown.cut.outputs) == (True,) * 3
     assert shown.outputs == ()
 
 

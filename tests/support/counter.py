@@ -181,10 +181,19 @@ class Awkward(Counter):
                 return Count(reward=0.25, extra=time.monotonic)
 
 
+class CutOff(Counter):
+    """The first step ends the episode by a limit, with every mark that there is."""
+
+    def step(self, action: Add) -> Count:
+        why = {"infrastructure_error": "no disk", "unscored": "no judge"}
+        return Count(total=action.amount, done=True, truncated=True, **why)
+
+
 class Unbuildable(Counter):
     def __init__(self) -> None:
         raise RuntimeError("no such counter")
 
 
 app = create_app(Counter, Add, Count, env_name="counter", max_concurrent_envs=64, state_cls=CountState)
+cut_off_app = create_app(CutOff, Add, Count, env_name="counter")
 solo_app = create_app(Counter, Add, Count, env_name="counter")

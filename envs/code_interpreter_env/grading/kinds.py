@@ -64,7 +64,7 @@ class NumericTrial(Trial[NumericTask]):
             return failure
         if self._task.answer_from == "stdout":
             lines = [line for line in execution.stdout.splitlines() if line.strip()]
-            if execution.truncated.stdout:
+            if execution.cut.stdout:
                 return CaseResult(category="output_limit", message="it printed more than is kept")
             if not lines:
                 return CaseResult(category="missing", message="nothing was printed")
@@ -168,7 +168,7 @@ class StdioTrial(Trial[StdioTask]):
         failure = failure_of(execution)
         if failure is not None:
             return failure
-        if execution.truncated.stdout:
+        if execution.cut.stdout:
             return CaseResult(category="output_limit", message="the program printed more than is kept")
         if _output_matches(execution.stdout, case.stdout, self._task.match, self._task.float_tol):
             return PASSED

@@ -102,7 +102,7 @@ def run_result(seen: CodeInterpreterObservation) -> ToolResult:
         "error": None if error is None else asdict(error),
         "reason": seen.reason,
         "state_lost": seen.state_lost,
-        "truncated": asdict(seen.truncated),
+        "cut": asdict(seen.cut),
         "files": [asdict(file) for file in seen.files],
     }
     failure, metadata = None, {}

@@ -230,7 +230,9 @@ class Episode:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(
-                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}), done=True
+                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}),
+                done=True,
+                truncated=True,
             )
         else:
             self._budget.made += 1
@@ -240,7 +242,8 @@ class Episode:
                 result = _failed(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
-                result = replace(result, done=True, metadata={**result.metadata, BUDGET: "time"})
+                told = {**result.metadata, BUDGET: "time"}
+                result = replace(result, done=True, truncated=True, metadata=told)
         self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result

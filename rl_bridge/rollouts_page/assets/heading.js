@@ -43,7 +43,7 @@ function headline(record, view, change) {
     return button;
   };
   return make("div", { className: "line bar" },
-    make("h2", { textContent: `Step ${whole(record.iteration)}, group ${record.group}, sibling ${record.sibling}` }),
+    make("h2", { textContent: `Step ${whole(record.iteration)}${inEnvironment(record, ", ")}, group ${record.group}, sibling ${record.sibling}` }),
     make("span", { className: "space" }),
     toggle("siblings", "s", "beside", "The siblings of the group beside each other"),
     toggle("template", "x", "raw", "Contexts as the chat template wrote them"),

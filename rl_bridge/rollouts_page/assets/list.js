@@ -59,7 +59,7 @@ class List {
     const before = this.records[place - 1];
     const row = make("div", { className: "row", id: `row-${record.group}-${record.sibling}`, role: "option" },
       make("div", {},
-        make("span", { className: "where", textContent: `step ${whole(record.iteration)} · group ${record.group}.${record.sibling}` }),
+        make("span", { className: "where", textContent: `step ${whole(record.iteration)}${inEnvironment(record, " · ")} · group ${record.group}.${record.sibling}` }),
         make("span", { className: "space" }),
         make("span", { className: `reward ${shade(record.reward)}`, textContent: signed(record.reward) })),
       make("div", {},

@@ -39,11 +39,14 @@ function readRecord(line) {
   return record;
 }
 
-/** Everything that the policy was shown and answered, in lower case; remembered, because typing asks again and again. */
+/** The name of a record's environment behind what stands before it; nothing in a run on one. */
+const inEnvironment = (record, before) => (record.environment ? `${before}${record.environment}` : "");
+
+/** Its environment's name, and everything that the policy was shown and answered, in lower case; remembered, because typing asks again and again. */
 function searchedText(record) {
   if (record[ANSWERED] === undefined) {
     const parts = record.turns.flatMap((turn) => [turn.context, turn.pieces.join("")]);
-    record[ANSWERED] = parts.join("\n").toLowerCase();
+    record[ANSWERED] = [record.environment, ...parts].join("\n").toLowerCase();
   }
   return record[ANSWERED];
 }

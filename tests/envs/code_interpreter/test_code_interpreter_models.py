@@ -38,7 +38,7 @@ EXECUTION = Execution(
     execution_count=4,
     session_id="s",
     state_lost=True,
-    truncated=Truncated(stdout=True),
+    cut=Truncated(stdout=True),
     signal=9,
     execution_time_s=0.25,
     max_rss_bytes=1024,
@@ -118,7 +118,7 @@ def test_both_shapes_are_read_into_the_same_fields() -> None:
             {**data["observation"], "reward": data["reward"], "done": data["done"]}
         )
     assert read["full"] == read["released"]
-    for field in ("status", "stdout", "error", "outputs", "truncated", "files", "state_lost", "isolation"):
+    for field in ("status", "stdout", "error", "outputs", "cut", "files", "state_lost", "isolation"):
         assert getattr(read["full"], field) == getattr(EXECUTION, field)
 
 

@@ -94,7 +94,7 @@ def test_what_is_too_long_is_cut_and_what_cannot_be_cut_is_named() -> None:
     assert result.structured is None
     assert [block["type"] for block in result.content] == ["text", "text", "text"]
     assert "image of" in result.content[1]["text"]
-    assert result.metadata["truncated"]["bytes"] > 8000
+    assert result.metadata["cut"]["bytes"] > 8000
 
 
 def hostile(depth: int) -> dict[str, Any]:

@@ -143,7 +143,7 @@ async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
     async with playing(house) as env:
         cut = await call(env, "cut__big", size=size)
         assert kind(cut) is None
-        assert cut.metadata["truncated"]["bytes"] > size
+        assert cut.metadata["cut"]["bytes"] > size
         assert len(cut.result) == 1 << 20
         whole = await call(env, "whole__big", size=size)
         assert (len(whole.result), whole.metadata) == (size, {})
@@ -459,3 +459,15 @@ async def test_a_server_that_never_stops_talking_costs_the_others_little(line: s
     assert infrastructure_failure(await talking)
     assert calls
     await env.close_async()
+
+
+async def test_a_close_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    process = await ServerProcess.start(("sleep", "60"), {"PATH": os.defpath}, tmp_path, tmp_path)
+    assert set(psutil.Process().children()) - before
+    closing = asyncio.create_task(process.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert set(psutil.Process().children()) == before  # not even one that nobody has waited for

@@ -7,6 +7,7 @@ from rl_bridge.config.section import Section
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field is, or may be: `EnvConfig | None` is one too."""
-    candidates = typing.get_args(annotation) or (annotation,)
-    return next((one for one in candidates if isinstance(one, type) and issubclass(one, Section)), None)
+    """The section that a field is, or may be: `EnvConfig | None` is one too, and what stands in an `Annotated`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(section_of, typing.get_args(annotation))), None)

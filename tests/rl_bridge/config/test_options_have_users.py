@@ -27,8 +27,8 @@ KEYS = sorted(
     [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
     + [name for name in Config.model_fields if name not in SECTIONS]
 )
-# What they decide is settled when the configuration is made: the keys of a preset, the rows of the role table.
-SETTLED_AT_ONCE = {"algorithm.name", "trainer.num_gpus", "trainer.pipeline_parallel"}
+# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task.
+SETTLED_AT_ONCE = {"algorithm.name", "env.task", "trainer.num_gpus", "trainer.pipeline_parallel"}
 
 
 def last_name(node: ast.expr) -> str | None:

@@ -40,7 +40,7 @@ def config(**changes: Any) -> Config:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"env": None, "rollout": {}}, r"expected env.\* and rollout.task"),
+        ({"env": None, "rollout": {}}, r"expected env.\* to evaluate on"),
         ({"model": {}}, "expected model.path, the checkpoint"),
         (
             {"model": {"path": "Qwen/Qwen3-0.6B"}},

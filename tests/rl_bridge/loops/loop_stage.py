@@ -221,7 +221,7 @@ class Stage:
                     config=config,
                     folder=self.folder,
                     model_path=self.folder,
-                    task=Task(),  # type: ignore[arg-type]
+                    tasks={"": Task()},  # type: ignore[arg-type]
                     chat=None,  # type: ignore[arg-type]
                     policy=LocalService(Policy(parts)),
                     trainer=LocalService(Trainer(parts)),

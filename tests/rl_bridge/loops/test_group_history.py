@@ -82,7 +82,12 @@ def group(number: int) -> Group:
 
 async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], dict[str, bytes]]]()
-    dispatcher = Dispatcher(cast(Any, None), buffer, cast(Any, SimpleNamespace(slots=1)), collect=collect)
+    dispatcher = Dispatcher(
+        cast(Any, None),
+        buffer,
+        cast(Any, SimpleNamespace(slots=1, environments={"": None}, max_lost_share=1.0)),
+        collect=collect,
+    )
     begun, went_on = threading.Event(), threading.Event()
     fates = ["of then"]
 
@@ -118,7 +123,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
         fates.append("of now")
-        dispatcher.counts.played = 77
+        dispatcher.health[""].counts.played = 77
         run.train_seconds = 99.0
         went_on.set()
         await writing

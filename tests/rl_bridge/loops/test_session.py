@@ -135,7 +135,7 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
         run = SimpleNamespace(
-            preempt=lambda: did.append("preempted"), task=SimpleNamespace(report=report), chat=None
+            preempt=lambda: did.append("preempted"), tasks={"": SimpleNamespace(report=report)}, chat=None
         )
         try:
             yield run, SimpleNamespace(guard=guard)

@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from simulated_time import simulate
@@ -14,6 +15,7 @@ from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, 
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import ACCEPT_ALL, GroupFilter
+from rl_bridge.rollout.health import PlayedEnvironment
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)
@@ -87,7 +89,8 @@ class Bridge:
         deterministic: bool = False,
         group_filter: GroupFilter = ACCEPT_ALL,
         min_group_size: int = 2,
-        explain: Callable[[], Awaitable[str]] | None = None,
+        explain: Callable[[str], Awaitable[str]] | None = None,
+        weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
     ) -> None:
         self.workers = Workers(how)
         self.groups = groups
@@ -105,7 +108,10 @@ class Bridge:
                 group_size=SIBLINGS,
                 min_group_size=min_group_size,
                 slots=slots,
-                episode=EPISODE,
+                environments={
+                    name: PlayedEnvironment(episode=EPISODE, weight=weight)
+                    for name, weight in weights.items()
+                },
                 deterministic=deterministic,
                 timeout_s=300.0,
                 filter=group_filter,

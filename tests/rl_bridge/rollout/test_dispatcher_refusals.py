@@ -36,7 +36,7 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
         assert [group.id for group in await bridge.sample(1)] == [10, 11]
         bridge.serve(2)
         assert [group.id for group in await bridge.sample(2)] == [16, 17]
-        assert bridge.dispatcher.take_tally().refused == {NO_VARIANCE: 12}
+        assert bridge.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 12}
         state, attachments = bridge.dispatcher.state()
 
     # A resumed run may have another number of groups a step.
@@ -46,7 +46,7 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
         await resumed.dispatcher.rewind(3, state, attachments())
         async with resumed.dispatcher:
             assert [group.id for group in await resumed.sample(3)] == expected
-            assert resumed.dispatcher.take_tally().refused == {NO_VARIANCE: 2 * groups}
+            assert resumed.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 2 * groups}
 
 
 @simulated
@@ -116,7 +116,7 @@ async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trai
             lease=assignment.lease, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason
         )
 
-    async def traceback() -> str:
+    async def traceback(environment: str) -> str:
         nonlocal asked
         asked += 1
         return "Traceback (most recent call last):\nKeyError: 'price'"

@@ -21,6 +21,7 @@ from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 UNSEEN = (
     "unparsable_call",
     "refused_action",
+    "truncated_environment",
     "truncated_time",
     "failed_policy",
     "failed_environment",

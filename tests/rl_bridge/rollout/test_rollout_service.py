@@ -20,6 +20,7 @@ from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.health import PlayedEnvironment
 from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.types import Group, Trajectory
 
@@ -74,7 +75,7 @@ class Bridge:
                 group_size=SIBLINGS,
                 min_group_size=2,
                 slots=4,
-                episode=EPISODE,
+                environments={"": PlayedEnvironment(episode=EPISODE)},
                 deterministic=True,
                 timeout_s=WAIT_S,
             ),
@@ -135,7 +136,7 @@ async def bridge(
         running = Bridge(rollout, policy, fleet)
         introductions = Introductions(failed=running.buffer.fail)
         introductions.tell("take_policy", policy.roster)
-        introductions.tell("take_servers", (url,))
+        introductions.tell("take_servers", {"": (url,)})
         policy.on_roster(lambda roster: introductions.tell("take_policy", roster))
         await introductions.begin(rollout)
         async with running.dispatcher:

@@ -98,13 +98,14 @@ async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_b
 
 
 async def test_a_larger_state_gets_larger_segments_and_old_ones_are_let_go_of(store: WeightStore) -> None:
+    others = segments()  # of tests before, whose stores nobody has collected yet
     for version in range(1, 9):
         await store.put(version, state_of(float(version), size=100 * version))
         assert_same(await store.get(version), state_of(float(version), size=100 * version))
         with pytest.raises(WeightsError, match=f"expected version {version - 2} to have been"):
             await store.get(version - 2)
     gc.collect()
-    assert len(segments()) == 2
+    assert len(segments() - others) == 2
 
 
 def segments() -> set[int]:
@@ -138,6 +139,7 @@ async def test_memory_is_given_back(directory: Directory) -> None:
 async def test_a_store_closed_under_a_reader_takes_nothing_from_it(
     store: WeightStore, directory: Directory
 ) -> None:
+    others = segments()
     reader = sibling(store, directory)
     await store.put(1, state_of(1.0))
     async with reader.open(1) as state:
@@ -150,7 +152,7 @@ async def test_a_store_closed_under_a_reader_takes_nothing_from_it(
     del state
     await asyncio.sleep(0)  # the loop lets go of what it has woken us with
     gc.collect()
-    assert segments() == set()
+    assert segments() <= others
 
 
 async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(

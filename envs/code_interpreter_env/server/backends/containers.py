@@ -261,7 +261,7 @@ def _ended(seen: CodeInterpreterObservation, collector: OutputCollector) -> Exec
     collector.write("stderr", seen.stderr)
     for output in seen.outputs:
         collector.show(output.output_type, output.data, output.metadata)
-    collector.note_loss(*(name for name, cut in asdict(seen.truncated).items() if cut))
+    collector.note_loss(*(name for name, cut in asdict(seen.cut).items() if cut))
     ends: dict[str, Any] = {name: getattr(seen, name) for name in _ENDS}
     return Execution(**ends)
 

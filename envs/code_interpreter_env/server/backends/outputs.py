@@ -120,7 +120,7 @@ class OutputCollector:
             stderr=self._text("stderr"),
             result=self._result,
             outputs=tuple(self._outputs),
-            truncated=Truncated(**dict.fromkeys(self._cut, True)),
+            cut=Truncated(**dict.fromkeys(self._cut, True)),
         )
 
     def _count(self, size: int) -> None:

@@ -14,7 +14,7 @@ from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResul
 
 from .errors import CallError, describe_error
 
-TRUNCATED: Final = "truncated"
+CUT: Final = "cut"
 """The key of an observation's metadata that says how much of a result was cut off."""
 
 _WRAPPED: Final = "result"
@@ -34,7 +34,7 @@ def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
     metadata: dict[str, Any] = {}
     if size > max_bytes:
         content, structured = _keep_what_fits(content, max_bytes), None
-        metadata[TRUNCATED] = {"bytes": size, "kept": _size(content)}
+        metadata[CUT] = {"bytes": size, "kept": _size(content)}
     if answer.is_error:
         message = _text(content) or "the tool failed, and did not say why"
         return ToolResult(

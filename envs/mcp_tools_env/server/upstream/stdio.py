@@ -140,7 +140,7 @@ class ServerProcess:
         return not poll.poll(0)
 
     async def close(self) -> None:
-        """End it and all that it started. Bounded in time; heeds no cancellation by itself."""
+        """End it and all that it started. Bounded in time; a caller that is cancelled leaves nothing behind either."""
         if hasattr(self, "stdin"):
             self.stdin.close()
         if self._lifeline >= 0:
@@ -149,19 +149,21 @@ class ServerProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                await self.ended.wait()
-                await asyncio.to_thread(self._guard.wait)  # it has said its last word
-        except TimeoutError:
-            self._kill_guard()
-        for task in self._tasks:
-            task.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self.ended.wait()
+                    await asyncio.to_thread(self._guard.wait)  # it has said its last word
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            for pipe in self._pipes:
+                pipe.close()
+            if self._guard.poll() is None:
+                with suppress(ProcessLookupError):
+                    self._guard.kill()
+                self._end_group()
+                self._guard.wait()  # no longer than the kernel takes
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pipe in self._pipes:
-            pipe.close()
-        if self._guard.poll() is None:
-            self._kill_guard()
-            await asyncio.to_thread(self._guard.wait)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,11 +220,6 @@ class ServerProcess:
         if self._pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
-
-    def _kill_guard(self) -> None:
-        with suppress(ProcessLookupError):
-            self._guard.kill()
-        self._end_group()
 
 
 def _spawn(

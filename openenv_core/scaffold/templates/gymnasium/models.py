@@ -23,8 +23,6 @@ class PlaceHolderObservation(Observation):
     """What Gymnasium's environment answers. The reward is null after a reset."""
 
     values: JsonValue = Field(description="a value of the observation space; arrays are lists")
-    terminated: bool = Field(default=False, description="the task has come to its end")
-    truncated: bool = Field(default=False, description="the episode was cut off, by its time limit for one")
 
 
 class PlaceHolderState(State):

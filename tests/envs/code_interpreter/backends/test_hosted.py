@@ -29,11 +29,11 @@ async def test_streams_are_cut_at_their_limit_each() -> None:
     collector.write("stderr", "\ud800x")
     seen = filled(collector)
     assert (seen.stdout, seen.stderr) == ("hééhéé", "?x")
-    assert (seen.truncated.stdout, seen.truncated.stderr) == (True, False)
+    assert (seen.cut.stdout, seen.cut.stderr) == (True, False)
     whole = OutputCollector(LIMITS)
     whole.write("stdout", "123456789é")
     assert filled(whole).stdout == "123456789"  # a character is not cut in two
-    assert filled(whole).truncated.stdout
+    assert filled(whole).cut.stdout
     collector.write("stderr", "x" * 990)
     assert not collector.flood.done()
     collector.write("stdout", "x" * 100)
@@ -51,7 +51,7 @@ async def test_bundles_come_whole_or_not_at_all() -> None:
         {"text/plain": "a\nb", "application/json": '["a"]'},
         {"text/plain": "small"},
     ]
-    assert (seen.result, seen.truncated.outputs) == ("a\nb", True)
+    assert (seen.result, seen.cut.outputs) == ("a\nb", True)
     for _ in range(20):
         collector.show("display_data", {}, {})
     assert len(filled(collector).outputs) == LIMITS.files

@@ -82,7 +82,7 @@ async def test_output_is_cut_a_flood_is_told_and_a_restart_begins_anew(
 ) -> None:
     session = await backend.open(LIMITS)
     ran = await session.execute("print('é' * 1000)")
-    assert (ran.stdout, ran.truncated.stdout, ran.truncated.stderr) == ("é" * 500, True, False)
+    assert (ran.stdout, ran.cut.stdout, ran.cut.stderr) == ("é" * 500, True, False)
     ran = await session.execute("y = 1\nprint('x' * 30_000)")
     assert (ran.status, ran.exit_code, ran.state_lost) == ("output_limit", 137, False)
     assert ran.stdout == "x" * 1000

@@ -114,4 +114,5 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
         state = self._state
         state.step_count += 1
         state.done = self._right is not None or state.step_count == MAX_STEPS
-        return replace(result, reward=float(self._right is True), done=state.done)
+        cut_off = state.done and self._right is None
+        return replace(result, reward=float(self._right is True), done=state.done, truncated=cut_off)

@@ -1,0 +1,95 @@
+"""What type checkers hold an author's and a caller's code to."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+from collections.abc import Awaitable
+
+from openenv_core import Action, Environment, Observation, State, StepResult
+
+
+class Roll(Action):
+    sides: int = 6
+
+
+class Face(Observation):
+    face: int = 0
+
+
+class Dice(Environment[Roll, Face, State]):
+    def reset(self, seed: int | None = None, episode_id: str | None = None, sides: int = 6) -> Face:
+        return Face(done=True, truncated=True, infrastructure_error="no dice", unscored=None)
+
+    async def step(self, roll: Roll, timeout_s: float | None = None) -> Face:
+        return Face(truncated="yes")  # arg-type
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class Awaited(Environment[Roll, Face, State]):
+    async def reset_async(self, seed: int | None = None) -> Face:
+        return Face()
+
+    async def step_async(self, action: Roll) -> Face:
+        return Face()
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class WithoutSeed(Environment[Roll, Face, State]):
+    def reset(self, *, sides: int = 6) -> Face:  # override
+        return Face()
+
+    def step(self, action: int) -> Face:  # override
+        return Face()
+
+
+class OfAnotherType(Environment[Roll, Face, State]):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> State:  # override
+        return State()
+
+    def step(self, action: Roll, sides: int) -> Face:  # override
+        return Face()
+
+
+def play(env: Environment[Roll, Face, State]) -> Face | Awaitable[Face]:
+    env.reset(seed="7")  # arg-type
+    env.step(Face())  # arg-type
+    return env.step(Roll())
+
+
+def heard(result: StepResult[Face]) -> tuple[bool, bool, str | None, str | None, int]:
+    return result.terminated, result.truncated, result.infrastructure_error, result.unscored, result.observation.face
+
+
+play(Dice())
+play(Awaited())
+"""
+
+
+@pytest.mark.slow
+def test_wrong_signatures_are_errors_and_marks_have_types(tmp_path: Path) -> None:
+    file = tmp_path / "dice.py"
+    file.write_text(CODE)
+    options = ["--strict", "--cache-dir", str(tmp_path), "--no-error-summary", "--config-file", ""]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(file)],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    found = re.findall(r"dice\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout)
+    wanted = [
+        (str(line), text.rpartition("# ")[2])
+        for line, text in enumerate(CODE.splitlines(), 1)
+        if "# " in text
+    ]
+    assert found == wanted, done.stdout + done.stderr

@@ -1,0 +1,159 @@
+"""Several environments in one run: shares by weight, the same ones after a resumption, and one that is down."""
+
+import asyncio
+import json
+from collections import Counter
+from math import sqrt
+
+import pytest
+from dispatcher_stage import EPISODE, LOST, Bridge, Workers, answer, at_once, preempted, simulated
+
+from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.health import FIRST_PAUSE_S
+from rl_bridge.rollout.seeds import draw_environment, group_seed
+from rl_bridge.types import Group
+
+WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
+
+
+def within_binomial_interval(drawn: Counter[str], *, share: float) -> bool:
+    """Within 99.99% of it."""
+    count = drawn.total()
+    return abs(drawn["blackjack"] / count - share) < 3.9 * sqrt(share * (1 - share) / count)
+
+
+async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
+    groups = []
+    for version in range(first, last):
+        groups += await bridge.sample(version)
+        bridge.serve(version + 1)
+    return groups
+
+
+def test_draws_keep_to_weights_and_seed() -> None:
+    drawn = [draw_environment(7, group, WEIGHTS) for group in range(4000)]
+    assert within_binomial_interval(Counter(drawn), share=0.75)
+    assert drawn == [draw_environment(7, group, WEIGHTS) for group in range(4000)]
+    assert drawn != [draw_environment(8, group, WEIGHTS) for group in range(4000)]
+    # The deals of an environment are not those that its draws leave over: both say something of their own.
+    deals = [group_seed(7, group) for group in range(4000)]
+    of_blackjack = [deal for deal, name in zip(deals, drawn, strict=True) if name == "blackjack"]
+    assert abs(sum(deal < 2**30 for deal in of_blackjack) / len(of_blackjack) - 0.5) < 0.04
+    assert {draw_environment(7, group, {"shop": 0.1}) for group in range(99)} == {"shop"}
+
+
+@simulated
+async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go() -> None:
+    whole = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    async with whole.dispatcher:
+        expected = await steps(whole, 0, 50)
+    assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
+    assert {a.group: a.environment for a in whole.workers.assignments}.items() >= {
+        (group.id, group.environment) for group in expected
+    }
+
+    first = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    async with first.dispatcher:
+        begun = await steps(first, 0, 25)
+        state, attachments = first.dispatcher.state()
+    resumed = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    resumed.workers.version = 25
+    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
+    assert resumed.dispatcher.health["shop"].counts == first.dispatcher.health["shop"].counts
+    async with resumed.dispatcher:
+        goes_on = await steps(resumed, 25, 50)
+    told = [(group.id, group.environment, group.seed) for group in begun + goes_on]
+    assert told == [(group.id, group.environment, group.seed) for group in expected]
+
+
+@simulated
+async def test_siblings_handed_on_stay_in_their_environment_and_lost_groups_come_back_to_it() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if len(workers.assignments) <= 6:
+            return preempted(assignment)
+        if len(workers.assignments) <= 9:
+            raise ReplicaLostError("killed")
+        return await at_once(workers, assignment)
+
+    bridge = Bridge(how, groups=8, weights=WEIGHTS)
+    async with bridge.dispatcher:
+        groups = await bridge.sample()
+    assert [group.environment for group in groups] == [draw_environment(7, n, WEIGHTS) for n in range(8)]
+    assert {(a.group, a.environment) for a in bridge.workers.assignments[:22]} == {
+        (group.id, group.environment) for group in groups
+    }
+
+
+def down(assignment: Assignment) -> AssignmentResult:
+    lost = NoTrajectory(absence=LOST.absence, reason=f"{assignment.environment} is down")
+    return answer(assignment, outcomes=(lost,) * len(assignment.seeds), last_failure=lost.reason)
+
+
+@simulated
+async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dead = {"shop"}
+
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        await asyncio.sleep(1.0)
+        return down(assignment) if assignment.environment in dead else await at_once(workers, assignment)
+
+    bridge = Bridge(how, groups=4, weights=WEIGHTS)
+    async with bridge.dispatcher:
+        groups = await steps(bridge, 0, 20)
+        assert {group.environment for group in groups} == {"blackjack"}
+        lost = bridge.buffer.ledger.dropped.total()
+        assert lost >= 8, "it was given up before as many groups were lost as a run is given up for"
+        (told,) = [line for line in caplog.messages if "is set aside" in line]
+        assert "the environment shop is set aside, and tried again in a while; the run goes on with" in told
+        assert "shop is down" in told
+        # Its groups are given to the others meanwhile.
+        groups = await steps(bridge, 20, 25)
+        assert bridge.buffer.ledger.dropped.total() == lost
+        # After the pause it is tried, and set aside by its first loss: for twice as long.
+        await asyncio.sleep(FIRST_PAUSE_S)
+        await steps(bridge, 25, 45)
+        again = bridge.buffer.ledger.dropped.total()
+        assert lost < again <= lost + 4
+        await asyncio.sleep(FIRST_PAUSE_S)
+        await steps(bridge, 45, 50)
+        assert bridge.buffer.ledger.dropped.total() == again
+        dead.clear()
+        await asyncio.sleep(FIRST_PAUSE_S)
+        groups = await steps(bridge, 50, 100)
+    assert within_binomial_interval(Counter(group.environment for group in groups), share=0.75)
+    assert bridge.dispatcher.health["blackjack"].counts.dropped == 0
+    assert bridge.dispatcher.health["shop"].counts.dropped == 4 * bridge.buffer.ledger.dropped.total()
+
+
+@simulated
+async def test_run_ends_when_all_its_environments_are_down() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        await asyncio.sleep(1.0)
+        return down(assignment)
+
+    bridge = Bridge(how, weights=WEIGHTS)
+    async with bridge.dispatcher:
+        with pytest.raises(RolloutError, match=r"none of the last \d+ groups could be trained.* is down"):
+            await bridge.sample()
+    assert all(one.error is not None for one in bridge.dispatcher.health.values())
+
+
+@simulated
+async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on() -> None:
+    bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
+    async with bridge.dispatcher as dispatcher:
+        dispatcher.set_aside("shop", RoleError("its restart budget is gone"), for_good=True)
+        await asyncio.sleep(1e5)
+        assert {group.environment for group in await steps(bridge, 0, 20)} == {"blackjack"}
+        await dispatcher.rewind(20, None, {})
+        assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
+        with pytest.raises(RolloutError, match="gone: its restart budget is gone"):
+            await dispatcher.play_held_out(range(4), EPISODE, environment="shop", timeout_s=9.0)
+        played = await dispatcher.play_held_out(range(4), EPISODE, environment="blackjack", timeout_s=9.0)
+        assert len(played) == 4
+        assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
+        with pytest.raises(RoleError, match="the other too"):
+            dispatcher.set_aside("blackjack", RoleError("the other too"), for_good=True)
