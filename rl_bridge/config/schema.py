@@ -150,8 +150,9 @@ class RolloutConfig(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
     synchronise. Above 0 episodes go on being played while the trainer works."""
-    weight_update: Literal["drain", "continue"] = "drain"
-    """How generators take new weights: finish what they have been asked first, or go on with it under the new ones."""
+    weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
+    """How generators take new weights: finish what they have been asked first (drain), or go on with it under the new
+    ones: with keys and values computed anew (continue), or with those of the old weights (keep_cache)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """Siblings with which a group is trained where others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Positive = 600.0
@@ -309,6 +310,11 @@ class Config(Section):
                 f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
                 f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
             )
+        if rollout.weight_update == "keep_cache":
+            raise ValueError(
+                'expected rollout.weight_update of "drain" or "continue" with monarch.colocate, got "keep_cache": keys '
+                "and values are dropped for the trainer's turn"
+            )
         if rollout.max_staleness and rollout.weight_update == "drain":
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with monarch.colocate, got {rollout.max_staleness}: no episode "
@@ -344,9 +350,9 @@ class Config(Section):
                 "expected no rollout.episode_timeout_s with deterministic: where an episode ends would be a matter of "
                 "timing; use rollout.num_turns"
             )
-        if self.deterministic and self.rollout.weight_update == "continue":
+        if self.deterministic and (update := self.rollout.weight_update) != "drain":
             raise ValueError(
-                'expected rollout.weight_update "drain" with deterministic, got "continue": when an answer is '
+                f'expected rollout.weight_update "drain" with deterministic, got "{update}": when an answer is '
                 "interrupted is a matter of timing"
             )
         if self.deterministic and self.generator.engine == "openai":

@@ -29,6 +29,8 @@ from rl_bridge.generator.vllm_api import (
     build_async_engine,
     completion_of,
     end_async_engine,
+    kept_from,
+    prompt_of,
     refusals,
     sampling_params,
 )
@@ -99,9 +101,10 @@ class AsyncVllmEngine:
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
-        The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
-        `weight_update` "continue" computes those of answers under way anew when it goes on. An engine that has not
-        done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed and ends.
+        The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
+        `weight_update` "keep_cache"; with "continue" it computes those of answers under way anew when it goes on. An
+        engine that has not done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed
+        and ends.
         """
         return self._thread.submit(self._load(version, state))
 
@@ -154,10 +157,12 @@ class AsyncVllmEngine:
                     await self._in_order.acquire()
                 with self._at("generate"):
                     try:
+                        kept = kept_from(self._rollout, self.version)
                         await self._add(prompts, sampling, seeds, collectors)
                     finally:
                         self._in_order.release()
-                    answers = [completion_of((await collector.get()).outputs[0]) for collector in collectors]
+                    outputs = [(await collector.get()).outputs[0] for collector in collectors]
+                    answers = [completion_of(output, kept_from=kept) for output in outputs]
                 collectors.clear()
                 return answers
         except TimeoutError:
@@ -221,8 +226,8 @@ class AsyncVllmEngine:
         for place, (prompt, how) in enumerate(zip(prompts, params, strict=True)):
             try:
                 require_tokens(prompt, self._vocabulary)
-                tokens = {"type": "token", "prompt_token_ids": list(prompt)}
-                collectors.append(await self._llm.add_request(str(next(self._ids)), tokens, how))
+                asked = prompt_of(prompt, kept_from(self._rollout, self.version))
+                collectors.append(await self._llm.add_request(str(next(self._ids)), asked, how))
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
@@ -239,7 +244,8 @@ class AsyncVllmEngine:
                 if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
                     await self._llm.wake_up(["weights"])
                 elif handover is not None:
-                    await self._llm.pause_generation(mode="keep")
+                    keep = self._rollout.weight_update == "keep_cache"
+                    await self._llm.pause_generation(mode="keep", clear_cache=not keep)
                 began = time.monotonic()
                 with self._at("load weights"):
                     if handover is not None:

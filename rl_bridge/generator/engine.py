@@ -23,6 +23,8 @@ from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     build_engine,
     completion_of,
+    kept_from,
+    prompt_of,
     refusals,
     sampling_params,
 )
@@ -67,6 +69,7 @@ class Batch:
         under_way: The engine's name of each request not answered yet, and its place among the prompts.
         completions: What is answered, by place.
         asked: On the clock of `time.monotonic`.
+        kept_from: The weights when it was begun with, where later ones leave its keys and values as they are.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -76,6 +79,7 @@ class Batch:
     under_way: dict[str, int] = field(default_factory=dict)
     completions: dict[int, Completion] = field(default_factory=dict)
     asked: float = field(default_factory=time.monotonic)
+    kept_from: PolicyVersion | None = None
 
 
 class Batches:
@@ -115,7 +119,7 @@ class Batches:
             for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
                 require_tokens(prompt, self._vocabulary)
                 request_id = str(next(self._ids))
-                self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, how)
+                self._engine.add_request(request_id, prompt_of(prompt, batch.kept_from), how)
                 self._requests[request_id] = batch
                 batch.under_way[request_id] = index
         except refusals() as error:
@@ -135,7 +139,7 @@ class Batches:
                 continue
             del self._requests[output.request_id]
             index = batch.under_way.pop(output.request_id)
-            batch.completions[index] = completion_of(output.outputs[0])
+            batch.completions[index] = completion_of(output.outputs[0], kept_from=batch.kept_from)
             if not batch.under_way:
                 del self._batches[batch]
                 answer(batch.future, [batch.completions[i] for i in range(len(batch.prompts))])
@@ -274,6 +278,11 @@ class VllmEngine:
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
 
+        With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
+        token's distribution is that of its weights after a context that older ones have read. Its log-probability is
+        of just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a
+        prompt is given none that are of older weights than it was asked at (`prompt_of`).
+
         With "continue", answers under way go on under the new ones. The keys and values of their tokens so
         far are computed anew. So every token is sampled from the distribution that the weights it names have
         after the tokens before it, which is what the trainer computes. And vLLM can drop the cached prefixes
@@ -387,6 +396,7 @@ class VllmEngine:
         try:
             if isinstance(command, Batch):
                 with span("take prompts"):
+                    command.kept_from = kept_from(self._rollout, self.version)
                     self._batches.add(command)
             elif isinstance(command, _Sleep):
                 with span("sleep"):
@@ -411,7 +421,8 @@ class VllmEngine:
                 self._engine.wake_up(["weights"])
             if command.state is not None:
                 self._engine.collective_rpc("load_policy", args=(command.state,))
-                self._engine.reset_prefix_cache(reset_running_requests=True)
+                if asleep or self._rollout.weight_update != "keep_cache":
+                    self._engine.reset_prefix_cache(reset_running_requests=True)
             if asleep:
                 self._engine.wake_up(["kv_cache"])
         except Exception as error:

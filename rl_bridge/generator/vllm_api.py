@@ -12,9 +12,9 @@ from numbers import Integral
 from types import ModuleType
 from typing import Any
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError
-from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
 """Tells an engine's own process whose it is, by number."""
@@ -100,7 +100,7 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
     options = _options(config, model_path, seed)
-    if config.rollout.weight_update == "continue":
+    if config.rollout.weight_update != "drain":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
@@ -271,8 +271,24 @@ def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
     )
 
 
-def completion_of(answer: Any) -> Completion:
+def kept_from(rollout: RolloutConfig, version: PolicyVersion) -> PolicyVersion | None:
+    """The weights that a prompt's keys and values may be of whatever is loaded later; None where they are not kept."""
+    return version if rollout.weight_update == "keep_cache" else None
+
+
+def prompt_of(tokens: Sequence[int], kept_from: PolicyVersion | None) -> dict[str, Any]:
+    """A prompt as vLLM takes it. Where keys and values are kept it shares those of its own version's prompts alone."""
+    salt = {} if kept_from is None else {"cache_salt": str(kept_from)}
+    return {"type": "token", "prompt_token_ids": list(tokens), **salt}
+
+
+def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Completion:
     """The answer of a finished request, a `vllm.CompletionOutput`.
+
+    Args:
+        answer: What vLLM says.
+        kept_from: As of its prompt: the first token is said to be of no later weights, so that no answer passes for
+            younger than what it was computed from.
 
     Raises:
         GeneratorError: The engine gave up on it.
@@ -282,6 +298,8 @@ def completion_of(answer: Any) -> Completion:
             f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
         )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
+    if kept_from is not None:
+        versions[:1] = [min(version, kept_from) for version in versions[:1]]
     return Completion(
         tokens=list(answer.token_ids),
         logprobs=[at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)],

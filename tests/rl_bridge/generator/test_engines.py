@@ -200,6 +200,36 @@ def test_answer_goes_on_under_new_weights(
     assert mixed > len(MANY) / 2
 
 
+def test_answer_goes_on_with_the_keys_and_values_that_it_has(
+    engine: Any, reference: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed anew; a token is of its own weights all the same, and other prompts are not misled."""
+    monkeypatch.setattr(
+        engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "keep_cache"})
+    )
+    before = replace(engine.statistics.totals)
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    engine.load(6, weights(6)).result(WAIT_S)
+    assert not answering.done()
+    asked = engine.generate(MANY[:8], GREEDY)  # whose prompts are in the cache, by the old weights
+    answers, fresh = answering.result(WAIT_S), asked.result(WAIT_S)
+    now = engine.statistics.totals
+    assert now.prompt_tokens - before.prompt_tokens == sum(map(len, [*MANY, *MANY[:8]]))
+    assert now.preemptions == before.preemptions
+    assert {version for answer in fresh for version in answer.versions} == {6}
+    monkeypatch.undo()
+    engine.load(6, weights(6)).result(WAIT_S)  # which drops the cache
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == fresh
+    mixed = [answer for answer in answers if set(answer.versions) == {0, 6}]
+    assert len(mixed) > len(MANY) / 2
+    prompt, answer = next((p, a) for p, a in zip(MANY, answers, strict=True) if a is mixed[0])
+    old = list(answer.versions).count(0)
+    assert answer.logprobs[:old] == pytest.approx(
+        logprobs(reference, prompt, answer, WARM.temperature)[:old], abs=1e-4
+    )
+
+
 def test_no_cached_prefix_outlives_its_weights(
     engine: Any, weights: Callable[[int], dict[str, Tensor]]
 ) -> None:
