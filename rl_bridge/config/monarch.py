@@ -41,7 +41,7 @@ class RolesConfig(Section):
 
     @model_validator(mode="after")
     def _a_process_a_gpu(self) -> Self:
-        for name in ("policy", "trainer", "reference", "reward"):
+        for name in ("trainer", "reference", "reward"):  # of the policy see generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
             if role.gpus not in (0, role.procs * role.hosts):
                 raise ValueError(

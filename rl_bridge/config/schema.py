@@ -296,8 +296,17 @@ class Config(Section):
                 self.monarch,
                 num_workers=self.rollout.num_workers,
                 reference=self.algorithm.kl_coef > 0,
+                tensor_parallel=self.generator.tensor_parallel,
             )
             object.__setattr__(self, "monarch", monarch)
+        return self
+
+    @model_validator(mode="after")
+    def _a_generators_gpus(self) -> Self:
+        if (gpus := self.monarch.roles.policy.gpus) not in (0, degree := self.generator.tensor_parallel):
+            raise ValueError(
+                f"expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, {degree}, got {gpus}"
+            )
         return self
 
     @model_validator(mode="after")

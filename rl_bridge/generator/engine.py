@@ -28,6 +28,7 @@ from rl_bridge.generator.vllm_api import (
     refusals,
     sampling_params,
 )
+from rl_bridge.generator.vllm_worker import WeightSender
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -232,6 +233,7 @@ class VllmEngine:
         self._model_path = model_path
         self._seed = seed
         self.statistics = EngineStatistics()
+        self._sender = WeightSender()
         self._commands: deque[Batch | _Load | _Sleep] = deque()
         self.version: PolicyVersion = 0
         self.ended: Future[None] = Future()
@@ -373,6 +375,7 @@ class VllmEngine:
             while self._serve():
                 pass
             self._engine.engine_core.shutdown()  # now, or it would end the groups of the next engine here
+            self._sender.close()
         except BaseException as error:  # the thread's death must reach whoever waits
             failure = error
         self._batches.abort(_ending(failure))
@@ -420,7 +423,7 @@ class VllmEngine:
             if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
                 self._engine.wake_up(["weights"])
             if command.state is not None:
-                self._engine.collective_rpc("load_policy", args=(command.state,))
+                self._replace(command.state)
                 if asleep or self._rollout.weight_update != "keep_cache":
                     self._engine.reset_prefix_cache(reset_running_requests=True)
             if asleep:
@@ -432,6 +435,12 @@ class VllmEngine:
         self.version = command.version
         now = time.monotonic()
         answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
+
+    def _replace(self, state: Mapping[str, Tensor]) -> None:
+        if self._config.generator.tensor_parallel == 1:
+            self._engine.collective_rpc("load_policy", args=(state,))
+        else:
+            self._engine.collective_rpc("load_handed_over", args=(self._sender.write(state),))
 
     def _drain(self, asker: "Future[Any]") -> bool:
         """With "drain" answer what was asked for before; False where it is closed meanwhile."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.config import Config
+from rl_bridge.devices import own_device
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.endpoint import EndpointEngine
@@ -72,7 +73,10 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
     """
     if config.generator.engine == "openai":
         return EndpointEngine(config)
-    kind = AsyncVllmEngine if config.generator.engine == "vllm_async" else VllmEngine
+    apart = config.generator.engine == "vllm_async"
+    if config.generator.engine == "auto":
+        apart = own_device().type == "cuda" and config.generator.tensor_parallel == 1
+    kind = AsyncVllmEngine if apart else VllmEngine
     return kind(config, str(model_path), seed=config.seed if seed is None else seed)
 
 
@@ -122,7 +126,8 @@ class PolicyReplica:
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
-        self._device = "cuda" if config.generator.engine == "vllm" and torch.cuda.is_available() else "cpu"
+        here = isinstance(self._engine, VllmEngine) and config.generator.tensor_parallel == 1
+        self._device = "cuda" if here and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 
     @property

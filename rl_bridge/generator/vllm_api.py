@@ -99,14 +99,19 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
-    options = _options(config, model_path, seed)
+    options, loader = _options(config, model_path, seed), "WeightLoader"
+    if (
+        config.generator.tensor_parallel > 1
+    ):  # a process for each rank, which gets weights as another engine's does
+        _own_processes()
+        loader = "OwnedWeightLoader"
     if config.rollout.weight_update != "drain":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
         with _semaphores_without_a_name(), _modules_that_can_be_looked_at():
             engine = LLMEngine.from_engine_args(
-                EngineArgs(worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader", **options)
+                EngineArgs(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
@@ -123,11 +128,9 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
         MissingDependencyError: vLLM is not installed.
         GeneratorError: It cannot start.
     """
-    # Forked from a process with threads, as an actor's is, it might never start.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    _own_processes()
     # Or on a CPU the executor "uni" is overruled, and a worker has yet another process, which would outlive its owner.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ[OWNER_VARIABLE] = str(os.getpid())
     try:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -145,6 +148,13 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
     engine.logger_manager.stat_loggers = [statistics]
     return engine
+
+
+def _own_processes() -> None:
+    """Have vLLM's processes begin so that they end with this one."""
+    # Forked from a process with threads, as an actor's is, one might never start.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
 async def end_async_engine(engine: Any) -> None:
@@ -211,7 +221,8 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         "enforce_eager": not on_gpu,
         "max_model_len": rollout.max_length,
         "max_num_seqs": 1 if config.deterministic else rollout.max_num_seqs,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": config.generator.tensor_parallel,
+        "distributed_executor_backend": "uni" if config.generator.tensor_parallel == 1 else "mp",
         # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,

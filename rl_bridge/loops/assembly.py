@@ -234,6 +234,7 @@ def _of(
         procs=role.procs,
         hosts=role.hosts,
         with_gpus=role.gpus > 0,
+        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
         gpu_pool=name if config.monarch.colocate else "",
         num_replicas=role.replicas,
         name=name,

@@ -233,7 +233,7 @@ def memory_of_roles(
         RoleMemory(
             role="policy",
             replicas=roles.policy.replicas,
-            processes=1,
+            processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
             at_best=_full_cache(config, size, width),
             gpu_share=config.rollout.gpu_memory_utilization,

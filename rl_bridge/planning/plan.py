@@ -233,7 +233,13 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
 
 
 def _room(role: RoleConfig, shares: str) -> ServiceOptions:
-    return ServiceOptions(procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0, gpu_pool=shares)
+    return ServiceOptions(
+        procs=role.procs,
+        hosts=role.hosts,
+        with_gpus=role.gpus > 0,
+        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        gpu_pool=shares,
+    )
 
 
 def _reward_model(config: Config) -> ModelSize | None:

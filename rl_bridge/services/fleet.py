@@ -165,7 +165,7 @@ class Fleet:
         def environment(rank: int) -> dict[str, str]:
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
-                **self._hosts.variables_of(slot.gpu_of(rank)),
+                **self._hosts.variables_of(slot.gpus_of(rank)),
                 START_VARIABLE: start_of(replica, rank, before),
                 RUN_VARIABLE: self._name,
                 **options.environment,

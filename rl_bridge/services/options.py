@@ -48,7 +48,8 @@ class ServiceOptions:
     Attributes:
         procs: Processes of a replica on each of its hosts.
         hosts: Hosts of a replica.
-        with_gpus: Each process gets one GPU of its host; without, none is visible to it.
+        with_gpus: Each process gets GPUs of its host; without, none is visible to it.
+        gpus_per_proc: How many.
         gpu_pool: A GPU belongs to one process of each pool: services of different ones take turns on it.
         num_replicas: Replicas to begin with.
         name: Names the service, its processes and its logs; the actor's class otherwise.
@@ -61,6 +62,7 @@ class ServiceOptions:
     procs: int = 1
     hosts: int = 1
     with_gpus: bool = False
+    gpus_per_proc: int = 1
     gpu_pool: str = ""
     num_replicas: int = 1
     name: str | None = None
@@ -68,8 +70,13 @@ class ServiceOptions:
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 600.0
 
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs of a replica on each of its hosts."""
+        return self.procs * self.gpus_per_proc if self.with_gpus else 0
+
     def __post_init__(self) -> None:
-        for key in ("procs", "hosts", "num_replicas"):
+        for key in ("procs", "hosts", "num_replicas", "gpus_per_proc"):
             if getattr(self, key) < 1:
                 raise ValueError(f"expected {key} to be at least 1, got {getattr(self, key)}")
         if self.start_timeout_s <= 0:
@@ -107,9 +114,13 @@ class ReplicaSlot:
     gpus: tuple[tuple[int, ...], ...]
     pool: str = ""
 
-    def gpu_of(self, rank: int) -> int | None:
-        """The GPU of a rank on its host; ranks count through one host after the other."""
-        return self.gpus[rank // self.procs][rank % self.procs] if self.gpus else None
+    def gpus_of(self, rank: int) -> tuple[int, ...]:
+        """The GPUs of a rank on its host; ranks count through one host after the other."""
+        if not self.gpus:
+            return ()
+        taken, place = self.gpus[rank // self.procs], rank % self.procs
+        each = len(taken) // self.procs
+        return taken[place * each : (place + 1) * each]
 
 
 def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
@@ -124,7 +135,7 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 
     def need(name: str) -> tuple[int, int]:
         options = services[name]
-        return options.procs if options.with_gpus else 0, options.hosts
+        return options.gpus_per_host, options.hosts
 
     return sorted(services, key=need, reverse=True)
 
@@ -157,7 +168,7 @@ class Placement:
         Raises:
             RoleError: There is no room.
         """
-        needed, unused = options.procs if options.with_gpus else 0, self._free[options.gpu_pool]
+        needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first
             for first in range(len(self._processes) - options.hosts + 1)

@@ -121,6 +121,7 @@ def test_one_turn_at_a_time(tmp_path: Path) -> None:
         reached(job, 1)
         while job.process.poll() is None:
             seen.append(holders(job))
+            time.sleep(0.02)
         ended(job)
     finally:
         job.close()

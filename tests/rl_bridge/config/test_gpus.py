@@ -60,6 +60,18 @@ def rows(config: Config) -> tuple[tuple[int, int, int, int], ...]:
             (2, 1, 1, 1),
             (1, 1, 1, 0),
         ),
+        (
+            ["trainer.num_gpus=1", "monarch.gpus_per_node=8", "generator.tensor_parallel=2"],
+            (1, 1, 1, 1),
+            (3, 1, 1, 2),
+            (1, 1, 1, 0),
+        ),
+        (
+            ["trainer.num_gpus=4", "monarch.gpus_per_node=5", "generator.tensor_parallel=2"],
+            (1, 4, 1, 4),
+            (2, 1, 1, 2),
+            (1, 1, 1, 0),
+        ),
     ],
 )
 def test_what_the_table_leaves_open_follows(
