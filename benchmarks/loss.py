@@ -2,8 +2,10 @@
 
 import multiprocessing
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,9 +17,13 @@ MOST = 1.15
 """What a pass may have at once, over what the arithmetic says."""
 
 
-def arithmetic(*, vocabulary: int, chunk: int) -> int:
-    """Bytes: two float32 tensors as large as a chunk's logits, and the gradient of the output layer."""
-    return 2 * chunk * vocabulary * 4 + vocabulary * WIDTH * 4
+def arithmetic(*, vocabulary: int, chunk: int, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes: two float32 tensors as large as a chunk's logits, and the gradient of the output layer.
+
+    That is float32 while it is summed, and where the layer is narrower there is another in its type.
+    """
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return 2 * chunk * vocabulary * 4 + vocabulary * width * (4 + narrow)
 
 
 def peak(tokens: int, *, vocabulary: int, chunk: int) -> int:
@@ -36,14 +42,42 @@ def _measure(
     tokens: int, vocabulary: int, chunk: int, end: "multiprocessing.connection.Connection[int, object]"
 ) -> None:
     torch.set_num_threads(1)
-    hidden = torch.randn(tokens, WIDTH).requires_grad_()
-    weight = torch.randn(vocabulary, WIDTH).requires_grad_()
-    target = torch.randint(0, vocabulary, (tokens,))
-    _pass(hidden[:2].detach().requires_grad_(), weight[:64].detach().requires_grad_(), target[:2] % 64, chunk)
+    taken = one_pass(tokens, vocabulary=vocabulary, chunk=chunk)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
     before = _status("VmRSS")
-    _pass(hidden, weight, target, chunk)
+    taken()
     end.send(_status("VmHWM") - before)
+
+
+def peak_on_gpu(
+    tokens: int, *, vocabulary: int, chunk: int, width: int, dtype: torch.dtype
+) -> tuple[int, float]:
+    """The same of this process's GPU, and the seconds that the pass takes."""
+    taken = one_pass(tokens, vocabulary=vocabulary, chunk=chunk, width=width, dtype=dtype, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, began = torch.cuda.memory_allocated(), time.perf_counter()
+    taken()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, time.perf_counter() - began
+
+
+def one_pass(
+    tokens: int,
+    *,
+    vocabulary: int,
+    chunk: int,
+    width: int = WIDTH,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Callable[[], None]:
+    """What makes a pass, after a small one that has loaded all that it needs."""
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    hidden = torch.randn(tokens, width, **options).requires_grad_()
+    weight = torch.randn(vocabulary, width, **options).requires_grad_()
+    target = torch.randint(0, vocabulary, (tokens,), device=device)
+    _pass(hidden[:2].detach().requires_grad_(), weight[:64].detach().requires_grad_(), target[:2] % 64, chunk)
+    return lambda: _pass(hidden, weight, target, chunk)
 
 
 def _pass(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, chunk: int) -> None:

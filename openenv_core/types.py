@@ -79,6 +79,8 @@ class Observation(BaseModel):
     @model_validator(mode="after")
     def _read_marks(self) -> Self:
         """Fill in the marks that the metadata has, as they come over the wire."""
+        if not (self.metadata or self.done or self.truncated):
+            return self
         given, found = self.__pydantic_fields_set__, self.__dict__
         if self.metadata:
             for name, kind in _MARKS.items():

@@ -13,6 +13,19 @@ them (services/processes.py) makes CUDA_VISIBLE_DEVICES of it."""
 GPUS_VARIABLE = "ROPEWALK_GPUS"
 """What that was before, as the worker was told it."""
 
+ALLOCATOR_VARIABLE = "ROPEWALK_ALLOC_CONF"
+"""What PyTorch's allocator of GPU memory is told where nobody has told it anything, in the words of PYTORCH_ALLOC_CONF;
+the same shell makes that of it."""
+
+
+def allocator_environment(*, on_gpu: bool) -> dict[str, str]:
+    """Variables of a process that trains, whose passes differ in size from step to step.
+
+    Segments that grow leave no gaps between them. vLLM's processes do without: connectors that pin the key-value cache
+    refuse such segments, its sleep turns them off, and memory that is shared between processes is opened more slowly.
+    """
+    return {ALLOCATOR_VARIABLE: "expandable_segments:True"} if on_gpu else {}
+
 
 def own_device() -> torch.device:
     """Where this process computes: its first GPU, or the CPU where it has been given none.

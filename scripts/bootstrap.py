@@ -61,6 +61,7 @@ TRAINERS = (
     "skyrl-gym==0.4.0",
     "func-timeout==4.3.5",
     "omegaconf==2.4.0",
+    "stable-baselines3==2.9.2",
 )
 
 PROFILES = {
@@ -79,6 +80,8 @@ PROFILES = {
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
     # An MCP client that others use; likewise.
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
+    # A trainer that pins another SDK of MCP than ours; it plays with the core from this tree.
+    "verifiers": Profile("verifiers", None, "verifiers.txt", False),
     # Public MCP servers, which are played unchanged; likewise.
     "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }

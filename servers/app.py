@@ -14,12 +14,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
+from openenv_core.protocol.batch import ObservationEncoder
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
 from servers.routes.about import MetadataSource, about_router, page_router
-from servers.routes.description import describe_api
+from servers.routes.batch import BatchDialect, BatchRoute
+from servers.routes.description import describe, describe_api
 from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.tasks import tasks_router
@@ -139,10 +141,14 @@ class EnvironmentApp(FastAPI):
         sessions = SessionTable(served.factory, cap, Executor(cap), settings, self._slots, **extra)
         self.state.sessions = sessions
         production = settings.mode == "production"
+        encoder = ObservationEncoder(
+            *(describe(served.models[name]) for name in ("observation", "reset_observation"))
+        )
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
         tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
+        batches = BatchRoute(sessions, BatchDialect(decoder, encoder), sockets, settings.send_timeout_s)
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
@@ -165,7 +171,12 @@ class EnvironmentApp(FastAPI):
             sockets=sockets,
             routes_of_sockets={
                 SESSION_PATH: SocketRoute(
-                    sessions, FrameDialect(decoder, rpc), sockets, settings.send_timeout_s, attaching=True
+                    sessions,
+                    FrameDialect(decoder, rpc),
+                    sockets,
+                    settings.send_timeout_s,
+                    attaching=True,
+                    batches=None if production else batches,
                 ),
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },

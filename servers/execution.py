@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -71,7 +71,8 @@ class _EnvironmentMethods:
         reset: Name of the method that resets, which may be `reset_async`.
         step: Likewise.
         close: Likewise.
-        step_async: `step` is a coroutine function.
+        reset_async: `reset` is a coroutine function.
+        step_async: Likewise.
         reset_options: What the method takes.
         step_options: What the method takes beside the action.
     """
@@ -81,6 +82,7 @@ class _EnvironmentMethods:
     reset: str
     step: str
     close: str
+    reset_async: bool
     step_async: bool
     reset_options: _Options
     step_options: _Options
@@ -103,6 +105,7 @@ def plan_of(cls: type) -> _EnvironmentMethods:
         reset=reset,
         step=step,
         close=close,
+        reset_async=reset_async,
         step_async=step_async,
         reset_options=_options_of(getattr(cls, reset), skip=1),
         step_options=_options_of(getattr(cls, step), skip=2),
@@ -435,6 +438,31 @@ class EnvironmentRunner:
             AttributeError: It has none of that name.
         """
         return await self._run(getattr(self._environment, name), args, whole=False)
+
+    @property
+    def in_thread(self) -> bool:
+        """Whether reset and step are plain methods that run in a thread."""
+        plan = self.plan
+        return not (plan.on_loop or plan.step_async or plan.reset_async)
+
+    def inline(self) -> "EnvironmentRunner":
+        """Return what runs the same methods at once, where it is called: for one who is in a thread already."""
+        here = EnvironmentRunner(self._environment, self._executor, self._pool)
+        here.plan = replace(self.plan, inline=True, on_loop=True)
+        return here
+
+    @property
+    def pool(self) -> ThreadPool:
+        """Where its plain methods run."""
+        return self._pool
+
+    def abandon(self, call: _ThreadCall) -> None:
+        """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
+        call.waiter.cancel()
+        if call.outcome is None:
+            self._abandon(call, self.discard)
+        else:
+            self.discard()
 
     @property
     def is_tool_host(self) -> bool:

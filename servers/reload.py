@@ -172,13 +172,12 @@ class Reloader:
         return str(file)
 
     def _start(self) -> None:
-        from openenv_core.providers import _guard
+        from openenv_core.guard import guarded
 
-        fd = str(self._plan.listener)
-        guard = (sys.executable, "-I", "-S", _guard.__file__, str(self._grace_s), fd)
+        command = (sys.executable, "-m", "servers.reload")
         self._waiting = False
         self._guard = subprocess.Popen(
-            [*guard, sys.executable, "-m", "servers.reload"],
+            guarded(command, grace_s=self._grace_s, kept=self._plan.listener),
             stdin=subprocess.PIPE,
             env={**os.environ, _VARIABLE: self._plan.to_json().decode()},
             pass_fds=(self._plan.listener,),

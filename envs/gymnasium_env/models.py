@@ -1,11 +1,13 @@
 """What crosses the wire of an environment of Gymnasium's; its spaces stand in the JSON schemas of two fields."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, create_model
+from gymnasium import Space
+from pydantic import Field, JsonValue, PlainSerializer, create_model
 
 from openenv_core import Action, Observation, State
+from openenv_core.adapters.spaces import describe_space, write_value
 
 
 class GymnasiumAction(Action):
@@ -22,7 +24,7 @@ class GymnasiumObservation(Observation):
         info: What else Gymnasium's environment says, as far as JSON can say it.
     """
 
-    observation: JsonValue = Field(description="a value of the observation space")
+    observation: Any = Field(description="a value of the observation space")
     info: dict[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -37,15 +39,22 @@ class GymnasiumState(State):
 
 
 def models_for(
-    action_space: Mapping[str, Any], observation_space: Mapping[str, Any]
+    action_space: Space[Any], observation_space: Space[Any]
 ) -> tuple[type[GymnasiumAction], type[GymnasiumObservation]]:
-    """Return models whose JSON schemas say the spaces, as `openenv_core.adapters.spaces.describe_space` has them."""
+    """Return models whose JSON schemas say the spaces; the observation's holds a value as Gymnasium has it.
 
-    def value(space: Mapping[str, Any]) -> Any:
-        return Annotated[JsonValue, Field(json_schema_extra={"gymnasium_space": dict(space)})]
+    Raises:
+        ConfigurationError: The spaces cannot cross the wire.
+    """
 
-    action = create_model("GymnasiumAction", __base__=GymnasiumAction, action=(value(action_space), ...))
-    observation = create_model(
-        "GymnasiumObservation", __base__=GymnasiumObservation, observation=(value(observation_space), ...)
+    def said(space: Space[Any]) -> Any:
+        return Field(json_schema_extra={"gymnasium_space": describe_space(space)})
+
+    taken = Annotated[JsonValue, said(action_space)]
+    written = PlainSerializer(partial(write_value, observation_space))
+    seen = Annotated[Any, said(observation_space), written]
+    build: Any = create_model  # its overloads do not know types made at run time
+    return (
+        build("GymnasiumAction", __base__=GymnasiumAction, action=(taken, ...)),
+        build("GymnasiumObservation", __base__=GymnasiumObservation, observation=(seen, ...)),
     )
-    return action, observation

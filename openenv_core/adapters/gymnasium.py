@@ -19,11 +19,12 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from openenv_core.adapters.episode import fetch_schema, resolve
-from openenv_core.adapters.spaces import SPACE, read_space, read_value, write_value
+from openenv_core.adapters.spaces import read_space, read_value, write_value
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
+from openenv_core.protocol.batch import SPACE, layout_of
 from openenv_core.types import StepResult
 
 MAX_TEXT_CHARS: Final = 1 << 20
@@ -58,8 +59,8 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         self._client = make(target, client=GenericEnvClient, **options)
         try:
             schema = shared_loop().run(fetch_schema, self._client.base_url, token=token)
-            self._action = _Fields(schema["action"])
-            self._observation = _Fields(schema["observation"])
+            self._action = Fields(schema["action"])
+            self._observation = Fields(schema["observation"])
         except BaseException:
             self._client.close()
             raise
@@ -121,8 +122,21 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         return self
 
 
-class _Fields:
-    """The fields of a model that a space stands for: those that say their space, or else all."""
+class Fields:
+    """The fields of a model that a space stands for: those that say their space, or else all.
+
+    Args:
+        schema: The model's JSON schema.
+
+    Attributes:
+        space: Of a value: of the one field that there is, or of all by their names.
+        bare: The one field.
+        parts: The fields by their names.
+        layouts: The arrays that fields are in batches, where they are; of those that say their space.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         definitions = schema.get("$defs", {})
@@ -131,31 +145,41 @@ class _Fields:
             for name, part in schema.get("properties", {}).items()
             if name not in ("metadata", "done", "reward", "terminated", "truncated")
         }
+        layouts = {name: layout_of(part.get(SPACE, {})) for name, part in properties.items()}
+        self.layouts = {name: layout for name, layout in layouts.items() if layout is not None}
         declared = {name: read_space(part[SPACE]) for name, part in properties.items() if SPACE in part}
-        self._parts: dict[str, _Part] = (
-            {name: _Part.declared(space) for name, space in declared.items()}
+        self.parts: dict[str, Part] = (
+            {name: Part.declared(space) for name, space in declared.items()}
             if declared
-            else {name: _Part.derived(part) for name, part in properties.items()}
+            else {name: Part.derived(part) for name, part in properties.items()}
         )
-        if not self._parts:
+        if not self.parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
-        spaces_of = {name: part.space for name, part in self._parts.items()}
-        self._bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
-        self.space = spaces_of[self._bare] if self._bare else spaces.Dict(spaces_of)
+        spaces_of = {name: part.space for name, part in self.parts.items()}
+        self.bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
+        self.space = spaces_of[self.bare] if self.bare else spaces.Dict(spaces_of)
 
     def read(self, fields: Mapping[str, Any]) -> Any:
-        if self._bare:
-            return self._parts[self._bare].read(fields[self._bare])
-        return {name: part.read(fields.get(name)) for name, part in self._parts.items()}
+        """Return the value that fields of JSON stand for."""
+        if self.bare:
+            return self.parts[self.bare].read(fields[self.bare])
+        return {name: part.read(fields.get(name)) for name, part in self.parts.items()}
 
     def write(self, value: Any) -> dict[str, Any]:
-        if self._bare:
-            return {self._bare: self._parts[self._bare].write(value)}
-        return {name: part.write(value[name]) for name, part in self._parts.items()}
+        """Return a value as fields of JSON."""
+        if self.bare:
+            return {self.bare: self.parts[self.bare].write(value)}
+        return {name: part.write(value[name]) for name, part in self.parts.items()}
 
 
-class _Part:
-    """One field: its space, and the way between a value of it and JSON."""
+class Part:
+    """One field: its space, and the way between a value of it and JSON.
+
+    Args:
+        space: Of its values.
+        read: Returns the value that JSON stands for.
+        write: Returns a value as JSON.
+    """
 
     def __init__(self, space: Space[Any], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> None:
         self.space = space
@@ -164,6 +188,7 @@ class _Part:
 
     @classmethod
     def declared(cls, space: Space[Any]) -> Self:
+        """Return the field for a space that it says."""
         return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
 
     @classmethod

@@ -16,9 +16,6 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from openenv_core.errors import ConfigurationError
 
-SPACE: Final = "gymnasium_space"
-"""The key of a field's JSON schema."""
-
 
 def describe_space(space: Space[Any]) -> dict[str, Any]:
     """Return a space as JSON.

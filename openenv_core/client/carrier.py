@@ -30,6 +30,7 @@ class CarrierOptions:
         ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
         ping_timeout_s: Seconds until a missing answer breaks the connection; None waits for ever.
         headers: Further headers of every HTTP request, the opening one of a WebSocket included.
+        subprotocol: Of a WebSocket; a server that does not speak it is none.
     """
 
     connect_timeout_s: float
@@ -37,6 +38,7 @@ class CarrierOptions:
     ping_interval_s: float | None
     ping_timeout_s: float | None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
+    subprotocol: str | None = None
 
 
 MAX_UNREAD: Final = 4
@@ -48,7 +50,7 @@ class ReplyOverdueError(Exception):
 
 
 class Carrier(ABC):
-    """Carries text frames for one task at a time, which waits here for the next one.
+    """Carries frames for one task at a time, which waits here for the next one: text as bytes, binary as a bytearray.
 
     The task is woken by a frame, by the end of the connection, by room to write, or by an interruption, and looks
     for itself which it was. What is abstract is a library's part.
@@ -59,7 +61,7 @@ class Carrier(ABC):
     """
 
     def __init__(self) -> None:
-        self.unread: deque[bytes] = deque()
+        self.unread: deque[bytes | bytearray] = deque()
         self.full = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -87,7 +89,7 @@ class Carrier(ABC):
             ConnectionLostError: The connection has broken.
         """
 
-    async def recv(self) -> bytes:
+    async def recv(self) -> bytes | bytearray:
         """Return the next frame. Cancelling or interrupting the wait loses nothing.
 
         Raises:
@@ -135,7 +137,7 @@ class Carrier(ABC):
         What else the end takes is started on the running loop, where `close` waits for it.
         """
 
-    def _put(self, frame: bytes) -> None:
+    def _put(self, frame: bytes | bytearray) -> None:
         self.unread.append(frame)
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -39,7 +39,7 @@ class Conversation:
         self._overdue = False
         self._stale = 0  # replies still to come that nobody waits for
 
-    async def ask(self, frame: bytes) -> bytes:
+    async def ask(self, frame: bytes) -> bytes | bytearray:
         """Send a frame and return what answers it.
 
         Cancelled, or out of time, the reply is dropped when it comes.
@@ -51,7 +51,7 @@ class Conversation:
             ProtocolError: The server said something else before it was asked.
         """
         carrier = self.carrier
-        dropped: bytes | None = None
+        dropped: bytes | bytearray | None = None
         self._overdue = False
         self._watchdog.start()
         try:
@@ -115,7 +115,7 @@ class Conversation:
         self.carrier.interrupt()
 
 
-def _raise_if_ended(frame: bytes) -> None:
+def _raise_if_ended(frame: bytes | bytearray) -> None:
     """Raise what a frame says, if that is why the session is over."""
     try:
         decode_reply(frame, "")

@@ -41,6 +41,7 @@ from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 if TYPE_CHECKING:
+    from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
 T = TypeVar("T")
@@ -301,6 +302,22 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             self._others = [known for known in self._others if known is not other]
             await other.close()
             raise
+
+    async def vector(self, count: int) -> "VectorClient":
+        """Return `count` sessions on the same server over one connection, which are asked together.
+
+        They are not this client's: whoever asks for them closes them, before this client where it runs the server.
+
+        Raises:
+            CapacityError: The server has no room for so many; none is opened.
+            ConnectionFailedError: The server does not answer, or speaks the released dialect alone.
+        """
+        from openenv_core.client.vector import VectorClient
+
+        self._come_to_loop()
+        with await self._turn.wait():
+            base_url = await self._located()
+        return await VectorClient.open(base_url, self._options, self._message_timeout_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.

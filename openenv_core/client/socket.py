@@ -44,6 +44,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._transport: WSTransport | None = None
         self._gone = self._loop.create_future()
         self._parts: bytearray | None = None
+        self._text = True
         self._heard = True
         self._asked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +57,13 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             raise self._lost
         assert self._transport is not None
         self._transport.send(_TEXT, frame)
+
+    def send_binary(self, frame: bytes) -> None:
+        """Send one binary frame."""
+        if self._lost is not None:
+            raise self._lost
+        assert self._transport is not None
+        self._transport.send(_BINARY, frame)
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""
@@ -112,10 +120,14 @@ class WebSocketCarrier(Carrier, picows.WSListener):
                 return
             if self._parts is not None:
                 raise self._broken(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
-            if frame.fin:
+            if frame.fin and kind is _TEXT:
                 self._put(frame.get_payload_as_bytes())
+                return
+            data = bytearray(frame.get_payload_as_memoryview())
+            if frame.fin:
+                self._put(data)
             else:
-                self._parts = bytearray(frame.get_payload_as_memoryview())
+                self._parts, self._text = data, kind is _TEXT
         elif kind is _CONTINUATION:
             if self._parts is None:
                 raise self._broken(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
@@ -125,7 +137,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self._parts += frame.get_payload_as_memoryview()
             if frame.fin:
                 parts, self._parts = self._parts, None
-                self._put(bytes(parts))
+                self._put(bytes(parts) if self._text else parts)
         elif kind is _CLOSE:
             self._lose(ConnectionLostError(_closed(transport)))
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
@@ -245,6 +257,8 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     url, headers = _without_credentials(url, options.headers)
+    if options.subprotocol is not None:
+        headers["Sec-WebSocket-Protocol"] = options.subprotocol
     proxy = proxy_for(url)
     opened: list[socket.socket] = []
 
@@ -253,7 +267,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         return opened[0]
 
     try:
-        _, carrier = await picows.ws_connect(
+        transport, carrier = await picows.ws_connect(
             lambda: WebSocketCarrier(options),
             url,
             logger_name=_logger,
@@ -276,6 +290,9 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
+    if transport.response.headers.get("Sec-WebSocket-Protocol") != options.subprotocol:
+        carrier.abort()
+        raise ConnectionError(f"it does not speak {options.subprotocol}, as servers of Ropewalk do")
     return carrier
 
 

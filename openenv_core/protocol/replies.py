@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic_core import from_json
@@ -20,7 +20,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import Observation
 
-_LIFTED = {"reward", "done"}
+_LIFTED: Final = {"reward", "done"}
 
 _ERRORS: Mapping[str, type[ServerError]] = {
     codes.INVALID_JSON: ValidationFailedError,
@@ -53,7 +53,7 @@ def encode_observation(observation: Observation) -> str:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot (pydantic's serialisation error is one).
     """
-    body, metadata = _body(observation)
+    body, metadata = encode_fields(observation)
     return (
         b'{"type":"observation","data":{"observation":%b,"reward":%b,"done":%b%b}}'
         % (
@@ -72,7 +72,7 @@ def encode_http_result(observation: Observation) -> bytes:
         TypeError: What the environment returned is no Observation.
         ValueError: The observation holds what JSON cannot.
     """
-    body, metadata = _body(observation)
+    body, metadata = encode_fields(observation)
     reward = observation.reward
     return b'{"observation":%b,"reward":%b,"done":%b,"metadata":%b}' % (
         body,
@@ -82,8 +82,13 @@ def encode_http_result(observation: Observation) -> bytes:
     )
 
 
-def _body(observation: object) -> tuple[bytes, dict[str, Any]]:
-    """Return an observation's own JSON, and the metadata that stand in it and beside it."""
+def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[bytes, dict[str, Any]]:
+    """Write the fields of an observation that are not lifted out of it; return the metadata in them too.
+
+    Raises:
+        TypeError: It is no Observation.
+        ValueError: It holds what JSON cannot.
+    """
     if not isinstance(observation, Observation):
         raise TypeError(
             f"expected reset() and step() to return an Observation, got {type(observation).__name__}; "
@@ -93,7 +98,7 @@ def _body(observation: object) -> tuple[bytes, dict[str, Any]]:
     if metadata is not observation.metadata:
         observation = observation.model_copy(update={"metadata": metadata})
     body = observation.__pydantic_serializer__.to_json(
-        observation, exclude=_LIFTED, fallback=to_plain, warnings=False
+        observation, exclude=exclude, fallback=to_plain, warnings=False
     )
     return body, metadata
 
@@ -128,7 +133,7 @@ def encode_mcp(response: bytes) -> str:
     return (b'{"type":"mcp","data":%b}' % response).decode()
 
 
-def decode_reply(frame: bytes | str, expected: str) -> dict[str, Any]:
+def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any]:
     """Read a reply and return its data.
 
     Args:
@@ -167,5 +172,5 @@ def server_error(data: Mapping[str, Any]) -> ServerError:
     )
 
 
-def _excerpt(frame: bytes | str, limit: int = 200) -> str:
-    return repr(frame if len(frame) <= limit else frame[:limit])
+def _excerpt(frame: bytes | bytearray | str, limit: int = 200) -> str:
+    return repr(frame[:limit])

@@ -125,6 +125,8 @@ class RequestDecoder(Generic[ActT]):
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
         self._read_frame = TypeAdapter(frame).validator.validate_json
         self._read_action = TypeAdapter(read).validator.validate_json
+        several: Any = list[read]  # type: ignore[valid-type]  # made at run time
+        self._read_actions = TypeAdapter(several).validator.validate_json
         whole = build("_StepBody", __base__=StepOptions, action=(read, ...))
         self._read_step = TypeAdapter(whole).validator.validate_json
 
@@ -144,7 +146,7 @@ class RequestDecoder(Generic[ActT]):
         if kind == "step":
             return frame.data  # type: ignore[no-any-return]
         if kind == "reset":
-            return Reset(_given_options(frame.data))
+            return Reset(given_options(frame.data))
         if kind == "state":
             return READ_STATE
         if kind == "mcp":
@@ -186,6 +188,19 @@ class RequestDecoder(Generic[ActT]):
                 VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}
             ) from None
 
+    def actions(self, data: list[Any], size: int) -> list[ActT | RefusalError]:
+        """Read many actions, out of a frame of this size; one that cannot be read is returned as its refusal."""
+        try:
+            return self._read_actions(dumps(data))  # type: ignore[no-any-return]
+        except ValidationError:
+            return [self._action_or_refusal(one, size) for one in data]
+
+    def _action_or_refusal(self, data: Any, size: int) -> ActT | RefusalError:
+        try:
+            return self.action(data, size)
+        except RefusalError as refusal:
+            return refusal
+
 
 def _readable(action_type: Any) -> Any:
     """Return what reads the actions of a server.
@@ -217,7 +232,7 @@ def http_reset(body: bytes) -> dict[str, Any]:
     Raises:
         RefusalError: VALIDATION_ERROR.
     """
-    return _given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
+    return given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 
 def read_json(body: bytes) -> Any:
@@ -273,7 +288,7 @@ def _position(body: bytes, why: str) -> int:
     return sum(len(text) + 1 for text in body.split(b"\n", line - 1)[: line - 1]) + column
 
 
-def _given_options(options: ResetOptions | None) -> dict[str, Any]:
+def given_options(options: ResetOptions | None) -> dict[str, Any]:
     """Return the options that the caller gave, and only those."""
     return {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from openenv_core.errors import ProviderError, ServerStartError
+from openenv_core.guard import guarded
 from openenv_core.providers.base import (
     LOOPBACK,
     RETRY_INTERVAL_S,
@@ -24,8 +25,6 @@ from openenv_core.providers.base import (
 )
 
 logger = logging.getLogger(__name__)
-
-_GUARD: Final = Path(__file__).with_name("_guard.py")
 
 SERVE_COMMAND: Final = (sys.executable, "-m", "openenv_core.cli", "serve", "{app}", "--fd", "{fd}")
 """What runs unless another command is given."""
@@ -118,10 +117,9 @@ class LocalProcessProvider(OwnedServerProvider):
 
     def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
         command = [part.replace("{app}", self.app).replace("{fd}", str(fd)) for part in self._command]
-        guard = [sys.executable, "-I", "-S", str(_GUARD), str(self._stop_timeout_s), str(fd), *command]
         try:
             return subprocess.Popen(
-                guard,
+                guarded(command, grace_s=self._stop_timeout_s, kept=fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_bridge.types import Group
+
 STD_EPSILON = 1e-6
 """Keeps the division finite; a group without variance has advantages of zero either way."""
 
@@ -38,6 +40,17 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
 def has_variance(rewards: Sequence[float]) -> bool:
     """True where the rewards of a group differ, so that the group carries a gradient."""
     return len(rewards) > 0 and max(rewards) > min(rewards)
+
+
+NO_VARIANCE = "rewards without variance"
+
+
+def without_variance(group: Group, rewards: Sequence[float]) -> str | None:
+    """Refuse a group whose rewards are all equal, as its advantages are 0: dynamic sampling, DAPO, arXiv 2503.14476.
+
+    See `rl_bridge.algorithms.functions.FilterFunction`.
+    """
+    return None if has_variance(rewards) else NO_VARIANCE
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:

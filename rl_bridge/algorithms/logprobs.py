@@ -79,7 +79,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, target, normaliser, entropy = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        # A frozen layer needs none, which is as large as the layer.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _parts(len(hidden), ctx.chunk):
             of_logits = _logits(hidden[part], weight, ctx.temperature).sub_(normaliser[part].unsqueeze(-1))
             chosen = torch.zeros_like(normaliser[part]) if of_logprobs is None else of_logprobs[part]
@@ -95,12 +96,15 @@ class _TokenLogprobs(torch.autograd.Function):
             narrow = of_logits.div_(ctx.temperature).to(weight.dtype)
             del of_logits
             of_hidden[part] = narrow @ weight
-            if weight.dtype == torch.float32:
+            if of_weight is None:
+                pass
+            elif weight.dtype == torch.float32:
                 of_weight.addmm_(narrow.T, hidden[part])
             else:
                 of_weight += narrow.T @ hidden[part]
             del narrow
-        return of_hidden, of_weight.to(weight.dtype), None, None, None, None, None
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return of_hidden, of_weight, None, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:

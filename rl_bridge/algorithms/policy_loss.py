@@ -1,4 +1,4 @@
-"""The loss, put together from its parts and averaged over tokens."""
+"""The loss of each token, put together from its parts, and the weights by which tokens are averaged."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -48,7 +48,6 @@ class LossInputs:
         entropy: Of its distribution at each token, with gradient where `entropy_coef` is set, shape [T].
         old_logprobs: Behaviour log-probabilities, shape [T].
         advantages: Shape [T].
-        weights: From `token_weights`, shape [T].
         reference_logprobs: Under the reference policy, shape [T]; None where there is none.
         proximal_logprobs: Under the policy before the iteration's first update, as the trainer computes them, shape
             [T]. Ratios are against these; None where they are against the behaviour.
@@ -59,20 +58,17 @@ class LossInputs:
     entropy: Tensor
     old_logprobs: Tensor
     advantages: Tensor
-    weights: Tensor
     reference_logprobs: Tensor | None = None
     proximal_logprobs: Tensor | None = None
     sequence_log_ratios: Tensor | None = None
 
 
 def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_t w_t (c_t objective_t + kl_coef KL_t - entropy_coef H_t), c_t a weight without gradient.
+    """c_t objective_t + kl_coef KL_t - entropy_coef H_t, c_t a weight without gradient.
 
     Returns:
-        The loss, a scalar with gradient; and per-token figures without gradient, each of shape [T]:
-        `ratio`, `clipped_low`, `clipped_high`, `dual_clipped`, `entropy`, `logprob_difference` (policy minus
-        behaviour), `kl` where there is a reference, and where there is a correction `correction`, its weight, and
-        `corrected`, 1 where a bound changed that.
+        The loss of each token, with gradient, shape [T]; and metrics without gradient, by the names that the log uses,
+        each of shape [T]. See `rl_bridge.algorithms.functions.LossFunction`.
 
     Raises:
         ValueError: `kl_coef` is set and no reference log-probabilities came, or a correction and no proximal ones.
@@ -85,17 +81,15 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
         raise ValueError(
             f"correction is {settings.correction!r}, so proximal log-probabilities are needed; got none"
         )
-    logprobs = inputs.logprobs
-    ratio = _ratio(logprobs, inputs)
-    surrogate = _objective(logprobs, ratio, inputs.advantages, settings)
-    figures = {
-        "ratio": ratio,
-        "clipped_low": surrogate.clipped_low.float(),
-        "clipped_high": surrogate.clipped_high.float(),
-        "dual_clipped": surrogate.dual_clipped.float(),
-        "entropy": inputs.entropy,
-        "logprob_difference": logprobs - inputs.old_logprobs,
+    ratio = _ratio(inputs.logprobs, inputs)
+    surrogate = _objective(inputs.logprobs, ratio, inputs.advantages, settings)
+    metrics = {
+        "loss/ratio_mean": ratio,
+        "loss/clip_fraction_low": surrogate.clipped_low.float(),
+        "loss/clip_fraction_high": surrogate.clipped_high.float(),
     }
+    if settings.dual_clip is not None:
+        metrics["loss/dual_clip_fraction"] = surrogate.dual_clipped.float()
     per_token = surrogate.loss
     if inputs.proximal_logprobs is not None:
         weights, bounded = correction_weights(
@@ -105,16 +99,16 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
             low=settings.correction_low,
             high=settings.correction_high,
         )
-        figures |= {"correction": weights, "corrected": bounded.float()}
+        metrics |= {"loss/correction_weight": weights, "loss/corrected_fraction": bounded.float()}
         per_token = weights * per_token
     if settings.entropy_coef:
         per_token = per_token - settings.entropy_coef * inputs.entropy
     if inputs.reference_logprobs is not None:
-        figures["kl"] = kl_to_reference(logprobs, inputs.reference_logprobs, settings.kl_estimator)
+        kl = kl_to_reference(inputs.logprobs, inputs.reference_logprobs, settings.kl_estimator)
+        metrics["policy/kl_to_reference"] = kl
         if settings.kl_coef:  # 0 times what is infinite is no number
-            per_token = per_token + settings.kl_coef * figures["kl"]
-    loss = torch.sum(inputs.weights * per_token)
-    return loss, {name: value.detach() for name, value in figures.items()}
+            per_token = per_token + settings.kl_coef * kl
+    return per_token, {name: value.detach() for name, value in metrics.items()}
 
 
 def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:

@@ -4,23 +4,22 @@ import argparse
 import json
 import random
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.cli.reporting import FAILED, exit_status, printable
+from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rl_bridge.config import Config
     from rl_bridge.doctor.findings import Finding
-    from rl_bridge.doctor.meeting import Meeting
+    from rl_bridge.doctor.roll_call import Meeting
 
-FAILED = 1
-MISUSED = 2
 HERE = "127.0.0.1"
 OWN_PORTS = (20_000, 32_768)
 
@@ -55,31 +54,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look and print; returns 0, 1 where a run would fail, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
-
-    try:
-        return _look(arguments)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk doctor: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except BridgeError as error:
-        print(f"ropewalk doctor: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+    return exit_status("doctor", lambda: _diagnose(arguments))
 
 
-def _look(arguments: argparse.Namespace) -> int:
+def _diagnose(arguments: argparse.Namespace) -> int:
     from rl_bridge.config import load_config
     from rl_bridge.doctor.findings import Severity
-    from rl_bridge.errors import ConfigError
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
-    worst = 0
+    failed = False
     for finding in _findings(arguments, config):
-        worst = max(worst, list(Severity).index(finding.level))
+        failed = failed or finding.level is Severity.BAD
         _print(finding, as_json=arguments.json)
-    return FAILED if list(Severity)[worst] is Severity.BAD else 0
+    return FAILED if failed else 0
 
 
 def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterator[Finding]":
@@ -97,13 +86,12 @@ def _findings(arguments: argparse.Namespace, config: "Config | None") -> "Iterat
 
 
 def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
-    from rl_bridge.doctor.meeting import Meeting
-    from rl_bridge.errors import ConfigError
+    from rl_bridge.doctor.roll_call import Meeting
     from rl_bridge.metrics.status import format_address, parse_address
 
-    for name in ("num_nodes", "procs"):
-        if (given := getattr(arguments, name)) is not None and given < 1:
-            raise ConfigError(f"expected --{name} of at least 1, got {given}")
+    for name, least in (("num_nodes", 1), ("procs", 1), ("megabytes", 1), ("timeout_s", 0.001)):
+        if (given := getattr(arguments, name)) is not None and not least <= given < float("inf"):
+            raise ConfigError(f"expected --{name} of at least {least}, got {given:g}")
     alone = arguments.node_rank is None and arguments.num_nodes in (None, 1)
     if alone and arguments.addr is not None:
         raise ConfigError(
@@ -126,9 +114,6 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
     if node_rank is None or not 0 <= node_rank < num_nodes:
         raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
     per_host = arguments.procs or gpus or 2
-    for name, value in (("megabytes", arguments.megabytes), ("timeout_s", arguments.timeout_s)):
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"expected --{name} above 0, got {value:g}")
     return Meeting(
         address=address,
         num_nodes=num_nodes,
@@ -156,7 +141,8 @@ def _print(finding: "Finding", *, as_json: bool) -> None:
     from rich.text import Text
 
     styles = {"good": "green", "odd": "yellow", "bad": "red"}
-    line = Text.assemble((f"{finding.level:<5}", styles[finding.level]), f"{finding.what}: {finding.told}")
+    told = printable(f"{finding.what}: {finding.told}")
+    line = Text.assemble((f"{finding.level:<5}", styles[finding.level]), told)
     Console().print(line, highlight=False, soft_wrap=True)
 
 

@@ -23,8 +23,11 @@ def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
 
 def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if found.parameters is not None and found.trainer_bytes is not None:
+        beside, why = "", WHY_NOT_14
+        if found.adapters is not None:
+            beside, why = f" and {found.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
         yield Text(
-            f"{found.parameters:,} parameters; the trainer keeps {_gb(found.trainer_bytes)} for them: {WHY_NOT_14}"
+            f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them: {why}"
         )
         if found.roles:
             yield _memory(found.roles, gpu_gb)

@@ -49,40 +49,24 @@ def _status(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
     if arguments.num_nodes is not None and arguments.num_nodes < 1:
         raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
-    return _watch(arguments) if arguments.watch is not None else _once(arguments)
-
-
-def _once(arguments: argparse.Namespace) -> int:
-    snapshot = ask(live_address(arguments))
-    if arguments.json:
-        print(snapshot.model_dump_json())
-    else:
-        from rich.console import Console
-
-        from rl_bridge.cli.status_view import view
-
-        Console().print(view(snapshot))
-    return _missing_hosts(snapshot, arguments.num_nodes)
-
-
-def _watch(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
     from rl_bridge.cli.status_view import view
 
-    address = live_address(arguments)
+    address, console = live_address(arguments), Console()
     snapshot = ask(address)
-    console = Console()
-    with contextlib.ExitStack() as stack:
-        live = None
-        if not arguments.json:
-            live = stack.enter_context(Live(console=console, auto_refresh=False))
+    watching = arguments.watch is not None and not arguments.json
+    with Live(console=console, auto_refresh=False) if watching else contextlib.nullcontext() as live:
         while True:
-            if live is None:
+            if arguments.json:
                 print(snapshot.model_dump_json(), flush=True)
-            else:
+            elif live is not None:
                 live.update(view(snapshot), refresh=True)
+            else:
+                console.print(view(snapshot))
+            if arguments.watch is None:
+                return _missing_hosts(snapshot, arguments.num_nodes)
             time.sleep(arguments.watch)
             try:
                 snapshot = ask(address)
@@ -122,21 +106,15 @@ def live_address(arguments: argparse.Namespace) -> str:
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
-        address = served_address(Path(arguments.run))
-        if address is None:
-            raise StatusError(
-                f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
-                "begun to serve"
-            )
-        return address
-    return _newest_live(Path(RUNS))
-
-
-def _newest_live(runs: Path) -> str:
-    files = sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files:
-        address = served_address(file.parent)
-        if address is not None and answers(address):
+        if (address := served_address(Path(arguments.run))) is not None:
+            return address
+        raise StatusError(
+            f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
+            "begun to serve"
+        )
+    runs = Path(RUNS)
+    for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
+        if (address := served_address(file.parent)) is not None and answers(address):
             return address
     raise StatusError(
         f"expected a live run in {str(runs.absolute())!r}, found none; "
@@ -146,11 +124,10 @@ def _newest_live(runs: Path) -> str:
 
 def answers(address: str) -> bool:
     """Whether a run answers there; one that was killed leaves its address behind."""
-    try:
+    with contextlib.suppress(StatusError):
         ask(address)
-    except StatusError:
-        return False
-    return True
+        return True
+    return False
 
 
 def ask(address: str) -> StatusSnapshot:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rl_bridge.cli.reporting import plain, printable
 from rl_bridge.metrics.spans import SpanTotals
-from rl_bridge.metrics.status import SERVING, EventRow, ReplicaRow, StatusSnapshot
+from rl_bridge.metrics.status import SERVING, StatusSnapshot
 from rl_bridge.metrics.throughput import TARGETS, Throughput
 
 MAX_LEASES = 8
@@ -20,22 +20,41 @@ MAX_EVENTS = 8
 
 def view(snapshot: StatusSnapshot) -> RenderableType:
     """The tables of a snapshot, one below the other."""
-    parts: list[RenderableType] = [_head(snapshot), _mesh(snapshot)]
+    parts: list[RenderableType] = [Text(_head(snapshot)), _mesh(snapshot)]
     if snapshot.groups or snapshot.leases:
-        parts.append(_groups(snapshot))
+        parts.append(Text(printable(_groups(snapshot))))
     if snapshot.leases:
-        parts.append(_leases(snapshot))
+        oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_LEASES]
+        leases = ((one.group, one.worker, one.attempt, _duration(one.age_s)) for one in oldest)
+        title = f"leases under way longest, of {len(snapshot.leases)}"
+        parts.append(table(title, (">group", "worker", ">attempt", ">for"), leases))
     if snapshot.spans:
         parts.append(spent_table(snapshot.spans, title="wall time since the start of each process"))
     if snapshot.events:
-        parts.append(_events(snapshot.events))
+        events = (
+            (time.strftime("%H:%M:%S", time.localtime(one.at)), one.service, _or_dash(one.replica), one.what)
+            for one in snapshot.events[-MAX_EVENTS:]
+        )
+        parts.append(table("events", ("at", "service", "replica", "what"), events))
     return Group(*parts)
 
 
-def _head(snapshot: StatusSnapshot) -> Text:
+def table(title: str, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table of plain text; the column below a heading that begins with ">" is to the right."""
+    made = Table(title=title, title_justify="left")
+    for heading in headings:
+        made.add_column(
+            heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*(plain(str(cell)) for cell in row))
+    return made
+
+
+def _head(snapshot: StatusSnapshot) -> str:
     behind = snapshot.version - snapshot.served
     served = "served by every generator" if not behind else f"generators serve version {snapshot.served}"
-    return Text(
+    return (
         f"{printable(snapshot.name)} on {printable(snapshot.host)} (pid {snapshot.pid}), "
         f"{_duration(snapshot.taken - snapshot.began)} under way, in {printable(snapshot.folder)}\n"
         f"version {snapshot.version} of {snapshot.iterations}, {served}; "
@@ -45,56 +64,32 @@ def _head(snapshot: StatusSnapshot) -> Text:
 
 def _mesh(snapshot: StatusSnapshot) -> Table:
     hosts = len(snapshot.hosts)
-    table = Table(title=f"mesh: {hosts} host{'s' if hosts > 1 else ''}", title_justify="left")
-    for heading in ("service", "replica", "state", "host", "pids"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("in flight", "restarts", "version"):
-        table.add_column(heading, justify="right")
-    for service in snapshot.services:
-        for replica in service.replicas:
-            style = "" if replica.state == SERVING else "yellow"
-            table.add_row(*map(plain, (service.name, *_cells(replica))), style=style)
-    return table
+    replicas = [(service.name, one) for service in snapshot.services for one in service.replicas]
+    mesh = table(
+        f"mesh: {hosts} host{'s' if hosts > 1 else ''}",
+        ("service", "replica", "state", "host", "pids", ">in flight", ">restarts", ">version"),
+        (
+            (
+                *(name, one.id, one.state, one.host or "-", " ".join(map(str, one.pids)) or "-"),
+                *(one.in_flight, one.restarts, _or_dash(one.version)),
+            )
+            for name, one in replicas
+        ),
+    )
+    for row, (_, one) in zip(mesh.rows, replicas, strict=True):
+        row.style = "" if one.state == SERVING else "yellow"
+    return mesh
 
 
-def _cells(replica: ReplicaRow) -> Iterator[str]:
-    yield str(replica.id)
-    yield replica.state
-    yield replica.host or "-"
-    yield " ".join(map(str, replica.pids)) or "-"
-    yield str(replica.in_flight)
-    yield str(replica.restarts)
-    yield "-" if replica.version is None else str(replica.version)
-
-
-def _groups(snapshot: StatusSnapshot) -> Text:
+def _groups(snapshot: StatusSnapshot) -> str:
     counts = ", ".join(f"{number:,} {state}" for state, number in snapshot.groups.items())
     workers = Counter(lease.worker for lease in snapshot.leases)
     by_worker = "; leases: " + ", ".join(f"{worker} {n}" for worker, n in workers.items()) if workers else ""
-    return Text(printable(f"groups: {counts}{by_worker}"))
+    return f"groups: {counts}{by_worker}"
 
 
-def _leases(snapshot: StatusSnapshot) -> Table:
-    oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_LEASES]
-    table = Table(title=f"leases under way longest, of {len(snapshot.leases)}", title_justify="left")
-    table.add_column("group", justify="right")
-    table.add_column("worker")
-    table.add_column("attempt", justify="right")
-    table.add_column("for", justify="right")
-    for lease in oldest:
-        table.add_row(str(lease.group), plain(lease.worker), str(lease.attempt), _duration(lease.age_s))
-    return table
-
-
-def _events(events: tuple[EventRow, ...]) -> Table:
-    table = Table(title="events", title_justify="left")
-    for heading in ("at", "service", "replica", "what"):
-        table.add_column(heading)
-    for event in events[-MAX_EVENTS:]:
-        at = time.strftime("%H:%M:%S", time.localtime(event.at))
-        replica = "-" if event.replica is None else str(event.replica)
-        table.add_row(at, plain(event.service), replica, plain(event.what))
-    return table
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _duration(seconds: float) -> str:
@@ -105,6 +100,8 @@ def _duration(seconds: float) -> str:
 
 ACCOUNTED_FOR = 0.02
 """The share of a process's wall time that may stay without a name."""
+SHOWN_SHARE = 0.0005
+"""What took less of it is not listed."""
 
 
 def spent_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
@@ -114,39 +111,22 @@ def spent_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
         spans: By process.
         title: Says which stretch of time this is.
     """
-    table = Table(title=title, title_justify="left")
-    table.add_column("process", overflow="fold")
-    table.add_column("work", justify="right")
-    table.add_column("idle", justify="right")
-    table.add_column("unaccounted", justify="right")
-    table.add_column("CPU", justify="right")
-    table.add_column("works on", overflow="fold")
-    table.add_column("waits for", overflow="fold")
-    for process, totals in spans.items():
-        if totals.wall_s > 0.0:
-            table.add_row(plain(process), *_spent_cells(totals))
-    return table
+    headings = ("process", ">work", ">idle", ">unaccounted", ">CPU", "works on", "waits for")
+    spent = {process: totals for process, totals in spans.items() if totals.wall_s > 0.0}
+    shown = table(title, headings, ((process, *_spent(totals)) for process, totals in spent.items()))
+    for row, totals in zip(shown.rows, spent.values(), strict=True):
+        row.style = "yellow" if totals.unaccounted_s > ACCOUNTED_FOR * totals.wall_s else ""
+    return shown
 
 
-def _spent_cells(totals: SpanTotals) -> tuple[str, ...]:
-    wall_s = totals.wall_s
-    unaccounted = totals.unaccounted_s / wall_s
-    loud = "[yellow]" if unaccounted > ACCOUNTED_FOR else ""
-    return (
-        f"{sum(totals.work.values()) / wall_s:.1%}",
-        f"{sum(totals.idle.values()) / wall_s:.1%}",
-        f"{loud}{unaccounted:.1%}",
-        f"{totals.cpu_s / wall_s:.1%}",
-        _shares(totals.work, wall_s),
-        _shares(totals.idle, wall_s),
-    )
-
-
-def _shares(seconds: Mapping[str, float], wall_s: float) -> str:
-    largest = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(
-        f"{plain(word)} {spent / wall_s:.1%}" for word, spent in largest if spent / wall_s >= 0.0005
-    )
+def _spent(totals: SpanTotals) -> Iterator[str]:
+    work, idle = totals.work, totals.idle
+    for seconds in (sum(work.values()), sum(idle.values()), totals.unaccounted_s, totals.cpu_s):
+        yield f"{seconds / totals.wall_s:.1%}"
+    for words in (work, idle):
+        largest = sorted(words.items(), key=lambda item: -item[1])
+        shares = ((word, seconds / totals.wall_s) for word, seconds in largest)
+        yield ", ".join(f"{word} {share:.1%}" for word, share in shares if share >= SHOWN_SHARE)
 
 
 def throughput_lines(found: Throughput) -> str:

@@ -21,6 +21,7 @@ from rl_bridge.config.schema import (
     DataConfig,
     EnvConfig,
     EvaluationConfig,
+    LoraConfig,
     ModelConfig,
     RolloutConfig,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "EnvConfig",
     "EvaluationConfig",
     "GeneratorConfig",
+    "LoraConfig",
     "ModelConfig",
     "MonarchConfig",
     "RecordsConfig",

@@ -7,6 +7,12 @@ from pydantic import Field, model_validator
 
 from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
 
+GROUP_ADVANTAGES = "rl_bridge.algorithms.advantages:group_advantages"
+WITHOUT_VARIANCE = "rl_bridge.algorithms.advantages:without_variance"
+_PATH = r"[\w.]+:\w+"
+DottedPath = Annotated[str, Field(pattern=f"^{_PATH}$")]
+"""A function as `package.module:function`; what each is called with is in rl_bridge.algorithms.functions."""
+
 _GRPO: dict[str, Any] = {
     "advantage": "group",
     "normalize_std": True,
@@ -47,11 +53,15 @@ class AlgorithmConfig(Section):
     """
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"] = "grpo"
-    advantage: Literal["group", "gae"] = "group"
-    """How good an answer was: beside its siblings, or by a critic that is trained too."""
+    advantage: Annotated[str, Field(pattern=f"^(group|gae|{_PATH})$")] = "group"
+    """How good an answer was: beside its siblings, by a function `package.module:function` of their rewards, or by a
+    critic that is trained too (gae)."""
     normalize_std: bool = True
     """Divide advantages by their standard deviation: of the group (GRPO; false is Dr. GRPO), or with `gae` of the
     batch, whose mean is taken away too."""
+    loss: DottedPath = "rl_bridge.algorithms.policy_loss:policy_loss"
+    """The function that says what each token costs, as `package.module:function`. The one that is built in is put
+    together from the keys below, and another is told them too."""
     objective: Literal["clip", "cispo", "reinforce"] = "clip"
     """The clipped surrogate; the log-probability, weighted by the capped ratio; or by nothing but the advantage."""
     ratio: Literal["token", "sequence"] = "token"
@@ -88,9 +98,11 @@ class AlgorithmConfig(Section):
     """`icepop` leaves out tokens whose weight is above."""
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal, and play others instead."""
+    group_filter: DottedPath | None = None
+    """A function `package.module:function` that says which groups are dropped, in place of dynamic sampling."""
     max_refills: Count = 2
-    """How many groups dynamic sampling may drop for each that a step trains; beyond that they are trained as they are.
-    What a step does not need, no later one has."""
+    """How many groups dynamic sampling, or the filter, may drop for each that a step trains; beyond that they are
+    trained as they are. What a step does not need, no later one has."""
     overlong: Literal["train", "mask", "penalty"] = "train"
     """What is done about trajectories that a limit cut off: train them, leave them out of the loss, or lower the reward
     of whatever comes near the limit."""
@@ -123,10 +135,15 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "expected algorithm.ratio=token with algorithm.objective=reinforce, which uses no ratio, got sequence"
             )
-        if self.kl_in == "reward" and self.overlong == "mask" and self.advantage == "group":
+        if self.kl_in == "reward" and self.overlong == "mask" and self.advantage != "gae":
             raise ValueError(
                 "expected algorithm.kl_in=loss with algorithm.overlong=mask, got reward: the divergence of what is "
                 "masked is not known, and so neither is its group's baseline"
+            )
+        if self.dynamic_sampling and self.group_filter is not None:
+            raise ValueError(
+                "expected algorithm.dynamic_sampling=false with algorithm.group_filter, got true; a filter may call "
+                f"{WITHOUT_VARIANCE} itself"
             )
         if self.correction_low >= self.correction_high:
             raise ValueError(
@@ -139,3 +156,8 @@ class AlgorithmConfig(Section):
     def recomputes_old(self) -> bool:
         """Whether the trainer computes the probabilities before the first update itself."""
         return self.correction != "none"
+
+    @property
+    def advantage_function(self) -> str:
+        """The dotted path of what makes advantages of a group's rewards; with a critic they are not trained with."""
+        return GROUP_ADVANTAGES if self.advantage in ("group", "gae") else self.advantage

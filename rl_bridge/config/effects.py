@@ -35,7 +35,10 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
         "correction_cap": _TRUNCATED,
         "correction_low": _ICEPOP,
         "correction_high": _ICEPOP,
-        "max_refills": ("algorithm.dynamic_sampling is true", lambda one: one.dynamic_sampling),
+        "max_refills": (
+            "algorithm.dynamic_sampling is true, or algorithm.group_filter is set",
+            lambda one: one.dynamic_sampling or one.group_filter is not None,
+        ),
         "overlong_share": ("algorithm.overlong is penalty", lambda one: one.overlong == "penalty"),
         "gamma": _CRITIC,
         "gae_lambda": _CRITIC,
@@ -66,6 +69,10 @@ def without_effect(config: Config) -> list[str]:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
         ]
+    if config.model.lora is not None and "reference" in config.monarch.roles.model_fields_set:
+        lines.append(
+            "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
+        )
     return lines
 
 

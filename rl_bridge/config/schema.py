@@ -1,7 +1,7 @@
 """The configuration of a run. Every key is used; an unknown one is refused with its nearest neighbour."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -21,6 +21,27 @@ def _whole_name(dtype: Any) -> Any:
     return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
+
+
+class LoraConfig(Section):
+    """`model.lora.*`: train low-rank adapters beside frozen weights. `model.lora: {}` takes the defaults.
+
+    A layer computes W x + alpha / rank B A x, arXiv 2106.09685. There is no dropout: the engine samples without it, so
+    that the trainer's probabilities would be others.
+    """
+
+    rank: Count = 16
+    """Rows of A, columns of B."""
+    alpha: Positive = 32.0
+    """The product B A is multiplied by alpha / rank."""
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
+    """The layers that have an adapter, by their names in checkpoints: all of attention and feed-forward network."""
+    push: Literal["merged", "adapter"] = "merged"
+    """What generators are sent: whole weights W + alpha / rank B A, or A and B alone, which vLLM computes beside W."""
+
+
 class ModelConfig(Section):
     """`model.*`: the policy's checkpoint."""
 
@@ -29,6 +50,8 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_whole_name)] = "float32"
     """What the forward pass and the generator compute in; fp32 and bf16 for short. Master weights are float32 either
     way."""
+    lora: LoraConfig | None = None
+    """None trains all weights."""
     thinking: bool = False
     """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama"] = "auto"
@@ -269,6 +292,26 @@ class Config(Section):
         rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
         return self.model_copy(update={"env": env, "rollout": rollout})
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a reference model beside the trainer, which with LoRA is one when its adapters are off."""
+        return self.algorithm.kl_coef > 0 and self.model.lora is None
+
+    @property
+    def pushed_adapter(self) -> LoraConfig | None:
+        """The adapters that generators are sent; None where they are sent whole weights."""
+        lora = self.model.lora
+        return lora if lora is not None and lora.push == "adapter" else None
+
+    @model_validator(mode="after")
+    def _adapters_that_can_be_taken(self) -> Self:
+        if self.pushed_adapter is not None and (update := self.rollout.weight_update) != "drain":
+            raise ValueError(
+                f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
+                "an answer with the adapter that it was begun with; model.lora.push=merged can continue"
+            )
+        return self
+
     @model_validator(mode="after")
     def _one_thing_to_learn_from(self) -> Self:
         """Neither may come later: see `ready_to_train`."""
@@ -295,7 +338,7 @@ class Config(Section):
                 num_gpus,
                 self.monarch,
                 num_workers=self.rollout.num_workers,
-                reference=self.algorithm.kl_coef > 0,
+                reference=self.has_reference,
                 tensor_parallel=self.generator.tensor_parallel,
             )
             object.__setattr__(self, "monarch", monarch)

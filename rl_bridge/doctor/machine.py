@@ -17,18 +17,16 @@ from rl_bridge.doctor.findings import Finding, Severity
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 60
-"""Version 1 says that there is none by a number about as large as there is."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CgroupLimits:
-    """What a process and all beside it in its cgroup may have.
+    """What a process and all beside it in its cgroup may have; None stands for no limit.
 
     Attributes:
-        memory: Bytes; None without a limit.
+        memory: Bytes.
         memory_used: Of those, what cannot be given back by forgetting files.
-        cores: How many they may keep busy; None without a limit.
+        cores: How many they may keep busy.
     """
 
     memory: int | None = None
@@ -37,62 +35,29 @@ class CgroupLimits:
 
 
 def limits(*, cgroups: Path = CGROUPS, own: Path = OWN) -> CgroupLimits:
-    """Those of this process: the tightest of its cgroup and of those around it.
+    """Those of this process: the tightest of its cgroup (version 2) and of those around it.
 
     Args:
         cgroups: Where they are mounted.
-        own: Says which one is ours.
+        own: Says which one is ours. Within a container it may be one of the machine's: then the root is ours.
     """
-    found = CgroupLimits()
-    for folder in _folders(cgroups, own, "memory"):
-        allowed = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        if allowed is not None and allowed < _NO_LIMIT and (found.memory is None or allowed < found.memory):
-            used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-            found = CgroupLimits(
-                memory=allowed, memory_used=max(0, used - _forgettable(folder)), cores=found.cores
-            )
-    for folder in _folders(cgroups, own, "cpu"):
-        cores = _cores(folder)
-        if cores is not None and (found.cores is None or cores < found.cores):
-            found = CgroupLimits(memory=found.memory, memory_used=found.memory_used, cores=cores)
-    return found
+    path = next((line[3:] for line in _text(own).splitlines() if line.startswith("0::/")), None)
+    folder = cgroups if path is None else cgroups / path.lstrip("/")
+    around = [one for one in (folder, *folder.parents) if one.is_relative_to(cgroups)]
+    quotas = [_words(one / "cpu.max", 2) for one in around]
+    cores = [int(quota) / int(period) for quota, period in quotas if quota.isdecimal()]
+    memory = [(int(text), one) for one in around if (text := _words(one / "memory.max", 1)[0]).isdecimal()]
+    if not memory:
+        return CgroupLimits(cores=min(cores, default=None))
+    allowed, tightest = min(memory)
+    statistics = dict(line.split() for line in _text(tightest / "memory.stat").splitlines())
+    used = int(_words(tightest / "memory.current", 1)[0] or 0) - int(statistics.get("inactive_file", 0))
+    return CgroupLimits(memory=allowed, memory_used=max(0, used), cores=min(cores, default=None))
 
 
-def _folders(cgroups: Path, own: Path, controller: str) -> Iterator[Path]:
-    """Of ours and of all around it. Within a container the path may be one of the machine's: then the root is ours."""
-    for line in _text(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = cgroups / controller if controllers else cgroups
-        folder = root / path.lstrip("/")
-        for one in (folder, *folder.parents):
-            if one.is_relative_to(root):
-                yield one
-
-
-def _cores(folder: Path) -> float | None:
-    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-    if not quota:
-        quota, period = (
-            _text(folder / "cpu.cfs_quota_us").strip(),
-            _text(folder / "cpu.cfs_period_us").strip(),
-        )
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
-
-
-def _forgettable(folder: Path) -> int:
-    """Bytes of files that are only kept because there is room."""
-    for line in _text(folder / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
-
-
-def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.isdecimal() else None
+def _words(file: Path, count: int) -> list[str]:
+    words = _text(file).split()
+    return words + [""] * (count - len(words))
 
 
 def _text(file: Path) -> str:
@@ -125,31 +90,23 @@ def usable_gpus() -> int:
 
 
 def _gpus() -> Iterator[Finding]:
-    in_dev, usable = len(list(Path("/dev").glob("nvidia[0-9]*"))), usable_gpus()
-    if not usable:
-        yield _none_of(in_dev)
+    if (usable := usable_gpus()) == 0:
+        told, level = "none: everything computes on the CPU", Severity.GOOD
+        if in_dev := len(list(Path("/dev").glob("nvidia[0-9]*"))):
+            level = Severity.BAD
+            told = (
+                f"{in_dev} in /dev, torch can use none of them: it is a build for CPUs or not there, its CUDA is "
+                "newer than the driver, or CUDA_VISIBLE_DEVICES hides them"
+            )
+        yield Finding(what="GPUs", told=told, level=level)
         return
     import torch
 
     for number in range(usable):
         device = torch.cuda.get_device_properties(number)
-        size = device.total_memory
-        yield Finding(
-            what=f"GPU {number}",
-            told=f"{device.name}, {size / 1e9:.0f} GB, compute capability {device.major}.{device.minor}",
-            figures={"memory_gb": size / 1e9},
-        )
-
-
-def _none_of(in_dev: int) -> Finding:
-    """What it means that torch can use no GPU, with so many in /dev."""
-    if not in_dev:
-        return Finding(what="GPUs", told="none: everything computes on the CPU")
-    told = (
-        f"{in_dev} in /dev, torch can use none of them: it is a build for CPUs or not there, its CUDA is newer than "
-        "the driver, or CUDA_VISIBLE_DEVICES hides them"
-    )
-    return Finding(what="GPUs", told=told, level=Severity.BAD)
+        size = device.total_memory / 1e9
+        told = f"{device.name}, {size:.0f} GB, compute capability {device.major}.{device.minor}"
+        yield Finding(what=f"GPU {number}", told=told, figures={"memory_gb": size})
 
 
 def _machine_cores(allowed: CgroupLimits) -> Finding:
@@ -162,8 +119,9 @@ def _machine_cores(allowed: CgroupLimits) -> Finding:
 
 
 def _memory(allowed: CgroupLimits) -> Finding:
-    figures = dict(_line(line) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free, there = figures["MemAvailable"], figures["MemTotal"]
+    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    kib = {name: int(number) for name, number, *_ in lines}
+    free, there = 1024 * kib["MemAvailable:"], 1024 * kib["MemTotal:"]
     told = f"{free / 1e9:.1f} GB free of {there / 1e9:.1f} GB"
     if allowed.memory is not None and allowed.memory < there:
         free = max(0, min(free, allowed.memory - allowed.memory_used))
@@ -171,36 +129,29 @@ def _memory(allowed: CgroupLimits) -> Finding:
     return Finding(what="memory", told=told, figures={"free_gb": free / 1e9})
 
 
-def _line(line: str) -> tuple[str, int]:
-    name, _, rest = line.partition(":")
-    return name, int(rest.split()[0]) * 1024
-
-
 def _shared_memory() -> Finding:
-    what = str(SHARED_MEMORY)
+    what, level = str(SHARED_MEMORY), Severity.GOOD
     try:
         usage = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
         told = f"{error.strerror}; NCCL and semaphores between processes need it: mount a tmpfs"
         return Finding(what=what, told=told, level=Severity.BAD)
-    told, figures = (
-        f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB",
-        {"free_gb": usage.free / 1e9},
-    )
+    told = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB"
     if usage.free < LITTLE_SHARED_MEMORY:
         told += "; NCCL may run out of it between the GPUs of a host: docker run --shm-size, or an emptyDir of Memory"
-        return Finding(what=what, told=told, level=Severity.ODD, figures=figures)
-    return Finding(what=what, told=told, figures=figures)
+        level = Severity.ODD
+    return Finding(what=what, told=told, level=level, figures={"free_gb": usage.free / 1e9})
 
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = float("inf") if soft == resource.RLIM_INFINITY else soft
-    told = f"{soft} of at most {hard} a process" if soft != resource.RLIM_INFINITY else "without a limit"
-    if allowed < FEW_DESCRIPTORS:
+    told, level = f"{soft} of at most {hard} a process", Severity.GOOD
+    if soft == resource.RLIM_INFINITY:
+        told = "without a limit"
+    elif soft < FEW_DESCRIPTORS:
         told += f"; every session with an environment takes one: ulimit -n {FEW_DESCRIPTORS}"
-        return Finding(what="descriptors", told=told, level=Severity.ODD)
-    return Finding(what="descriptors", told=told)
+        level = Severity.ODD
+    return Finding(what="descriptors", told=told, level=level)
 
 
 DISTRIBUTION = "ropewalk"

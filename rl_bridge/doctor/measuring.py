@@ -1,4 +1,4 @@
-"""`python -m rl_bridge.doctor.measuring JSON FD`: one process of a meeting, and what all measure together.
+"""`python -m rl_bridge.doctor.measuring MEETING LOCAL_RANK OWNER FD`: one process of a meeting.
 
 It writes two lines of JSON to that descriptor: who is there, and what it measured. Standard output is for libraries,
 which log there, NCCL above all. Nothing of a run is used here: what fails is the network, a driver or a library.
@@ -20,8 +20,8 @@ from rl_bridge.doctor.roll_call import (
     LARGE_TIMES,
     SAID,
     HostFacts,
+    Meeting,
     MeetingError,
-    RankPlace,
     call_roll,
     own_facts,
 )
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 SMALL_TIMES = 20
 
 
-def measure(place: RankPlace, heard: Callable[[list[HostFacts]], object]) -> dict[str, object]:
+def measure(meeting: Meeting, local: int, heard: Callable[[list[HostFacts]], object]) -> dict[str, object]:
     """Meet the others, check that a sum comes out right, and time collectives and the way to each other host.
 
     Args:
-        place: This process.
+        meeting: The meeting.
+        local: Which of this host's processes this one is, from 0.
         heard: Told of all hosts, before anything is computed.
 
     Returns:
@@ -54,69 +55,71 @@ def measure(place: RankPlace, heard: Callable[[list[HostFacts]], object]) -> dic
     import torch
     import torch.distributed as dist
 
-    host, port = parse_address(place.address)
-    timeout = timedelta(seconds=place.timeout_s)
+    host, port = parse_address(meeting.address)
+    rank, world, timeout = _rank(meeting, local), meeting.world, timedelta(seconds=meeting.timeout_s)
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=place.rank == 0, timeout=timeout, wait_for_workers=False
+        host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    hosts = call_roll(store, place, own_facts(place))
+    hosts = call_roll(store, meeting, own_facts(meeting), tells=local == 0)
     heard(hosts)
     on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
-    if on_gpu and place.gpu is not None:
-        device = torch.device("cuda", place.gpu)
+    if on_gpu:
+        device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world,
+        rank=rank,
+        world_size=world,
         timeout=timeout,
     )
     try:
         # Whole numbers, which floating point adds up exactly.
-        number = torch.full((1,), float(place.rank + 1), device=device)
+        number = torch.full((1,), float(rank + 1), device=device)
         dist.all_reduce(number)
-        right = number.item() == place.world * (place.world + 1) / 2
+        right = number.item() == world * (world + 1) / 2
         number.zero_()
         small_s = _typical(lambda: dist.all_reduce(number), device, SMALL_TIMES)
-        large = torch.zeros(place.megabytes << 18, device=device)  # float32
+        large = torch.zeros(meeting.megabytes << 18, device=device)  # float32
         large_s = _typical(lambda: dist.all_reduce(large), device, LARGE_TIMES)
-        moved = 2 * (place.world - 1) / place.world * large.nbytes
+        moved = 2 * (world - 1) / world * large.nbytes
         return {
             "backend": "nccl" if on_gpu else "gloo",
             "right": right,
             "small_us": small_s * 1e6,
             "reduce_gbps": moved * 8 / 1e9 / large_s,
-            "pair_gbps": _pairs(place, large, device),
+            "pair_gbps": _pairs(meeting, rank, large, device),
         }
     finally:
         dist.destroy_process_group()
 
 
-def _pairs(place: RankPlace, large: "Tensor", device: "torch.device") -> dict[int, float]:
+def _rank(meeting: Meeting, local: int) -> int:
+    return meeting.node_rank * meeting.per_host + local
+
+
+def _pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device") -> dict[int, float]:
     """Send `large` from the first rank to the first of every other host, which says when it has it."""
     import torch
     import torch.distributed as dist
 
     found: dict[int, float] = {}
     receipt = torch.zeros(1, device=device)
-    for other in range(place.per_host, place.world, place.per_host):
-        if place.rank == 0:
+    for other in range(meeting.per_host, meeting.world, meeting.per_host):
 
-            def send(other: int = other) -> None:
+        def exchange(other: int = other) -> None:
+            if rank == 0:
                 dist.send(large, other)
                 dist.recv(receipt, other)
-
-            found[other] = large.nbytes * 8 / 1e9 / _typical(send, device, LARGE_TIMES)
-        elif place.rank == other:
-
-            def take() -> None:
+            else:
                 dist.recv(large, 0)
                 dist.send(receipt, 0)
 
-            _typical(take, device, LARGE_TIMES)
+        if rank in (0, other):
+            seconds = _typical(exchange, device, LARGE_TIMES)
+            found[other] = large.nbytes * 8 / 1e9 / seconds
         dist.barrier()
-    return found
+    return found if rank == 0 else {}
 
 
 def _typical(work: Callable[[], object], device: "torch.device", times: int) -> float:
@@ -133,20 +136,18 @@ def _typical(work: Callable[[], object], device: "torch.device", times: int) -> 
     return statistics.median(taken[1:])
 
 
-def main(place: RankPlace, answers: IO[str]) -> int:
+def main(meeting: Meeting, local: int, owner: int, answers: IO[str]) -> int:
     """Measure and write; returns 0, or 1 where the hosts are not those that were asked for."""
     die_with_parent(signal.SIGKILL)
-    if (
-        os.getppid() != place.owner
-    ):  # it went before; torch, which takes seconds, is imported later for that reason
+    if os.getppid() != owner:  # it went before; torch, which takes seconds, is imported later for that reason
         return 1
 
     def tell(**what: object) -> None:
-        answers.write(json.dumps({"rank": place.rank, **what}) + "\n")
+        answers.write(json.dumps({"rank": _rank(meeting, local), **what}) + "\n")
         answers.flush()
 
     try:
-        measured = measure(place, heard=lambda hosts: tell(hosts=[asdict(facts) for facts in hosts]))
+        measured = measure(meeting, local, heard=lambda hosts: tell(hosts=[asdict(facts) for facts in hosts]))
         tell(measured=measured)
     except MeetingError as error:
         sys.stderr.write(f"{SAID}{error}\n")
@@ -155,5 +156,5 @@ def main(place: RankPlace, answers: IO[str]) -> int:
 
 
 if __name__ == "__main__":
-    with os.fdopen(int(sys.argv[2]), "w") as answers:
-        sys.exit(main(RankPlace(**json.loads(sys.argv[1])), answers))
+    with os.fdopen(int(sys.argv[4]), "w") as answers:
+        sys.exit(main(Meeting(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), answers))

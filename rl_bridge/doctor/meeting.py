@@ -9,12 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from typing import IO, Any
 
 from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.roll_call import COMPARED, LARGE_TIMES, SAID, HostFacts, RankPlace, differing
+from rl_bridge.doctor.roll_call import COMPARED, LARGE_TIMES, SAID, HostFacts, Meeting, differing
 from rl_bridge.interface import is_own, name_interface
 from rl_bridge.metrics.status import parse_address
 
@@ -28,56 +28,6 @@ SLOW_GBPS = 0.5
 """A network as slow as this is still measured."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Meeting:
-    """Who meets where.
-
-    Attributes:
-        address: HOST:PORT of the first host, which the others can reach.
-        num_nodes: Hosts; the same is asked for on each of them, at about the same time.
-        node_rank: Which of them this one is, from 0.
-        per_host: Processes on each.
-        on_gpus: Whether each process has a GPU of its own.
-        megabytes: Size of what is sent, in MiB.
-        timeout_s: How long to wait for the others.
-    """
-
-    address: str
-    num_nodes: int
-    node_rank: int
-    per_host: int
-    on_gpus: bool
-    megabytes: int = 64
-    timeout_s: float = 60.0
-
-    @property
-    def world(self) -> int:
-        """Processes on all hosts together."""
-        return self.num_nodes * self.per_host
-
-    @property
-    def measuring_s(self) -> float:
-        """How long it may take to move everything over a slow network: to each host alone, and while all sum."""
-        once_s = self.megabytes * 2**20 * 8 / (SLOW_GBPS * 1e9)
-        return (LARGE_TIMES + 1) * once_s * (self.num_nodes + 1)
-
-    def places(self) -> list[RankPlace]:
-        """Those of this host's processes."""
-        return [
-            RankPlace(
-                address=self.address,
-                rank=self.node_rank * self.per_host + local,
-                world=self.world,
-                per_host=self.per_host,
-                gpu=local if self.on_gpus else None,
-                megabytes=self.megabytes,
-                timeout_s=self.timeout_s,
-                owner=os.getpid(),
-            )
-            for local in range(self.per_host)
-        ]
-
-
 def meet(meeting: Meeting) -> list[Finding]:
     """Start this host's processes, let them measure, and say what they found. Nothing of them is left afterwards."""
     environment = _environment(meeting)
@@ -87,10 +37,13 @@ def meet(meeting: Meeting) -> list[Finding]:
         logged, answers = (
             files.enter_context(tempfile.TemporaryFile(mode="w+", errors="replace")) for _ in range(2)
         )
+        # How long it may take to move everything over a slow network: to each host alone, and while all sum.
+        once_s = meeting.megabytes * 2**20 * 8 / (SLOW_GBPS * 1e9)
+        measuring_s = (LARGE_TIMES + 1) * once_s * (meeting.num_nodes + 1)
+        deadline = time.monotonic() + meeting.timeout_s + MEETING_MARGIN_S + measuring_s
         try:
-            deadline = time.monotonic() + meeting.timeout_s + MEETING_MARGIN_S + meeting.measuring_s
-            for place in meeting.places():
-                process = _start(place, environment, answers=answers, logged=logged)
+            for local in range(meeting.per_host):
+                process = _start(meeting, local, environment, answers=answers, logged=logged)
                 processes.append(process)  # at once: it is ended even where the next cannot be started
             whole = _wait(processes, deadline)
         finally:
@@ -106,16 +59,11 @@ def meet(meeting: Meeting) -> list[Finding]:
 
 
 def _start(
-    place: RankPlace, environment: Mapping[str, str], *, answers: IO[str], logged: IO[str]
+    meeting: Meeting, local: int, environment: Mapping[str, str], *, answers: IO[str], logged: IO[str]
 ) -> "subprocess.Popen[str]":
+    words = (json.dumps(asdict(meeting)), str(local), str(os.getpid()), str(answers.fileno()))
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "rl_bridge.doctor.measuring",
-            json.dumps(asdict(place)),
-            str(answers.fileno()),
-        ],
+        [sys.executable, "-m", "rl_bridge.doctor.measuring", *words],
         stdin=subprocess.DEVNULL,
         stdout=logged,
         stderr=logged,
@@ -194,22 +142,22 @@ def _results(
     if meeting.world == 1:
         told = f"one process by {answer['backend']}: it computes, and had nobody to send to"
         return [Finding(what=WHAT, told=told)]
-    findings = [
-        Finding(
-            what=WHAT,
-            told=(
-                f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
-                f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
-            ),
-            figures={name: answer[name] for name in ("small_us", "reduce_gbps")},
-        )
+    told = (
+        f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
+        f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
+    )
+    figures = {name: answer[name] for name in ("small_us", "reduce_gbps")}
+    return [
+        Finding(what=WHAT, told=told, figures=figures),
+        *(
+            Finding(
+                what=f"to {hosts[int(rank) // meeting.per_host]}",
+                told=f"{gbps:.1f} Gbps, from here",
+                figures={"pair_gbps": gbps},
+            )
+            for rank, gbps in answer["pair_gbps"].items()
+        ),
     ]
-    for rank, gbps in answer["pair_gbps"].items():
-        host = hosts[int(rank) // meeting.per_host]
-        findings.append(
-            Finding(what=f"to {host}", told=f"{gbps:.1f} Gbps, from here", figures={"pair_gbps": gbps})
-        )
-    return findings
 
 
 def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:

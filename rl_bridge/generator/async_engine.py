@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.engine import (
     MAX_WAITING_BATCHES,
@@ -26,6 +26,7 @@ from rl_bridge.generator.engine import (
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
+    adapter_request,
     build_async_engine,
     completion_of,
     end_async_engine,
@@ -68,6 +69,8 @@ class AsyncVllmEngine:
         self._seed = seed
         self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
+        self._adapter: Any = None
+        self._adapter_ids = itertools.count(1)
         self._sender = WeightSender()
         self._in_order = asyncio.Lock()
         """Held by who hands something to the engine; it goes round in the order of asking."""
@@ -227,7 +230,9 @@ class AsyncVllmEngine:
             try:
                 require_tokens(prompt, self._vocabulary)
                 asked = prompt_of(prompt, kept_from(self._rollout, self.version))
-                collectors.append(await self._llm.add_request(str(next(self._ids)), asked, how))
+                collectors.append(
+                    await self._llm.add_request(str(next(self._ids)), asked, how, lora_request=self._adapter)
+                )
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
@@ -238,23 +243,27 @@ class AsyncVllmEngine:
     async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadFigures:
         async with self._replacing:
             told, asleep = time.monotonic(), self.statistics.asleep
-            handover = None if state is None else await asyncio.to_thread(self._sender.write, state)
+            lora, handover = self._config.pushed_adapter, None
+            if state is not None and lora is None:
+                handover = await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
             async with self._undisturbed(f"load version {version}"):
                 if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
                     await self._llm.wake_up(["weights"])
-                elif handover is not None:
+                elif state is not None:
                     keep = self._rollout.weight_update == "keep_cache"
                     await self._llm.pause_generation(mode="keep", clear_cache=not keep)
                 began = time.monotonic()
                 with self._at("load weights"):
                     if handover is not None:
                         await self._llm.collective_rpc("load_handed_over", args=(handover,))
+                    elif state is not None and lora is not None:
+                        await self._replace_adapter(state, lora)
                     await self._llm.update_weight_version(str(version))
                     self.version = version
                     if asleep:
                         await self._llm.wake_up(["kv_cache"])
-                    elif handover is not None:
+                    elif state is not None:
                         await self._llm.resume_generation()
             now = time.monotonic()
             return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
@@ -285,10 +294,20 @@ class AsyncVllmEngine:
             failure = EngineFailedError(
                 f"expected the engine to {what} within {limit_s:g} s, it has not"
                 if deadline.expired()
-                else f"the engine could not {what}: {error}"
+                else f"expected the engine to {what}, it failed half-way: {error}"
             )
             self._thread.end(failure)
             raise failure from error
+
+    async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
+        """As in `VllmEngine`."""
+        before = self._adapter
+        with adapter_request(state, lora, next(self._adapter_ids)) as request:
+            if before is not None:
+                await self._llm.remove_lora(before.lora_int_id)
+            if request is not None:
+                await self._llm.add_lora(request)
+        self._adapter = request
 
     async def _look(self) -> None:
         """Notice when the engine's process is gone, and when it hangs."""

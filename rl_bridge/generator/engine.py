@@ -17,10 +17,11 @@ from typing import Any, Final, TypeVar
 
 from torch import Tensor
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
+    adapter_request,
     build_engine,
     completion_of,
     kept_from,
@@ -89,9 +90,13 @@ class Batches:
     Args:
         engine: A `vllm.LLMEngine`.
         statistics: Its own.
+
+    Attributes:
+        adapter: The `vllm.LoRARequest` that prompts are answered with; None for the engine's own weights.
     """
 
     def __init__(self, engine: Any, statistics: EngineStatistics) -> None:
+        self.adapter: Any = None
         self._engine = engine
         self._statistics = statistics
         self._vocabulary = int(engine.model_config.get_vocab_size())
@@ -120,7 +125,9 @@ class Batches:
             for index, (prompt, how) in enumerate(zip(batch.prompts, params, strict=True)):
                 require_tokens(prompt, self._vocabulary)
                 request_id = str(next(self._ids))
-                self._engine.add_request(request_id, prompt_of(prompt, batch.kept_from), how)
+                self._engine.add_request(
+                    request_id, prompt_of(prompt, batch.kept_from), how, lora_request=self.adapter
+                )
                 self._requests[request_id] = batch
                 batch.under_way[request_id] = index
         except refusals() as error:
@@ -232,6 +239,7 @@ class VllmEngine:
         self._rollout = config.rollout
         self._model_path = model_path
         self._seed = seed
+        self._adapter_ids = itertools.count(1)
         self.statistics = EngineStatistics()
         self._sender = WeightSender()
         self._commands: deque[Batch | _Load | _Sleep] = deque()
@@ -292,8 +300,9 @@ class VllmEngine:
 
         Args:
             version: What tokens report from then on.
-            state: Tensors under their Hugging Face names. They must not change until the future is done. None: the
-                weights that it has are those.
+            state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
+                under PEFT's, or none for the weights that the engine began with. They must not change until the future
+                is done. None: the weights that it has are those.
 
         Raises:
             GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
@@ -437,7 +446,9 @@ class VllmEngine:
         answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
 
     def _replace(self, state: Mapping[str, Tensor]) -> None:
-        if self._config.generator.tensor_parallel == 1:
+        if (lora := self._config.pushed_adapter) is not None:
+            self._replace_adapter(state, lora)
+        elif self._config.generator.tensor_parallel == 1:
             self._engine.collective_rpc("load_policy", args=(state,))
         else:
             self._engine.collective_rpc("load_handed_over", args=(self._sender.write(state),))
@@ -461,6 +472,16 @@ class VllmEngine:
                 return
             self._engine.sleep(**SLEEP)
         answer(command.future, None)
+
+    def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
+        """Nothing is answered with the one before any more; without tensors there is none afterwards."""
+        before = self._batches.adapter
+        with adapter_request(state, lora, next(self._adapter_ids)) as request:
+            if before is not None:
+                self._engine.remove_lora(before.lora_int_id)
+            if request is not None:
+                self._engine.add_lora(request)
+        self._batches.adapter = request
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:

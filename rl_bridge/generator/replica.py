@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.devices import own_device
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
@@ -22,6 +22,7 @@ from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
 from rl_bridge.services.options import Turn
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
+from rl_bridge.weights.peft import adapter_shapes
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
@@ -123,7 +124,7 @@ class PolicyReplica:
         self._config = config
         self._turn = turn
         self._store = store
-        self._checkpoint = Checkpoint(model_path)
+        self._checkpoint = Checkpoint(model_path, adapters=config.pushed_adapter)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
         here = isinstance(self._engine, VllmEngine) and config.generator.tensor_parallel == 1
@@ -208,7 +209,10 @@ class PolicyReplica:
                     return await self._load(version, None, began)
                 if self._engine.version == INITIAL:
                     return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
-                return await self._load(version, await asyncio.to_thread(self._checkpoint.tensors), began)
+                # With adapters the engine's own weights are still those.
+                adapters = self._config.pushed_adapter is not None
+                first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
+                return await self._load(version, first, began)
             if self._config.generator.engine == "openai":
                 return await self._load(version, {}, began)  # which refuses, before a store is asked
             if self._store is None:
@@ -263,10 +267,12 @@ class Checkpoint:
 
     Args:
         path: The folder; its weights are in `*.safetensors`.
+        adapters: What is trained beside its weights, and comes in their place.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, adapters: LoraConfig | None = None) -> None:
         self._path = Path(path)
+        self._adapters = adapters
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -281,7 +287,7 @@ class Checkpoint:
         return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
-        """Check that a state dict has every tensor of the checkpoint, in its shape.
+        """Check that a state dict has every tensor of the checkpoint, or every adapter for it, in its shape.
 
         vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
         some tensors have been replaced already.
@@ -297,6 +303,8 @@ class Checkpoint:
                 for name, shape in _shapes(file).items()
                 if not (name == OUTPUT and self._tied())
             }
+            if self._adapters is not None:
+                self._shapes = adapter_shapes(self._shapes, self._adapters)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(

@@ -4,17 +4,23 @@ import asyncio
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from rl_bridge.config import Config, RolloutConfig
+from rl_bridge.config import Config, LoraConfig, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+from rl_bridge.weights.peft import write_adapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
 """Tells an engine's own process whose it is, by number."""
@@ -237,10 +243,45 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(8192, rollout.max_length, rollout.max_num_seqs)
+    if (lora := config.pushed_adapter) is not None:
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _greatest_rank(lora)}
     if config.deterministic:
         # Kernels are chosen by shape: a row's result may depend on how many rows there are.
         options["enable_prefix_caching"] = False
     return options
+
+
+def _greatest_rank(lora: LoraConfig) -> int:
+    """The rank that the engine makes room for: vLLM has a few to choose from."""
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = get_args(MaxLoRARanks)
+    fitting = [rank for rank in ranks if rank >= lora.rank]
+    if not fitting:
+        raise GeneratorError(
+            f"expected model.lora.rank of at most {ranks[-1]} with model.lora.push=adapter, which is what vLLM takes, "
+            f"got {lora.rank}; lower it, or use model.lora.push=merged"
+        )
+    return int(fitting[0])
+
+
+@contextmanager
+def adapter_request(state: "Mapping[str, Tensor]", lora: LoraConfig, number: int) -> Iterator[Any]:
+    """A `vllm.LoRARequest`, whose files are there within the block; None for a state without tensors.
+
+    Args:
+        state: The adapters under PEFT's names.
+        lora: What they were trained with.
+        number: Its id, from 1, which no other adapter of the engine has had.
+    """
+    from vllm.lora.request import LoRARequest
+
+    if not state:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ropewalk-adapter-") as folder:
+        write_adapter(Path(folder), state, lora, base="")
+        yield LoRARequest(lora_name=f"adapter-{number}", lora_int_id=number, lora_path=folder)
 
 
 def refusals() -> tuple[type[Exception], ...]:

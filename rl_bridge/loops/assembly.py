@@ -13,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
+from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -33,7 +35,7 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, span
+from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
@@ -127,7 +129,7 @@ class Roles:
         trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
         rollout: Of `RolloutActor`; None of a run on a dataset.
         dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None of an evaluation, and where the KL coefficient is 0.
+        reference: Of `ReferenceActor`; None of an evaluation, with LoRA, and where the KL coefficient is 0.
         reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
     """
 
@@ -162,10 +164,16 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         starting["trainer"] = (
-            _of(config, TrainerActor, "trainer", table.trainer, ONE_THREAD),
+            _of(
+                config,
+                TrainerActor,
+                "trainer",
+                table.trainer,
+                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
+            ),
             (trainer, store),
         )
-        if config.algorithm.kl_coef:
+        if config.has_reference:
             starting["reference"] = (
                 _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
                 (trainer,),
@@ -245,6 +253,7 @@ def _of(
 
 
 JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 """In a run's folder: one log a process. It is there from the moment that the first is started."""
 TRANSFER_SHARE = 0.25
@@ -401,6 +410,8 @@ async def open_run(
     """
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
+    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
@@ -411,9 +422,12 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        metrics = stack.enter_context(
-            MetricsLog([JsonlSink(folder / "metrics.jsonl"), TensorBoardSink(folder / "tensorboard")])
-        )
+        sinks: list[Sink] = [
+            JsonlSink(folder / METRICS_FILE),
+            TensorBoardSink(folder / "tensorboard"),
+            *(EnvironmentSink(task.folder / METRICS_FILE, name) for name, task in tasks.items() if name),
+        ]
+        metrics = stack.enter_context(MetricsLog(sinks))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
@@ -438,6 +452,7 @@ async def open_run(
             history=GroupHistory(folder, buffer.ledger),
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
+            advantage=advantage,
         )
         roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
         if resume:

@@ -68,7 +68,10 @@ async def train(run: Run) -> None:
 
 def _batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
     samples = training_samples(
-        groups, normalize_std=run.config.algorithm.normalize_std, overlong=overlong(run.config)
+        groups,
+        normalize_std=run.config.algorithm.normalize_std,
+        overlong=overlong(run.config),
+        relative=run.advantage,
     )
     return samples, TrainBatch.from_samples(samples)
 

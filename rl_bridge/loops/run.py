@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from rl_bridge.algorithms.advantages import group_advantages
+from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
@@ -30,7 +32,7 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, rewind, span
+from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
@@ -149,7 +151,7 @@ class Run:
         chat: The policy behind a chat template.
         policy: The service of `PolicyActor`.
         trainer: The service of `TrainerActor`.
-        reference: The service of `ReferenceActor`; None where the KL coefficient is 0.
+        reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
         dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
         buffer: Groups between workers and trainer.
         dispatcher: Keeps groups in flight over the rollout workers.
@@ -159,6 +161,7 @@ class Run:
         history: What became of each group.
         records: Keeps a part of the rollouts to be read.
         console: What a person watches.
+        advantage: Makes advantages of a group's rewards.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
         newest: The figures of the last iteration.
@@ -183,6 +186,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
+    advantage: AdvantageFunction = group_advantages
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
@@ -341,7 +345,7 @@ class Run:
         """Have the task look at the greedy policy."""
         await self.sync.finish()  # the weights that it is asked about
         return {
-            f"probe/{f'{name}/' if name else ''}{metric}": value
+            f"{environment_prefix(name)}probe/{metric}": value
             for name, task in self.tasks.items()
             for metric, value in (await task.probe(self.chat)).items()
         }
@@ -407,11 +411,6 @@ class Run:
         self.seconds_before, self._began = seconds, time.perf_counter()
         if self.preempted:  # the loss that made us go back may have come first, and is forgotten
             self.preempt()
-
-
-def environment_prefix(name: str) -> str:
-    """Before the metrics of one of several environments; of one that is alone it is empty."""
-    return f"env/{name}/" if name else ""
 
 
 def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:

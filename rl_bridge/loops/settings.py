@@ -1,8 +1,11 @@
 """From the configuration to what each role is started with."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from rl_bridge.config import Config
+from rl_bridge.algorithms.functions import load_group_filter
+from rl_bridge.config import Config, EnvConfig
+from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.dispatcher import DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
@@ -24,6 +27,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         seed=config.seed,
         trainer=config.trainer,
         algorithm=config.algorithm,
+        lora=config.model.lora,
         deterministic=config.deterministic,
         colocated=bool(config.monarch.colocate),
     )
@@ -66,6 +70,7 @@ def episode_settings(config: Config, environment: str = "", *, temperature: floa
 def dispatch_settings(config: Config) -> DispatchSettings:
     """How the controller gives groups out."""
     rollout, environments = config.rollout, config.environments
+    played: Mapping[str, EnvConfig | None] = environments or {"": None}
     in_flight = sum(env.sessions for env in environments.values()) or (
         rollout.max_num_seqs * config.monarch.roles.policy.replicas
     )
@@ -79,7 +84,7 @@ def dispatch_settings(config: Config) -> DispatchSettings:
                 episode=episode_settings(config, name, temperature=rollout.temperature),
                 weight=1.0 if env is None else env.weight,
             )
-            for name, env in (environments or {"": None}).items()
+            for name, env in played.items()
         },
         deterministic=config.deterministic,
         timeout_s=rollout.timeout_s,
@@ -117,8 +122,10 @@ def overlong(config: Config) -> Overlong:
 
 def group_filter(config: Config) -> GroupFilter:
     """Which groups are trained."""
+    algorithm = config.algorithm
+    path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter
     return GroupFilter(
-        dynamic=config.algorithm.dynamic_sampling,
+        function=None if path is None else load_group_filter(path),
         overlong=overlong(config),
-        refills=config.algorithm.max_refills * config.rollout.groups_per_step,
+        refills=algorithm.max_refills * config.rollout.groups_per_step,
     )

@@ -1,10 +1,19 @@
 """What a run measures: figures and where they go, and how each process spends its time."""
 
-from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, Sink, TensorBoardSink, rewind
+from rl_bridge.metrics.sinks import (
+    EnvironmentSink,
+    JsonlSink,
+    MetricsLog,
+    Sink,
+    TensorBoardSink,
+    environment_prefix,
+    rewind,
+)
 from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role, span
 
 __all__ = [
     "PROCESS_SPANS",
+    "EnvironmentSink",
     "JsonlSink",
     "MetricsLog",
     "Sink",
@@ -13,6 +22,7 @@ __all__ = [
     "Spans",
     "TensorBoardSink",
     "by_role",
+    "environment_prefix",
     "rewind",
     "span",
 ]

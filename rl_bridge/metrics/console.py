@@ -1,5 +1,6 @@
 """What a person watches: a line per iteration, and a bar over held-out episodes."""
 
+import re
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -36,14 +37,14 @@ def iteration_line(
         if name in figures and (figures[name] or name not in TROUBLES)
     ]
     environments = [
-        f"{name.removeprefix('env/').removesuffix('/reward/mean')} {value:+.3f}"
+        f"{found[1]} {value:+.3f}"
         for name, value in figures.items()
-        if name.startswith("env/") and name.endswith("/reward/mean")
+        if (found := re.fullmatch("env/(.*)/reward/mean", name))
     ]
     probes = [
-        f"{name.removeprefix('probe/')} {value:+.4f}"
+        f"{name.removeprefix('env/').replace('probe/', '', 1)} {value:+.4f}"
         for name, value in figures.items()
-        if name.startswith("probe/")
+        if name.startswith("probe/") or (name.startswith("env/") and "/probe/" in name)
     ]
     minutes, seconds = divmod(round(remaining_s), 60)
     left = f"{minutes}:{seconds:02d} left"

@@ -52,6 +52,34 @@ class JsonlSink:
             self._file.close()
 
 
+def environment_prefix(name: str) -> str:
+    """Before the metrics of one of several environments; of one that is alone it is empty."""
+    return f"env/{name}/" if name else ""
+
+
+class EnvironmentSink(JsonlSink):
+    """The rows of one of several environments, as those of a run on it alone would be.
+
+    Args:
+        path: As `JsonlSink`'s.
+        name: The environment's.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(path)
+        self._prefix = environment_prefix(name)
+
+    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
+        """Append its own metrics, and those of the whole run that it has no own ones of."""
+        own = {
+            name.removeprefix(self._prefix): value
+            for name, value in figures.items()
+            if name.startswith(self._prefix)
+        }
+        shared = {name: value for name, value in figures.items() if not name.startswith("env/")}
+        super().write(iteration, {**shared, **own})
+
+
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
     """Take from a file of JSON lines what came after an iteration, and lines that were cut off.
 

@@ -4,17 +4,17 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from rl_bridge.errors import ConfigError, StatusError
+from rl_bridge.interface import is_own
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
 
@@ -36,16 +36,9 @@ class Row(BaseModel):
 
 
 class ReplicaRow(Row):
-    """One replica of a service.
+    """One replica of a service, and its processes (`pids`, one a rank).
 
-    Attributes:
-        id: Its number within the service; a replica that is restarted keeps it.
-        state: `serving`, or what keeps it from that.
-        host: Where it runs; None while it does not.
-        pids: Of its processes, one a rank.
-        in_flight: Calls that it is at work on.
-        restarts: How often it has been started again.
-        version: Of the weights that it serves; None where it has none, or nobody has asked.
+    A replica that is restarted keeps its `id`; `host` is None while it does not run, `version` where it has no weights.
     """
 
     id: int
@@ -65,14 +58,7 @@ class ServiceRow(Row):
 
 
 class LeaseRow(Row):
-    """A group that a rollout worker is at work on.
-
-    Attributes:
-        group: The group's id.
-        worker: Who plays it.
-        attempt: Which attempt at it this is; the first is 1.
-        age_s: Since when.
-    """
+    """A group that a rollout worker is at work on, in which attempt (the first is 1), and for how many seconds."""
 
     group: int
     worker: str
@@ -81,14 +67,7 @@ class LeaseRow(Row):
 
 
 class EventRow(Row):
-    """Something that befell a service.
-
-    Attributes:
-        at: Seconds since the epoch.
-        service: Which service.
-        replica: Which of its replicas; None where it is about all of them.
-        what: What happened.
-    """
+    """Something that befell a service, or one replica of it, at so many seconds since the epoch."""
 
     at: float
     service: str
@@ -97,25 +76,14 @@ class EventRow(Row):
 
 
 class StatusSnapshot(Row):
-    """A run at one moment.
+    """A run at one moment; `host` and `pid` are the controller's, times are seconds since the epoch.
 
     Attributes:
-        name: What the run is called.
-        folder: Where it writes, on the controller's host.
-        host: The controller's.
-        pid: The controller's.
-        began: When the run was started, in seconds since the epoch.
-        taken: When the snapshot was taken, likewise.
-        iterations: How many there will be.
-        version: How many have been trained.
+        version: How many of the `iterations` have been trained.
         served: The weights that every serving generator holds.
-        max_staleness: The bound of the run.
-        services: The mesh.
         groups: How many groups are in which state, by the ledger.
-        leases: Groups that are being played.
-        events: The last ones, oldest first.
         spans: How each process has spent its time since it began.
-        figures: Of the newest iteration, as far as they are finite.
+        figures: The newest iteration's metrics, as far as they are finite.
     """
 
     name: str
@@ -176,42 +144,34 @@ class StatusServer:
         refresh: Callable[[], Awaitable[None]] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._host = host
-        self._port = port
-        self._snapshot = snapshot
-        self._refresh = refresh
+        self._listen_on = host, port
+        self._snapshot, self._refresh = snapshot, refresh
         self._file = None if folder is None else folder / ADDRESS_FILE
-        self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Lock()
-        self._line = b""
-        self._taken = -SNAPSHOT_MAX_AGE_S
+        self._line, self._taken = b"", -math.inf
         self.address = ""
         """HOST:PORT, once it listens."""
 
     async def __aenter__(self) -> Self:
         try:
-            self._server = await asyncio.start_server(self._called, self._host, self._port)
+            self._server = await asyncio.start_server(self._called, *self._listen_on)
         except OSError as error:
             raise ConfigError(
-                f"expected to serve the run's status on {format_address(self._host, self._port)}, got: "
+                f"expected to serve the run's status on {format_address(*self._listen_on)}, got: "
                 f"{error.strerror or error}; choose another address, or port 0 for any that is free"
             ) from error
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self.address = format_address(host, port)
+        self.address = format_address(*self._server.sockets[0].getsockname()[:2])
         if self._file is not None:
             written = self._file.with_suffix(".partial")
             written.write_text(json.dumps({"address": self.address, "pid": os.getpid()}) + "\n")
             written.replace(self._file)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
-        assert self._server is not None
         self._server.close()
         for caller in self._callers:
             caller.cancel()
@@ -221,16 +181,14 @@ class StatusServer:
     async def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._callers) >= MAX_CALLERS:
-            writer.transport.abort()
-            return
-        self._callers.add(task)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                writer.write(await self._answer())
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
+            if len(self._callers) < MAX_CALLERS:
+                self._callers.add(task)
+                async with asyncio.timeout(TIMEOUT_S):
+                    writer.write(await self._answer())
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
         except (TimeoutError, ConnectionError):
             pass  # whoever does not take it in time does without
         except asyncio.CancelledError:
@@ -245,12 +203,11 @@ class StatusServer:
                 try:
                     if self._refresh is not None:
                         await self._refresh()
-                    self._line = self._snapshot().model_dump_json().encode() + b"\n"
+                    told = self._snapshot().model_dump_json()
                 except Exception as error:  # the run goes on; who asked is told
                     logger.exception("the run's status could not be taken")
-                    told = {"error": f"{type(error).__name__}: {error}"}
-                    self._line = json.dumps(told).encode() + b"\n"
-                self._taken = time.monotonic()
+                    told = json.dumps({"error": f"{type(error).__name__}: {error}"})
+                self._line, self._taken = told.encode() + b"\n", time.monotonic()
             return self._line
 
 
@@ -268,12 +225,14 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
     host, port = parse_address(address)
     try:
         async with asyncio.timeout(timeout_s):
-            line = await _line(host, port)
+            reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
+            with contextlib.closing(writer.transport):
+                line = await reader.readline()
     except TimeoutError:
         raise StatusError(f"expected an answer from {address} within {timeout_s:g} s, got none") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of a line of more than so many bytes
         raise StatusError(
-            f"expected a run's status at {address}, got: {error.strerror or error}; "
+            f"expected a run's status at {address}, got: {getattr(error, 'strerror', None) or error}; "
             "is the run under way, and is this the address in its folder's status.json?"
         ) from error
     try:
@@ -282,36 +241,16 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
         raise StatusError(f"expected a run's status from {address}, got {line[:200]!r}") from None
 
 
-async def _line(host: str, port: int) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
-    try:
-        return await reader.readline()
-    except ValueError as error:
-        raise OSError(f"a line of more than {MAX_BYTES} bytes") from error
-    finally:
-        writer.transport.abort()
-
-
 def host_to_serve_on(host: str, *, alone: bool) -> str:
     """Where a run's status is served that was told to serve it on a host.
 
     A configuration for a cluster names the cluster's controller. Where the run is alone on a machine that has no such
-    address, nobody could ask there, and it serves on loopback.
-
-    Args:
-        host: What the run was told.
-        alone: Whether all its processes are on this machine.
+    address (`alone`: all its processes are here), nobody could ask there, and it serves on loopback.
     """
-    if not alone:
+    if not alone or is_own(host):
         return host
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listening:
-            listening.bind(address)
-    except OSError:
-        logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
-        return LOOPBACK
-    return host
+    logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
+    return LOOPBACK
 
 
 def parse_address(address: str) -> tuple[str, int]:

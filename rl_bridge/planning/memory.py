@@ -8,7 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import Config
+from rl_bridge.config import Config, LoraConfig
+from rl_bridge.config.schema import LoraTarget
 from rl_bridge.errors import ModelError
 
 DENSE: Final = ("llama", "qwen2", "qwen3")
@@ -26,6 +27,7 @@ class ModelSize:
         cached_per_token: Numbers that the key-value cache keeps of each token, over all layers; None likewise.
         output_layer: Parameters of the output layer that are no others' too: none of a tied one; None likewise.
         width: Of the hidden state; None likewise.
+        linear: Rows and columns of each layer that an adapter may be for, over all blocks; None likewise.
     """
 
     parameters: int
@@ -33,6 +35,11 @@ class ModelSize:
     cached_per_token: int | None = None
     output_layer: int | None = None
     width: int | None = None
+    linear: Mapping[LoraTarget, int] | None = field(default=None, compare=False)
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Of a model's adapters; 0 where only the number of parameters is known."""
+        return 0 if self.linear is None else lora.rank * sum(self.linear[target] for target in lora.targets)
 
     @property
     def critic_parameters(self) -> int:
@@ -66,6 +73,7 @@ class ModelSize:
                 cached_per_token=2 * config["num_hidden_layers"] * kv_heads * head,
                 output_layer=0 if tied else config["vocab_size"] * width,
                 width=width,
+                linear=_linear(config, heads * head, kv_heads * head),
             )
         except (KeyError, TypeError, ZeroDivisionError) as error:
             raise ModelError(
@@ -149,6 +157,13 @@ def _counted(config: Mapping[str, Any], head: int, heads: int, kv_heads: int) ->
     return parameters
 
 
+def _linear(config: Mapping[str, Any], queries: int, keys: int) -> dict[LoraTarget, int]:
+    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    other: dict[LoraTarget, int] = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+    other |= {"gate_proj": inner, "up_proj": inner, "down_proj": inner}
+    return {target: layers * (hidden + width) for target, width in other.items()}
+
+
 TRAINER_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {"master weights": 4, "gradients": 4, "Adam's moments": 8}
 )
@@ -198,14 +213,24 @@ class RoleMemory:
         return -(-sum(self.parts.values()) // self.processes) + sum(self.per_process.values())
 
 
-def trainer_bytes(parameters: int) -> int:
-    """What the trainer keeps between two steps, over all its ranks: 16 bytes a parameter."""
-    return TRAINER_BYTES_A_PARAMETER * parameters
+def trainer_bytes(parameters: int, adapters: int | None = None) -> int:
+    """What the trainer keeps between two steps, over all its ranks: 16 bytes a parameter that it trains, 4 of others.
+
+    Args:
+        parameters: Of the model.
+        adapters: Parameters of its adapters, which alone are trained; None where all are.
+    """
+    if adapters is None:
+        return TRAINER_BYTES_A_PARAMETER * parameters
+    return FROZEN_BYTES * parameters + TRAINER_BYTES_A_PARAMETER * adapters
 
 
 def sent_bytes(size: ModelSize, config: Config | None) -> int:
-    """A version of the weights as generators are sent it, in the type that the model computes in."""
-    return (2 if config is None else WIDTHS[config.model.dtype]) * size.parameters
+    """A version of the weights, or of adapters, as generators are sent it, in the type that the model computes in."""
+    if config is None:
+        return 2 * size.parameters
+    lora = config.pushed_adapter
+    return WIDTHS[config.model.dtype] * (size.parameters if lora is None else size.adapter_parameters(lora))
 
 
 def memory_of_roles(
@@ -219,9 +244,17 @@ def memory_of_roles(
         reward_model: Size of `reward.model`, where there is one.
     """
     roles, width = config.monarch.roles, WIDTHS[config.model.dtype]
-    trainer = {name: each * size.parameters for name, each in TRAINER_BYTES.items()}
+    lora = config.model.lora
+    adapters = None if lora is None else size.adapter_parameters(lora)
+    if adapters is None:
+        trainer = {name: each * size.parameters for name, each in TRAINER_BYTES.items()}
+    else:
+        trainer = {
+            "frozen weights": FROZEN_BYTES * size.parameters,
+            "adapters": TRAINER_BYTES_A_PARAMETER * adapters,
+        }
     if config.algorithm.advantage == "gae":
-        trainer["critic"] = trainer_bytes(size.critic_parameters)
+        trainer["critic"] = trainer_bytes(size.critic_parameters, adapters)
     found = [
         RoleMemory(
             role="trainer",
@@ -239,7 +272,7 @@ def memory_of_roles(
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
-    if config.algorithm.kl_coef:
+    if config.has_reference:
         logits = _logits(config, size, 1)
         found.append(_frozen("reference", roles.reference.replicas, size, per_process=logits))
     if reward_model is not None:

@@ -90,6 +90,7 @@ class RunPlan:
 
     Attributes:
         parameters: Of the policy.
+        adapters: Of its adapters; None where all parameters are trained.
         trainer_bytes: What the trainer keeps for them, over all ranks.
         roles: Memory of each role; empty without a configuration.
         kept_bytes: What the trainer's hosts keep of the weights for their readers, in memory; None without a
@@ -101,6 +102,7 @@ class RunPlan:
     """
 
     parameters: int | None = None
+    adapters: int | None = None
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
     kept_bytes: int | None = None
@@ -112,10 +114,13 @@ class RunPlan:
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
         roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
+        lora = None if config is None else config.model.lora
+        adapters = None if lora is None else size.adapter_parameters(lora)
         return replace(
             self,
             parameters=size.parameters,
-            trainer_bytes=trainer_bytes(size.parameters),
+            adapters=adapters,
+            trainer_bytes=trainer_bytes(size.parameters, adapters),
             roles=roles,
             kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
         )

@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
+from openenv_core.guard import guarded
 from rl_bridge.config.trainer import RewardConfig
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards._worker import BEGUN, LENGTH, RewardReply
 
-GUARD = Path(__file__).with_name("_guard.py")
 REAP_TIMEOUT_S = 10.0
 """How long a guard that was told to end its worker may take."""
 
@@ -132,13 +131,13 @@ class RewardWorker:
 def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
-        fd = str(theirs.fileno())
-        worker = [sys.executable, "-m", "rl_bridge.rewards._worker", fd, *functions]
+        fd = theirs.fileno()
+        worker = [sys.executable, "-m", "rl_bridge.rewards._worker", str(fd), *functions]
         try:
             guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARD), fd, *worker],
+                guarded(worker, grace_s=0.0, kept=fd, everything=True),
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(fd,),
                 start_new_session=True,
             )
         except BaseException:

@@ -23,6 +23,7 @@ from rl_bridge.rollout.assignment import (
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
+    TOO_FEW,
     EpisodeCounts,
     GroupFilter,
     Tally,
@@ -133,12 +134,14 @@ class Dispatcher:
         collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
         explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
+        weights = {name: one.weight for name, one in settings.environments.items()}
+        groups = buffer.admission.groups_per_batch
         self.health = {
             name: EnvironmentHealth(
-                window=max(FEWEST_LOST, buffer.admission.groups_per_batch),
+                window=max(FEWEST_LOST, round(groups * weight / sum(weights.values()))),
                 max_lost_share=settings.max_lost_share,
             )
-            for name in settings.environments
+            for name, weight in weights.items()
         }
         """How each environment fares."""
         self._rollout = rollout
@@ -410,7 +413,7 @@ class Dispatcher:
             id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
         )
         if len(trajectories) < self._settings.min_group_size:
-            refusal: str | None = f"too few siblings: {summary(outcomes.values())}"
+            refusal: str | None = f"{TOO_FEW}: {summary(outcomes.values())}"
         else:
             refusal = self._settings.filter.refusal(group, first=lease.first)
         if refusal is None:

@@ -3,16 +3,19 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from rl_bridge.algorithms.advantages import group_advantages, has_variance, overlong_penalty
+from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Group, TrainSample, Trajectory
 
-NO_VARIANCE = "rewards without variance"
+if TYPE_CHECKING:
+    from rl_bridge.algorithms.functions import AdvantageFunction, FilterFunction  # with torch
+
 ALL_TRUNCATED = "all siblings truncated"
+TOO_FEW = "too few siblings"
 
 
 FEWEST_FAILED: Final = 8
@@ -140,6 +143,11 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     return ", ".join(f"{number} {how}" for how, number in sorted(numbers.items()))
 
 
+def cannot_be_trained(reason: str) -> bool:
+    """Whether a group was refused because nothing of it could be trained, and not by a filter."""
+    return reason == ALL_TRUNCATED or reason.startswith(TOO_FEW)
+
+
 @dataclass(kw_only=True, slots=True)
 class Tally:
     """Counts that a step takes with it.
@@ -153,6 +161,11 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     endings: Counter[Ending] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
+
+    @property
+    def filtered(self) -> int:
+        """Groups that could have been trained, and were not worth it."""
+        return sum(number for reason, number in self.refused.items() if not cannot_be_trained(reason))
 
     @classmethod
     def sum(cls, several: Iterable[Self]) -> Self:
@@ -215,19 +228,18 @@ TRAIN_ALL = Overlong()
 class GroupFilter:
     """Says which finished groups the trainer gets. What it refuses is dropped, and another is played instead.
 
-    A group without a sibling to train never gets through. Dynamic sampling, DAPO's, arXiv 2503.14476, section 3.2, also
-    refuses those whose rewards are all equal, as their advantages are 0; but only while there are refills left, so that
-    a task that is too easy or too hard slows a run down and does not stop it. A step cannot save its refills up for
-    later ones: where rewards begin to agree, those would at once train nothing but the exceptions, far harder than
-    whatever else holds the policy back, an entropy bonus for one.
+    A group without a sibling to train never gets through. A function, that of dynamic sampling for one, refuses others;
+    but only while there are refills left, so that a task that is too easy or too hard slows a run down and does not
+    stop it. A step cannot save its refills up for later ones: where rewards begin to agree, those would at once train
+    nothing but the exceptions, far harder than whatever else holds the policy back, an entropy bonus for one.
 
     Attributes:
-        dynamic: Whether there is dynamic sampling.
+        function: Refuses groups; None refuses none.
         overlong: What rewards are trained with.
-        refills: Groups that may be refused for their rewards in each step.
+        refills: Groups that the function may refuse in each step.
     """
 
-    dynamic: bool = False
+    function: "FilterFunction | None" = None
     overlong: Overlong = TRAIN_ALL
     refills: int = 0
 
@@ -243,17 +255,20 @@ class GroupFilter:
         """
         if all(self.overlong.masks(trajectory) for trajectory in group.trajectories):
             return ALL_TRUNCATED
-        if not self.dynamic or group.id >= first + self.refills:
+        if self.function is None or group.id >= first + self.refills:
             return None
-        rewards = [self.overlong.reward(trajectory) for trajectory in group.trajectories]
-        return None if has_variance(rewards) else NO_VARIANCE
+        return self.function(group, [self.overlong.reward(trajectory) for trajectory in group.trajectories])
 
 
 ACCEPT_ALL = GroupFilter()
 
 
 def training_samples(
-    groups: Sequence[Group], *, normalize_std: bool, overlong: Overlong = TRAIN_ALL
+    groups: Sequence[Group],
+    *,
+    normalize_std: bool,
+    overlong: Overlong = TRAIN_ALL,
+    relative: "AdvantageFunction" = group_advantages,
 ) -> list[TrainSample]:
     """Advantages within each group, and every trajectory as rows.
 
@@ -261,12 +276,13 @@ def training_samples(
         groups: Of one step.
         normalize_std: As for `group_advantages`.
         overlong: What is done about trajectories that are too long.
+        relative: Makes advantages of a group's rewards.
     """
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
         rewards = [overlong.reward(trajectory) for trajectory in group.trajectories]
-        advantages = group_advantages(rewards, normalize_std=normalize_std)
+        advantages = relative(rewards, normalize_std=normalize_std)
         for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
             if not overlong.masks(trajectory):
                 rows = training_rows(trajectory, advantage=advantage, index=index)
@@ -312,7 +328,7 @@ def rollout_figures(
         not has_variance([overlong.reward(trajectory) for trajectory in group.trajectories])
         for group in groups
     )
-    refused = tally.refused[NO_VARIANCE]
+    refused, equal = tally.filtered, tally.refused[NO_VARIANCE]
     earned = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
     shares: dict[str, tuple[float, int]] = {
@@ -321,7 +337,7 @@ def rollout_figures(
         "rollout/turns_mean": (len(answers), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(map(len, answers)), count),
-        "rollout/zero_variance_share": (without_variance + refused, len(groups) + refused),
+        "rollout/zero_variance_share": (without_variance + equal, len(groups) + refused),
         "rollout/truncated_share": (truncated, judged),
         **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},
         **{f"rollout/staleness/{age}": (number, len(groups)) for age, number in sorted(staleness.items())},

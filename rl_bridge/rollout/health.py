@@ -9,7 +9,7 @@ from typing import Final
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import NO_VARIANCE, EpisodeCounts, Tally
+from rl_bridge.rollout.groups import EpisodeCounts, Tally, cannot_be_trained
 
 FEWEST_LOST: Final = 8
 """No environment is given up before so many of its groups in a row were lost, however few make a step."""
@@ -92,7 +92,7 @@ class EnvironmentHealth:
         Raises:
             RolloutError: Too much was lost: playing on here would not help.
         """
-        if refusal in (None, NO_VARIANCE):
+        if refusal is None or not cannot_be_trained(refusal):
             self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S
         else:
             self._lost_in_a_row += current

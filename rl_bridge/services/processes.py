@@ -128,6 +128,9 @@ if [ -n "${ROPEWALK_GPU-}" ]; then
   fi
   export CUDA_VISIBLE_DEVICES
 fi
+if [ -n "${ROPEWALK_ALLOC_CONF-}" ] && [ -z "${PYTORCH_ALLOC_CONF-}${PYTORCH_CUDA_ALLOC_CONF-}" ]; then
+  export PYTORCH_ALLOC_CONF="$ROPEWALK_ALLOC_CONF"
+fi
 trap "" INT
 exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 """

@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says about the model."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,49 @@ class Architecture:
     tied: bool
     qkv_bias: bool
     qk_norm: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one block, its norms and biases included."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        matrices = 2 * self.dim * (queries + keys) + 3 * self.dim * self.hidden_dim
+        norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
+        return matrices + norms + (queries + 2 * keys if self.qkv_bias else 0)
+
+    @property
+    def output_parameters(self) -> int:
+        """Of the output layer, which is the embedding where they are tied."""
+        return self.vocabulary * self.dim
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model; an output layer that is the embedding is counted once."""
+        tables = 1 if self.tied else 2
+        return tables * self.output_parameters + self.layers * self.layer_parameters + self.dim
+
+    def train_flops(
+        self, lengths: Iterable[int], loss_tokens: int, *, output_layer: bool = True, frozen: bool = False
+    ) -> float:
+        """Floating-point operations of the model in one pass forward and backward, as model FLOPs utilisation counts.
+
+        A token has 6 for each parameter, and 12 x layers x heads x head_dim x tokens of its document for attention, of
+        which the causal mask takes nothing off (PaLM, Chowdhery et al. 2022, appendix B; TorchTitan counts alike). What
+        is computed twice to save memory counts once. The output layer works on loss tokens alone.
+
+        Args:
+            lengths: Tokens of each document in the pass.
+            loss_tokens: Tokens that have logits.
+            output_layer: False of a critic, whose one number a token is left out.
+            frozen: The weights have no gradient, 2 less for each; adapters beside them are left out.
+        """
+        tokens, squares = 0, 0
+        for length in lengths:
+            tokens, squares = tokens + length, squares + length * length
+        products = self.layers * self.layer_parameters * tokens
+        if output_layer:
+            products += self.output_parameters * loss_tokens
+        attention = 12.0 * self.layers * self.heads * self.head_dim * squares
+        return (4.0 if frozen else 6.0) * products + attention
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from rl_bridge.titan.architecture import Architecture
-from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, ValueHead
+from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, RowAttention, ValueHead
 
 # isort: split
 # After layers, which tells TorchTitan about machines without an accelerator.
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
-from torchtitan.models.common.attention import VarlenAttention
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.param_init import skip_param_init
@@ -125,7 +124,7 @@ def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
         head_dim=one.head_dim,
         wqkv_param_init=_FROM_CHECKPOINT,
         wo_param_init=_FROM_CHECKPOINT,
-        inner_attention=VarlenAttention.Config() if in_one_row else DocumentAttention.Config(),
+        inner_attention=RowAttention.Config() if in_one_row else DocumentAttention.Config(),
         fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
         rope=HalvesRoPE.Config(dim=one.head_dim, max_seq_len=max_length, theta=one.rope_theta, **scaling),
         qk_norm=_norm(one, one.head_dim) if one.qk_norm else None,

@@ -1,5 +1,6 @@
 """Layers of our own in place of some of TorchTitan's: attention by document, rotary embeddings, the last layer."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ if not torch.cuda.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Linear
-from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.attention import ScaledDotProductAttention, VarlenAttention
+
+logger = logging.getLogger(__name__)
 
 
 class DocumentAttention(ScaledDotProductAttention):
@@ -53,6 +56,24 @@ class DocumentAttention(ScaledDotProductAttention):
             attn_mask=attention_masks,
             scale=options.get("scale"),
         ).transpose(1, 2)
+
+
+class RowAttention(VarlenAttention):
+    """TorchTitan's attention over the documents of one row, which CUDA alone has a kernel for, in bfloat16.
+
+    On Hopper TorchTitan asks for FlashAttention 3, on Blackwell for 4, which are packages of their own. Where they are
+    not installed, FlashAttention 2 does, which torch brings.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        """As for TorchTitan's."""
+
+    def __init__(self, config: Config) -> None:
+        try:
+            super().__init__(config)
+        except (ImportError, RuntimeError) as error:  # it is the last thing that TorchTitan's does
+            logger.warning("attention by torch's own FlashAttention 2: %s", error)
 
 
 def document_mask(document: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
+from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.titan.definitions import (
@@ -28,7 +31,9 @@ from rl_bridge.titan.definitions import (
     share_out_last_layer,
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
+from rl_bridge.titan.lora import Adapters, with_adapters
 from rl_bridge.titan.ranks import is_of_siblings, join_process_group
+from rl_bridge.weights.snapshot import Box, LazySum, State
 
 # After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
@@ -63,6 +68,8 @@ class TitanModel:
         recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
             more of computation for memory that hardly grows with the layers. None does so on a GPU.
         chunk: How many loss tokens have logits at once.
+        lora: Trains adapters alone, and a value head; None trains all weights.
+        seed: What the adapters begin with.
 
     Attributes:
         module: The TorchTitan module.
@@ -86,6 +93,8 @@ class TitanModel:
         value_head: bool = False,
         recompute: bool | None = None,
         chunk: int = DEFAULT_CHUNK,
+        lora: LoraConfig | None = None,
+        seed: int = 0,
     ) -> None:
         self.device = device
         self._chunk = chunk
@@ -104,7 +113,7 @@ class TitanModel:
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         architecture = read_architecture(Path(path))
-        self._vocabulary = architecture.vocabulary
+        self._architecture, self._value_head = architecture, value_head
         if max_length > architecture.positions:
             raise ConfigError(
                 f"expected rows of at most {architecture.positions} tokens, which the model at {str(path)!r} was made "
@@ -123,8 +132,14 @@ class TitanModel:
         except ValueError as error:  # attention heads that cannot be divided
             raise ConfigError(f"this model cannot be spread as asked: {error}") from error
         share_out_last_layer(config, value_head=value_head)
+        if lora is not None:
+            config = with_adapters(config, lora)
         with torch.device("meta"), set_default_dtype(torch.float32):
             module = config.build()
+        if lora is None:
+            module.requires_grad_(trainable)
+        elif value_head:
+            module.lm_head.requires_grad_(True)
         recompute = trainable and device.type == "cuda" if recompute is None else recompute
         with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
             module = DEFINITIONS[architecture.family].parallelize(
@@ -136,8 +151,9 @@ class TitanModel:
                 ac_config=FullAC.Config() if recompute else None,
                 dump_folder=scratch,
             )
-        self.module = _filled(module, device).train(trainable).requires_grad_(trainable)
         self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
+        self._adapters = None if lora is None else Adapters(module, lora, self.adapter, seed=seed)
+        self.module = _filled(module, device).train(trainable)
         self._load(Path(path), tied=config.enable_weight_tying)
 
     def _load(self, path: Path, *, tied: bool) -> None:
@@ -159,7 +175,9 @@ class TitanModel:
                 "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
                 "tie_word_embeddings to false; otherwise take it out of the safetensors"
             )
-        self.module.load_state_dict(self.adapter.from_hf({**state, **stored}))
+        # Adapters are in no checkpoint of this layout: they stay as they were drawn.
+        loaded = self.adapter.from_hf({**state, **stored})
+        self.module.load_state_dict({**self.module.state_dict(), **loaded})
 
     def spmd(self) -> AbstractContextManager[Any]:
         """The context in which forward and backward passes run."""
@@ -169,6 +187,13 @@ class TitanModel:
     def pack(self, batch: TrainBatch) -> PackedRows:
         """A batch's contexts, laid out for one pass through this model."""
         return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
+
+    def train_flops(self, batch: TrainBatch) -> float:
+        """Floating-point operations of a pass forward and backward; see `Architecture.train_flops`."""
+        lengths = batch.lengths.tolist()
+        return self._architecture.train_flops(
+            lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
+        )
 
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
         """What the last layer says of each loss token. The context of `spmd` has to be entered.
@@ -180,10 +205,10 @@ class TitanModel:
         Raises:
             ValueError: A loss token is not in the vocabulary.
         """
-        if rows.target.min() < 0 or rows.target.max() >= self._vocabulary:
+        if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
-                f"a loss token is not in the vocabulary of {self._vocabulary}: they are from {rows.target.min()} to "
-                f"{rows.target.max()}"
+                f"a loss token is not in the vocabulary of {self._architecture.vocabulary}: they are from "
+                f"{rows.target.min()} to {rows.target.max()}"
             )
         self.module.lm_head.wanted = LossTokens(
             row=self._tensor(rows.row),
@@ -243,29 +268,67 @@ class TitanModel:
     def _data_mesh(self) -> Any:
         return self.parallel_dims.get_mesh("fsdp")
 
-    def sharded_state_dict(self) -> dict[str, Tensor]:
+    def trained_state(self) -> dict[str, Tensor]:
+        """This rank's part of what is trained, as DTensors under TorchTitan's names; they share the model's storage."""
+        trained = {
+            name.replace("_checkpoint_wrapped_module.", "")
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        }
+        return {name: value for name, value in self.module.state_dict().items() if name in trained}
+
+    def load_trained(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `trained_state` gave, as a checkpoint had it."""
+        self.module.load_state_dict({**self.module.state_dict(), **state})
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Within the block the model with adapters is the one that it began as."""
+        assert self._adapters is not None
+        return self._adapters.off()
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """This rank's part of the adapters, as DTensors under PEFT's names; they share the model's storage."""
+        assert self._adapters is not None
+        return self._adapters.state()
+
+    def sharded_state_dict(self) -> State:
         """This rank's part of the weights, as DTensors under their Hugging Face names.
 
-        They share the model's storage: an update changes them.
+        They share the model's storage: an update changes them. What has an adapter is a sum with it; all ranks have to
+        ask then, for the adapters are gathered.
         """
         state = self.adapter.to_hf(self.module.state_dict())
-        return {name: value.detach() for name, value in state.items()}
+        state = {name: value.detach() for name, value in state.items()}
+        return state if self._adapters is None else self._adapters.merged(state)
 
     def hf_state_dict(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names, whole and detached. All ranks have to ask.
+        """The weights under their Hugging Face names, whole and detached, with adapters merged. All ranks have to ask.
 
-        They are in the host's memory, and on one rank of a CPU share the model's storage. They are gathered one by one:
-        a GPU that holds its part of a model need not have room for all of it.
+        They are in the host's memory, and on one rank of a CPU share the model's storage where they have no adapter.
+        They are gathered one by one: a GPU that holds its part of a model need not have room for all of it.
 
         Args:
             keep: Whether this rank wants them, or only helps others to have them; then there are none.
         """
-        kept: dict[str, Tensor] = {}
-        for name, value in self.sharded_state_dict().items():
-            whole = value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
-            if keep:
-                kept[name] = whole
-        return kept
+        return gathered(self.sharded_state_dict(), keep=keep)
+
+
+def gathered(state: State, *, keep: bool = True) -> dict[str, Tensor]:
+    """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
+
+    Args:
+        state: With DTensors where a tensor is shared out.
+        keep: Whether this rank wants them, or only helps others to have them; then there are none.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, value in state.items():
+        base = value.base if isinstance(value, LazySum) else value
+        whole = base.full_tensor() if isinstance(base, DTensor) else base
+        if keep:
+            if isinstance(value, LazySum):
+                whole = whole + value.added(Box.whole(whole.shape))
+            kept[name] = whole.cpu()
+    return kept
 
 
 def _filled(module: Any, device: torch.device) -> Any:

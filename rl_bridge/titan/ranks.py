@@ -1,7 +1,7 @@
 """The ranks that train one model together: how they find each other, and how one's death ends the others' waits."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -90,6 +90,16 @@ def agree(failure: str | None) -> str | None:
     met: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(met, failure)
     return next((one for one in met if one is not None), None)
+
+
+def union(names: Iterable[str]) -> list[str]:
+    """The names that any rank has, sorted, on every rank."""
+    own = set(names)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        known: list[set[str]] = [own] * dist.get_world_size()
+        dist.all_gather_object(known, own)
+        own = own.union(*known)
+    return sorted(own)
 
 
 def _store(rank: Rank) -> Any:

@@ -80,9 +80,9 @@ class TrainerActor(ServiceActor):
     async def train_step(
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
-        """Train one iteration from a version; returns its metrics. See `Trainer.step`."""
+        """Train one iteration from a version; returns its metrics, what was measured included. See `Trainer.step`."""
         await self._take_turn()
-        return await self._work("train", self._trainer.step, batch, version)
+        return await self._work("train", self._step, batch, version)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -186,6 +186,9 @@ class TrainerActor(ServiceActor):
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(OUT_OF_STEP)
+
+    def _step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None) -> dict[str, float]:
+        return self._trainer.step(batch, version) | self._trainer.measured
 
     def _start(self) -> None:
         assert self._rank.meeting is not None

@@ -17,10 +17,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
 from rl_bridge.titan.ranks import agree, is_of_siblings
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.peft import write_adapter
 
 KEEP = 2
 """Checkpoints that stay: one more than is needed, in case the newest is damaged."""
@@ -241,5 +243,14 @@ def export_weights(state: Mapping[str, Tensor], folder: Path) -> str | None:
         partial.rename(final)
     except Exception as error:
         partial.unlink(missing_ok=True)
+        return _reason(error)
+    return None
+
+
+def export_adapter(factors: Mapping[str, Tensor], folder: Path, lora: LoraConfig, base: str) -> str | None:
+    """Write adapters as PEFT stores them; returns why that failed, or None."""
+    try:
+        write_adapter(folder, factors, lora, base=base)
+    except Exception as error:
         return _reason(error)
     return None

@@ -25,10 +25,13 @@ _MODEL = f"{_PREFIX}model"
 class Critic:
     """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
 
-    It begins with the policy's body and a value of 0 everywhere.
+    It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
 
     Args:
         settings: The trainer's.
+
+    Attributes:
+        passes: What takes batches through it.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -41,16 +44,18 @@ class Critic:
             value_head=True,
             device=own_device(),
             tensor_parallel=settings.trainer.tensor_parallel,
+            lora=settings.lora,
+            seed=settings.seed,
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
         self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
-        self._passes = Passes(self._model)
+        self.passes = Passes(self._model)
         self._losses: list[float] = []
         self._norms: list[float] = []
 
     def values(self, mine: RankBatch) -> NDArray[np.float32]:
         """The value of the state before each of this rank's loss tokens, shape [T]."""
-        return self._passes.evaluate(mine, self._values)
+        return self.passes.evaluate(mine, self._values)
 
     def _values(self, part: TrainBatch) -> Tensor:
         return self._model.outputs(self._model.pack(part)).logprobs
@@ -76,8 +81,8 @@ class Critic:
             clip = self._settings.algorithm.value_clip
             return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
 
-        found = self._passes.backward(mine, update, loss)
-        self._norms.append(self._optimization.clip(found, iteration=iteration))
+        found = self.passes.backward(mine, update, loss)
+        self._norms.append(self._optimization.clip(found, iteration=iteration, of="the critic"))
         self._losses.append(found)
 
     def step(self) -> None:
@@ -105,7 +110,7 @@ class Critic:
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        values, returns = (self._passes.whole(batch, one) for one in (batch.values, batch.returns))
+        values, returns = (self.passes.whole(batch, one) for one in (batch.values, batch.returns))
         spread = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),
@@ -116,9 +121,9 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it, at its top; read in place when one is loaded."""
-        return {_MODEL: self._model.module.state_dict(), **self._optimization.state(_PREFIX)}
+        return {_MODEL: self._model.trained_state(), **self._optimization.state(_PREFIX)}
 
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
         """Take what a checkpoint of a version was read into."""
-        self._model.module.load_state_dict(state[_MODEL])
+        self._model.load_trained(state[_MODEL])
         self._optimization.restored(version)

@@ -1,63 +1,42 @@
 """Metrics of one training step, gathered over passes and ranks."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from rl_bridge.config import AlgorithmConfig
+from rl_bridge.titan.ranks import union
 
-_MEANS = {
-    "ratio": "loss/ratio_mean",
-    "clipped_low": "loss/clip_fraction_low",
-    "clipped_high": "loss/clip_fraction_high",
-    "entropy": "policy/entropy",
-    "kl": "policy/kl_to_reference",
-    "dual_clipped": "loss/dual_clip_fraction",
-    "correction": "loss/correction_weight",
-    "corrected": "loss/corrected_fraction",
-}
-"""What `policy_loss` tells of each token, and what the log calls the mean."""
-_SUMS = (*_MEANS, "tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
+_SUMS = ("tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
 
 
 class LossMetrics:
     """Sums over tokens, so that means over any number of passes are exact.
 
     A rank that had no loss token has sums of zero: ranks can always add theirs up.
-
-    Args:
-        algorithm: Says which parts the loss has.
-        with_reference: Whether there are log-probabilities under a reference.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig, *, with_reference: bool) -> None:
+    def __init__(self) -> None:
+        self._of_loss: dict[str, float] = {}
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._largest = 0.0
-        hidden = {
-            "kl": not with_reference,
-            "dual_clipped": algorithm.dual_clip is None,
-            "correction": not algorithm.recomputes_old,
-            "corrected": not algorithm.recomputes_old,
-        }
-        self._shown = [name for name in _MEANS if not hidden.get(name)]
 
-    def add(self, told: dict[str, Tensor], *, fresh: Tensor | None) -> None:
-        """Take what the loss of one pass tells.
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take what the loss of one pass says, each of shape [T], by the names that the log uses."""
+        self._sums["tokens"] += len(next(iter(metrics.values())))
+        for name, values in metrics.items():
+            self._of_loss[name] = self._of_loss.get(name, 0.0) + float(values.sum())
+
+    def add_mismatch(self, difference: Tensor, *, fresh: Tensor) -> None:
+        """Take the differences of one pass before the iteration's first update; after it they are learning too.
 
         Args:
-            told: From `policy_loss`, each of shape [T].
-            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there the
-                difference of log-probabilities is the engine's mismatch and not age. None after the iteration's first
-                update, from where on it is learning too.
+            difference: The trainer's log-probabilities less those that tokens were sampled with, shape [T].
+            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there it is
+                the engine's mismatch and not age.
         """
-        self._sums["tokens"] += len(told["ratio"])
-        for name, values in told.items():
-            if name in _MEANS:
-                self._sums[name] += float(values.sum())
-        if fresh is None:
-            return
-        difference = told["logprob_difference"]
         self._sums["early_tokens"] += len(difference)
         self._sums["difference"] += float(difference.sum())
         of_engine = difference[fresh].abs()
@@ -83,13 +62,74 @@ class LossMetrics:
         the trainer's own version of the weights has sampled; they are left out where there are none.
         `train/valid_token_share` says how much of the forward passes was no padding.
         """
-        sums = sum_over_ranks(torch.tensor(list(self._sums.values()), dtype=torch.float64)).tolist()
+        names = union(self._of_loss)  # a rank that had no token knows none
+        own = [*self._sums.values(), *(self._of_loss.get(name, 0.0) for name in names)]
+        sums = sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
         largest = max_over_ranks(torch.tensor([self._largest], dtype=torch.float64))
-        total = dict(zip(_SUMS, sums, strict=True))
-        found = {_MEANS[name]: total[name] / max(1.0, total["tokens"]) for name in self._shown}
+        total = dict(zip([*_SUMS, *names], sums, strict=True))
+        found = {name: total[name] / max(1.0, total["tokens"]) for name in names}
         found["mismatch/kl"] = -total["difference"] / max(1.0, total["early_tokens"])
         if fresh := total["fresh_tokens"]:
             found["mismatch/logprob_max"] = float(largest)
             found["mismatch/logprob_mean"] = total["difference_abs"] / fresh
         found["train/valid_token_share"] = total["valid"] / max(1.0, total["padded"])
+        return found
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense operations in bfloat16 a second of a GPU, by CUDA's name for it; None where TorchTitan does not know it."""
+    from torchtitan.tools.utils import get_peak_flops
+
+    found: float = get_peak_flops(name)
+    # It takes what it does not know for an A100.
+    return found if "A100" in name or found != get_peak_flops("A100") else None
+
+
+class StepMeter:
+    """What a step gets done in its time, and the most memory that it takes of a GPU.
+
+    Args:
+        device: Where this rank computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._peak = peak_flops(torch.cuda.get_device_name(device)) if self._on_gpu else None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._began = time.perf_counter()
+
+    def figures(self, *, tokens: float, flops: float) -> dict[str, float]:
+        """Of the step that ends now, under the names that the log uses; the same on every rank.
+
+        `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
+        GPUs' peak in bfloat16 that the model's own operations make up (`Architecture.train_flops`), of a known GPU.
+        Time and memory are those of the rank that has most.
+
+        Args:
+            tokens: Over all ranks.
+            flops: Floating-point operations of the models over all ranks.
+        """
+        most = [0.0, 0.0, 0.0]
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            most[1:] = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        most[0] = time.perf_counter() - self._began
+        over_ranks = torch.tensor(most, dtype=torch.float64)
+        if (ranks := dist.get_world_size()) > 1:
+            dist.all_reduce(over_ranks, op=dist.ReduceOp.MAX)
+        seconds, allocated, reserved = over_ranks.tolist()
+        found = {
+            "train/tokens_per_s": tokens / seconds,
+            "train/tokens_per_s_per_rank": tokens / seconds / ranks,
+            "train/flops_per_token": flops / max(1.0, tokens),
+        }
+        if self._peak is not None:
+            found["train/mfu"] = flops / seconds / (ranks * self._peak)
+        if self._on_gpu:
+            found |= {"memory/allocated_gb": allocated / 1e9, "memory/reserved_gb": reserved / 1e9}
         return found

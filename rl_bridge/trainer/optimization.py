@@ -50,12 +50,13 @@ class Optimization:
         rate: float = self._scheduler.schedulers[0].get_last_lr()[0]
         return rate
 
-    def clip(self, loss: float, *, iteration: int) -> float:
+    def clip(self, loss: float, *, iteration: int, of: str) -> float:
         """Scale the gradient down to its bound.
 
         Args:
             loss: That the gradient is of.
             iteration: Names it, should something be wrong with it.
+            of: What made the loss, likewise.
 
         Returns:
             The norm that it had.
@@ -70,7 +71,7 @@ class Optimization:
             self.drop()
             raise NonFiniteLossError(
                 f"expected a finite loss and gradient in iteration {iteration}, got loss {loss} and "
-                f"gradient norm {norm}; a lower trainer.learning_rate is the usual cure"
+                f"gradient norm {norm} of {of}; a lower trainer.learning_rate is the usual cure"
             )
         return norm
 

@@ -20,10 +20,19 @@ class Passes:
 
     Args:
         model: The model.
+
+    Attributes:
+        tokens: Tokens of rows that this rank has made gradients of, since `begin`.
+        flops: Floating-point operations of the model for that.
     """
 
     def __init__(self, model: "TitanModel") -> None:
         self._model = model
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.tokens, self.flops = 0, 0.0
 
     def backward(self, mine: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
         """Add the gradient of an update to what this rank has of the weights.
@@ -39,7 +48,13 @@ class Passes:
         total = 0.0
         for tokens in mine.updates[update]:
             with self._model.spmd():
-                one = loss(mine.batch.take(tokens)) if len(tokens) else self._model.idle()
+                if len(tokens):
+                    part = mine.batch.take(tokens)
+                    one = loss(part)
+                    self.tokens += int(part.lengths.sum())
+                    self.flops += self._model.train_flops(part)
+                else:
+                    one = self._model.idle()
                 one.backward()  # type: ignore[no-untyped-call]
                 total += float(one.detach())
         return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))

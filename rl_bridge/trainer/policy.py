@@ -5,7 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.functions import load_loss
+from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings
 from rl_bridge.algorithms.surrogate import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.titan.model import TitanModel
@@ -20,12 +21,16 @@ class PolicyGradients:
 
     Args:
         model: Its gradients are added to.
-        settings: The ratio and the temperature.
+        settings: The loss, the ratio and the temperature.
+
+    Raises:
+        ConfigError: There is no such loss.
     """
 
     def __init__(self, model: TitanModel, settings: TrainerSettings) -> None:
         self._model = model
         self._settings = settings
+        self._loss = load_loss(settings.algorithm.loss)
         self.passes = Passes(model)
 
     def logprobs(self, mine: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
@@ -48,12 +53,15 @@ class PolicyGradients:
             mine: This rank's part.
             update: Which.
             settings: What the loss is.
-            metrics: Takes what is told of this rank's part.
+            metrics: Takes those of this rank's part.
             fresh: The version of tokens that the very weights have sampled that the trainer holds; None after the
                 iteration's first update.
 
         Returns:
             The loss, over all ranks.
+
+        Raises:
+            TrainingError: What the loss gives is none.
         """
         ratios = self._sequence_log_ratios(mine, update)
 
@@ -62,20 +70,23 @@ class PolicyGradients:
             outputs = self._model.outputs(rows, temperature=self._settings.temperature)
             assert outputs.entropy is not None
             assert part.weights is not None
+            old_logprobs = self._tensor(part.old_logprobs)
             inputs = LossInputs(
                 logprobs=outputs.logprobs,
                 entropy=outputs.entropy,
-                old_logprobs=self._tensor(part.old_logprobs),
+                old_logprobs=old_logprobs,
                 advantages=self._tensor(part.advantages),
-                weights=self._tensor(part.weights),
                 reference_logprobs=self._optional(part.reference_logprobs),
                 proximal_logprobs=self._optional(part.proximal_logprobs),
                 sequence_log_ratios=None if ratios is None else self._tensor(ratios[part.index]),
             )
-            value, told = policy_loss(inputs, settings)
-            metrics.add(told, fresh=None if fresh is None else self._tensor(part.versions == fresh))
+            per_token, found = self._loss(inputs, settings)
+            metrics.add({**found, "policy/entropy": outputs.entropy.detach()})
+            if fresh is not None:
+                difference = outputs.logprobs.detach() - old_logprobs
+                metrics.add_mismatch(difference, fresh=self._tensor(part.versions == fresh))
             metrics.add_rows(valid=int(part.lengths.sum()), padded=rows.tokens.size)
-            return value
+            return torch.sum(self._tensor(part.weights) * per_token)
 
         return self.passes.backward(mine, update, loss)
 

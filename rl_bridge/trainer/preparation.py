@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.algorithms.advantages import group_advantages
+from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.algorithms.policy_loss import LossSettings
 from rl_bridge.algorithms.regularizers import held_then_annealed, kl_to_reference
 from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, whitened
@@ -106,9 +106,9 @@ def _relative(
     """Each trajectory's sum of rewards, beside its group's."""
     _, first, index = np.unique(trajectory, return_index=True, return_inverse=True)
     totals, group = np.bincount(index, weights=rewards), group[first]
-    relative = np.empty(len(totals))
+    relative, advantage = np.empty(len(totals)), load_advantage(algorithm.advantage_function)
     for one in np.unique(group):
         members = np.flatnonzero(group == one)
-        relative[members] = group_advantages(totals[members].tolist(), normalize_std=algorithm.normalize_std)
+        relative[members] = advantage(totals[members].tolist(), normalize_std=algorithm.normalize_std)
     advantages: NDArray[np.float32] = relative[index].astype(np.float32)
     return advantages

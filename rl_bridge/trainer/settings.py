@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from rl_bridge.types import PolicyVersion
 
 
@@ -22,6 +22,7 @@ class TrainerSettings:
         seed: Of everything random in the trainer.
         trainer: `trainer.*`.
         algorithm: `algorithm.*`.
+        lora: `model.lora.*`; None trains all weights.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         colocated: Others compute on the same GPU in turn.
@@ -38,6 +39,7 @@ class TrainerSettings:
     seed: int
     trainer: TrainerConfig
     algorithm: AlgorithmConfig
+    lora: LoraConfig | None = None
     deterministic: bool = False
     colocated: bool = False
     resume: bool = True

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import CheckpointError, NonFiniteLossError, TrainerWentBackError
-from rl_bridge.titan.model import TitanModel
+from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, TrainerWentBackError
+from rl_bridge.titan.lora import checkpoint_identity
+from rl_bridge.titan.model import TitanModel, gathered
 from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
-from rl_bridge.trainer.checkpoints import Checkpoints, export_weights
+from rl_bridge.trainer.checkpoints import Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
-from rl_bridge.trainer.metrics import LossMetrics
+from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.offload import Offload
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.policy import PolicyGradients
@@ -29,6 +30,10 @@ from rl_bridge.trainer.readers import Readers
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.shares import RankBatch, rank_batches
 from rl_bridge.types import PolicyVersion
+from rl_bridge.weights.snapshot import State
+
+_ADAPTERS = "adapters"
+_WHOLE = "whole weights"
 
 
 class Trainer:
@@ -42,6 +47,7 @@ class Trainer:
 
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
+        measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
 
     Raises:
         ConfigError: The model cannot be spread over the ranks as asked.
@@ -69,6 +75,8 @@ class Trainer:
                 device=device,
                 tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
+                lora=settings.lora,
+                seed=settings.seed,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
@@ -77,6 +85,9 @@ class Trainer:
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
+        self._adapters_of = None if settings.lora is None else _identity(settings)
+        self._meter = StepMeter(device)
+        self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
         """Load the newest checkpoint of the run's folder, if there is one.
@@ -87,7 +98,7 @@ class Trainer:
             What was stored with it; version 0 where there was none.
 
         Raises:
-            ModelError: The checkpoint is damaged, or of another model.
+            ModelError: The checkpoint is damaged, of another model, or of adapters where there are none, or others.
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()
@@ -95,13 +106,14 @@ class Trainer:
             if not version:
                 return ResumeState()
             state = self._state()
+            self._require_same_adapters(version)
             # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
             generators = state.pop(self._random_key)
             kept = self._checkpoints.below(self._random_key, version)
             if known := {device: generators[device] for device in generators if device in kept}:
                 state[self._random_key] = known
             self._checkpoints.load(version, state)
-        self._model.module.load_state_dict(state["model"])
+        self._model.load_trained(state["model"])
         self._optimizer.restored(version)
         if self._critic is not None:
             self._critic.restore(state, version)
@@ -109,12 +121,20 @@ class Trainer:
         self.version = version
         return self._checkpoints.run_state(version)
 
+    def _require_same_adapters(self, version: PolicyVersion) -> None:
+        theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
+        if theirs != self._adapters_of:
+            raise ModelError(
+                f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, got "
+                f"{theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+            )
+
     def step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.
 
         Args:
             batch: This rank's part; or all loss tokens, of which it takes its part. With reference log-probabilities
-                where `kl_coef` is above 0. What else the algorithm needs is added here.
+                where `kl_coef` is above 0 and all weights are trained. What else the algorithm needs is added here.
             version: Which the trainer has to be at; None for whichever it is.
 
         Returns:
@@ -137,8 +157,12 @@ class Trainer:
 
     def _step(self, mine: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
+        passes = [one.passes for one in (self._policy, self._critic) if one is not None]
+        for one in passes:
+            one.begin()
+        self._meter.begin()
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
-        metrics = LossMetrics(algorithm, with_reference=mine.batch.reference_logprobs is not None)
+        metrics = LossMetrics()
         losses: list[float] = []
         norms: list[float] = []
         waited = 0.0
@@ -150,13 +174,15 @@ class Trainer:
             losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
             norms.append(self._checked(mine, update, losses[-1]))
             waited += self._readers.wait_until_none(config.collective_timeout_s)
-            for one in self._learners:
-                one.step()
+            for learner in self._learners:
+                learner.step()
         for _ in range(len(losses), config.updates_per_iteration):
-            for one in self._learners:
-                one.skip()  # too few trajectories came for every update; the schedule goes by iterations
+            for learner in self._learners:
+                learner.skip()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
-        return {
+        done = [self._policy.passes.tokens, sum(one.flops for one in passes)]
+        tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
+        found = {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
@@ -165,6 +191,8 @@ class Trainer:
             **metrics.reduced(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
+        self.measured = self._meter.figures(tokens=tokens, flops=flops)
+        return found
 
     @property
     def _learners(self) -> list[Optimization | Critic]:
@@ -173,10 +201,14 @@ class Trainer:
     def _prepared(self, mine: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
 
-        The latter, where ratios are against those, are computed in the passes in which each token will be trained: in
-        bfloat16 other passes have other roundings, and the ratio of a part that is trained first would not be 1.
+        With LoRA the reference's are the model's own with its adapters off. The policy's, where ratios are against
+        those, are computed in the passes in which each token will be trained: in bfloat16 other passes have other
+        roundings, and the ratio of a part that is trained first would not be 1.
         """
         batch, algorithm = mine.batch, self._settings.algorithm
+        if algorithm.kl_coef and self._settings.lora is not None:
+            with self._model.without_adapters():
+                batch = batch.with_reference(self._policy.logprobs(mine))
         values = None if self._critic is None else self._critic.values(mine)
         batch = with_advantages(
             batch, algorithm, values=values, whole=lambda numbers: self._policy.passes.whole(batch, numbers)
@@ -188,7 +220,8 @@ class Trainer:
     def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
-            norm = self._optimizer.clip(loss, iteration=self.version)
+            of = f"algorithm.loss={self._settings.algorithm.loss}"
+            norm = self._optimizer.clip(loss, iteration=self.version, of=of)
             if self._critic is not None:
                 self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:
@@ -203,17 +236,21 @@ class Trainer:
             return self._policy.passes.whole(mine.batch, self._policy.logprobs(mine)).astype(np.float32)
 
     @contextmanager
-    def weights(self, version: PolicyVersion) -> Iterator[dict[str, Tensor]]:
-        """This rank's part of the weights, as DTensors under their Hugging Face names, to be read from any thread.
+    def weights(self, version: PolicyVersion) -> Iterator[State]:
+        """This rank's part of what generators take, as DTensors, to be read from any thread.
 
-        Within the block they do not change: the next update waits for its end. Passes forward and backward do not.
+        They are the weights under their Hugging Face names, adapters merged; or, with `model.lora.push` of "adapter",
+        those alone under PEFT's names. Within the block they do not change: the next update waits for its end. Passes
+        forward and backward do not.
 
         Raises:
             TrainerWentBackError: They are of another version.
         """
         self._expect(version)
         with self._readers:
-            yield self._model.sharded_state_dict()
+            lora = self._settings.lora
+            alone = lora is not None and lora.push == "adapter"
+            yield self._model.adapter_state() if alone else self._model.sharded_state_dict()
 
     def save(
         self,
@@ -252,6 +289,8 @@ class Trainer:
     def export(self, folder: str | Path, version: PolicyVersion | None = None) -> None:
         """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too.
 
+        Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them.
+
         Args:
             folder: Where to.
             version: Which the trainer has to be at; None for whichever it is.
@@ -266,6 +305,12 @@ class Trainer:
             writes = self._rank.index == 0
             state = self._model.hf_state_dict(keep=writes)
             failure = export_weights(state, Path(folder)) if writes else None
+            if (lora := self._settings.lora) is not None:
+                factors = gathered(self._model.adapter_state(), keep=writes)
+                if writes and failure is None:
+                    failure = export_adapter(
+                        factors, Path(folder) / "adapter", lora, self._settings.model_path
+                    )
             if (failure := agree(failure)) is not None:
                 raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 
@@ -284,7 +329,8 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds of the training; read in place when one is loaded."""
         return {
-            "model": self._model.module.state_dict(),
+            "model": self._model.trained_state(),
+            **({} if self._adapters_of is None else {_ADAPTERS: {self._adapters_of: torch.zeros(1)}}),
             **self._optimizer.state(),
             **({} if self._critic is None else self._critic.state()),
             self._random_key: self._random(),
@@ -303,3 +349,13 @@ class Trainer:
     def _take_random(self, states: Mapping[str, Tensor] | None) -> None:
         for device, state in (states or {}).items():
             (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(state)
+
+
+def _identity(settings: TrainerSettings) -> str:
+    """What adapters belong to, and what they mean: others would fit, and make another policy."""
+    lora = settings.lora
+    assert lora is not None
+    base, targets = checkpoint_identity(Path(settings.model_path)), " ".join(sorted(lora.targets))
+    return (
+        f"adapters of rank {lora.rank} and alpha {lora.alpha:g} for {targets} of the checkpoint {base[:16]}"
+    )

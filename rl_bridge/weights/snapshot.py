@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeGuard
 
 import torch
@@ -67,6 +67,21 @@ class ShardSpec:
     dtype: torch.dtype | None = None
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LazySum:
+    """A tensor of a state dict and what is added to it when it is copied: one sum at a time takes memory.
+
+    Attributes:
+        base: The tensor.
+        added: Gives what is added to a box of the whole tensor, in the box's shape; from any thread.
+    """
+
+    base: Tensor
+    added: Callable[[Box], Tensor]
+
+
+State: TypeAlias = Mapping[str, Tensor | LazySum]
+"""What can be published: tensors by their names."""
 Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
 """The names wanted, each in the sharding of a DTensor, the part of a `ShardSpec`, or whole (a plain tensor)."""
 
@@ -79,11 +94,17 @@ class Shard:
         whole: Shape of the whole tensor.
         box: The part that this rank has.
         local: Its values, detached; of the shape of the box.
+        added: Gives what is to be added to them, of the same shape; None where nothing is.
     """
 
     whole: tuple[int, ...]
     box: Box
     local: Tensor
+    added: Callable[[Box], Tensor] | None = None
+
+    def values(self) -> Tensor:
+        """What is published: `local`, or a new tensor with what is added."""
+        return self.local if self.added is None else self.local + self.added(self.box)
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
@@ -92,14 +113,14 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(value, module.DTensor)
 
 
-def own_shards(state: Mapping[str, Tensor], *, rank: int) -> dict[str, Shard]:
+def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
     """What this rank has to publish of a state dict.
 
     Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first
     along every dimension of its mesh that it is replicated over.
 
     Args:
-        state: Plain tensors, whole; or DTensors, of which nothing is gathered.
+        state: Plain tensors, whole; or DTensors, of which nothing is gathered; or sums with either.
         rank: This rank among those that publish.
 
     Returns:
@@ -109,10 +130,11 @@ def own_shards(state: Mapping[str, Tensor], *, rank: int) -> dict[str, Shard]:
         WeightsError: A DTensor is a sum that has yet to be reduced.
     """
     shards: dict[str, Shard] = {}
-    for name, tensor in state.items():
+    for name, value in state.items():
+        tensor = value.base if isinstance(value, LazySum) else value
         shard = _dtensor_shard(name, tensor) if is_dtensor(tensor) else _plain_shard(tensor, rank)
         if shard is not None:
-            shards[name] = shard
+            shards[name] = replace(shard, added=value.added) if isinstance(value, LazySum) else shard
     return shards
 
 

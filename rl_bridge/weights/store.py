@@ -23,6 +23,7 @@ from rl_bridge.weights.snapshot import (
     Publication,
     Shard,
     Snapshot,
+    State,
     StoredPart,
     key_text,
     layout,
@@ -149,7 +150,7 @@ class WeightStore:
     async def put(
         self,
         key: Key,
-        state: Mapping[str, Tensor],
+        state: State,
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -164,7 +165,7 @@ class WeightStore:
             key: What the snapshot is called. Where the key is there already, this replaces it; a version
                 replaces later versions too, since those are from before the run went back.
             state: Dense tensors on any device. DTensors publish their own shard, of plain tensors rank 0
-                publishes the whole; nothing is gathered.
+                publishes the whole; nothing is gathered. A `LazySum` is computed as it is copied.
             rank: Of the caller, among those that publish the snapshot together.
             ranks: How many they are. Readers see the snapshot when all have published.
             dtype: What floating-point numbers are published in, cast as they are copied; None for their own.
@@ -300,7 +301,10 @@ class WeightStore:
 
 
 def _pack(room: Room, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
-    copy_all((view(room.target, parts[name]), shard.local) for name, shard in shards.items())
+    plain = {name: shard for name, shard in shards.items() if shard.added is None}
+    copy_all((view(room.target, parts[name]), shard.local) for name, shard in plain.items())
+    for name in shards.keys() - plain.keys():  # one by one: each is computed here
+        copy_all([(view(room.target, parts[name]), shards[name].values())])
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -171,17 +171,17 @@ class SharedSlots:
         """The greatest number of slots in use at once in this worker."""
         return min(self._total, self._local)
 
-    def take(self, owner: str) -> None:
-        """Take a slot for a caller.
+    def take(self, owner: str, count: int = 1) -> None:
+        """Take slots for a caller, all of them or none.
 
         Raises:
             RefusalError: CAPACITY_REACHED.
         """
         column = self._columns[owner]
         with self._table.locked():
-            refusal = self._refusal(column)
+            refusal = self._refusal(column, count)
             if refusal is None:
-                self._table.add(self._worker, column, 1)
+                self._table.add(self._worker, column, count)
         if refusal is not None:
             raise refusal
 
@@ -207,12 +207,12 @@ class SharedSlots:
         taken, worker = min(rows)
         return worker if taken < self._local else None
 
-    def _refusal(self, column: int) -> RefusalError | None:
+    def _refusal(self, column: int, count: int) -> RefusalError | None:
         table = self._table
-        if (taken := table.total()) >= self._total:
-            return full("session", taken, self._total)
-        if (taken := table.row(self._worker)) >= self._local:
-            return full("session in this worker process", taken, self._local)
-        if self._per_owner is not None and (taken := table.column(column)) >= self._per_owner:
-            return full("session of this token", taken, self._per_owner)
+        if (taken := table.total()) + count > self._total:
+            return full("session", taken, self._total, count)
+        if (taken := table.row(self._worker)) + count > self._local:
+            return full("session in this worker process", taken, self._local, count)
+        if self._per_owner is not None and (taken := table.column(column)) + count > self._per_owner:
+            return full("session of this token", taken, self._per_owner, count)
         return None

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, suppress
@@ -10,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
 from openenv_core.protocol import jsonrpc, replies
+from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
@@ -28,8 +30,8 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 SESSION_PATH: Final = "/ws"
 
-_NORMAL_CLOSURE: Final = 1000
-_GOING_AWAY: Final = 1001
+NORMAL_CLOSURE: Final = 1000
+GOING_AWAY: Final = 1001
 
 ABORT: Final = "ropewalk.abort"
 """The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
@@ -43,24 +45,29 @@ _MAX_AHEAD: Final = 16 * 1024 * 1024
 """Characters of all of these together; one request may have as many by itself."""
 
 
-class _DisconnectedError(Exception):
+class DisconnectedError(Exception):
     """There is nobody to talk to any more."""
 
 
-class _Dialect(Protocol):
-    """How requests are read and answered."""
-
-    async def answer(self, session: EnvironmentSession, text: str | None) -> str | None:
-        """Return the reply to one frame, which is None where it is binary; None to a close."""
+class _Refusing(Protocol):
+    """How a dialect refuses."""
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the frame that tells of a refusal for which no request is to blame."""
 
 
-class _Conversation:
+class _Dialect(_Refusing, Protocol):
+    """How requests are read and answered, one after the other."""
+
+    async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
+        """Return the reply to one frame; None to a close."""
+
+
+class Conversation(ABC):
     """One socket, from accept to close. Its task is cancelled when somebody else ends it.
 
     Attributes:
+        accept: What the server is told that lets the client in.
         busy: A request is being answered.
         leaving: No further request is taken.
         over: The last word has been said; only the close may be on its way.
@@ -83,13 +90,15 @@ class _Conversation:
         "task",
     )
 
+    accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
+
     def __init__(
         self,
         scope: Message,
         receive: Receive,
         send: Send,
         sessions: SessionTable,
-        dialect: _Dialect,
+        dialect: _Refusing,
         send_timeout_s: float,
     ) -> None:
         self._receive = receive
@@ -101,19 +110,17 @@ class _Conversation:
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop)
         # Where an environment may take its time, requests are read ahead: a client that leaves in mid-step is noticed.
-        self._ahead: deque[str | None] | None = None if sessions.inline else deque()
+        self._ahead: deque[str | bytes] | None = None if sessions.inline else deque()
         self._ahead_size = 0
         self._waiter: asyncio.Future[None] | None = None
         self.busy = True
         self.leaving = self.over = False
         self.task: asyncio.Task[None] | None = None
 
-    async def serve(
-        self, sockets: "Sockets", entering: AbstractAsyncContextManager[EnvironmentSession]
-    ) -> None:
-        """Accept, hold a session for as long as the client stays, and close."""
+    async def serve(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
+        """Accept, hold what is entered for as long as the client stays, and close."""
         await self._receive()
-        await self._send({"type": "websocket.accept"})
+        await self._send(self.accept)
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
         reading = None if self._ahead is None else asyncio.create_task(self._read_ahead(self._ahead, task))
@@ -132,38 +139,19 @@ class _Conversation:
         if task.done() and not task.cancelled():
             error = task.exception()
             # OSError is how a server tells that a reply found nobody.
-            if error is not None and not isinstance(error, _DisconnectedError | OSError):
+            if error is not None and not isinstance(error, DisconnectedError | OSError):
                 raise error
 
-    async def _converse(
-        self, sockets: "Sockets", entering: AbstractAsyncContextManager[EnvironmentSession]
-    ) -> None:
-        answer = self._dialect.answer
-        code = _NORMAL_CLOSURE
+    async def _converse(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
+        code = NORMAL_CLOSURE
         last: str | None = None
         try:
             sockets.enter(self)
-            async with entering as session:
-                if not session.standing:
-                    session.watch = self._watch
-                    session.on_expiry = lambda: self.end(
-                        _NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(session))
-                    )
-                while not self.leaving:
-                    self.busy = False
-                    text = await self._next_frame()
-                    self.busy = True
-                    reply = await answer(session, text)
-                    if reply is None:
-                        break
-                    await self._say(reply)
-                    if session.over and not self.leaving:
-                        break  # the reply has told it: a call inside the frame outlasted its time
-                else:
-                    code = _GOING_AWAY
+            async with entering as held:
+                code = await self._talk(held)
         except RefusalError as refusal:
             last = self._dialect.refusal(refusal)
-        except (_DisconnectedError, OSError):
+        except (DisconnectedError, OSError):
             raise
         except Exception:
             logger.exception("a session ended by a fault of the server")
@@ -172,38 +160,44 @@ class _Conversation:
             sockets.leave(self)
         await self._close(code, last)
 
-    async def _next_frame(self) -> str | None:
+    @abstractmethod
+    async def _talk(self, held: Any) -> int:
+        """Answer requests until there are no more; return the code to close with."""
+
+    async def _next_frame(self) -> str | bytes:
         """Wait for a frame. The wait ends with the connection: by an error, or by the end of the task."""
         if self._ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
-                raise _DisconnectedError
-            return message.get("text")
+                raise DisconnectedError
+            text = message.get("text")
+            return message["bytes"] if text is None else text  # type: ignore[no-any-return]
         while not self._ahead:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        text = self._ahead.popleft()
-        self._ahead_size -= len(text or "")
-        return text
+        frame = self._ahead.popleft()
+        self._ahead_size -= len(frame)
+        return frame
 
-    async def _read_ahead(self, ahead: deque[str | None], task: asyncio.Task[None]) -> None:
+    async def _read_ahead(self, ahead: deque[str | bytes], task: asyncio.Task[None]) -> None:
         """Take requests as they come, a bounded number, until the client leaves."""
         receive = self._receive
         ended = False
         try:
             while (message := await receive())["type"] == "websocket.receive":
-                text: str | None = message.get("text")
-                size = self._ahead_size + len(text or "")
+                text = message.get("text")
+                frame: str | bytes = message["bytes"] if text is None else text
+                size = self._ahead_size + len(frame)
                 if ahead and (len(ahead) >= _MAX_PIPELINED or size > _MAX_AHEAD):
                     complaint = (
                         f"expected one request at a time, got more than {_MAX_PIPELINED}, or than {_MAX_AHEAD} "
                         "characters, ahead of their replies"
                     )
-                    self.end(_NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, complaint)))
+                    self.end(NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, complaint)))
                     ended = True
                     return
                 self._ahead_size = size
-                ahead.append(text)
+                ahead.append(frame)
                 if self._waiter is not None and not self._waiter.done():
                     self._waiter.set_result(None)
         finally:
@@ -212,7 +206,7 @@ class _Conversation:
 
     async def _say(self, text: str) -> None:
         if self.over:
-            raise _DisconnectedError  # somebody else has ended the conversation
+            raise DisconnectedError  # somebody else has ended the conversation
         self._watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.send", "text": text})
         self._watch.stop()
@@ -222,7 +216,7 @@ class _Conversation:
         if last is not None:
             await self._say(last)
         if self.over:
-            raise _DisconnectedError
+            raise DisconnectedError
         self.over = True
         self._watch.expect(self._patience_s, self._drop)
         await self._send({"type": "websocket.close", "code": code})
@@ -232,14 +226,14 @@ class _Conversation:
         """End the conversation with the reply that is under way, or at once where there is none."""
         self.leaving = True
         if not self.busy and not self.over:
-            self.end(_GOING_AWAY)
+            self.end(GOING_AWAY)
 
     def end(self, code: int, last: str | None = None) -> None:
         """End the conversation from outside, whatever the one who holds it is waiting for."""
         keep(asyncio.create_task(self._end(code, last)))
 
     async def _end(self, code: int, last: str | None) -> None:
-        with suppress(_DisconnectedError, OSError):
+        with suppress(DisconnectedError, OSError):
             try:
                 await self._close(code, last)
             finally:
@@ -257,6 +251,43 @@ class _Conversation:
             self.task.cancel()
 
 
+class _SessionConversation(Conversation):
+    """One socket that speaks for one session: a reply to each request, in order."""
+
+    __slots__ = ("_answering",)
+
+    def __init__(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        sessions: SessionTable,
+        dialect: _Dialect,
+        send_timeout_s: float,
+    ) -> None:
+        super().__init__(scope, receive, send, sessions, dialect, send_timeout_s)
+        self._answering = dialect.answer
+
+    async def _talk(self, held: EnvironmentSession) -> int:
+        if not held.standing:
+            held.watch = self._watch
+            held.on_expiry = lambda: self.end(
+                NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
+            )
+        answer = self._answering
+        while not self.leaving:
+            self.busy = False
+            frame = await self._next_frame()
+            self.busy = True
+            reply = await answer(held, frame)
+            if reply is None:
+                return NORMAL_CLOSURE
+            await self._say(reply)
+            if held.over and not self.leaving:
+                return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
+        return GOING_AWAY
+
+
 class Sockets:
     """Every conversation from its accept to the end of its session.
 
@@ -265,16 +296,16 @@ class Sockets:
     """
 
     def __init__(self) -> None:
-        self._conversations: set[_Conversation] = set()
+        self._conversations: set[Conversation] = set()
         self._left = asyncio.Event()
         self.draining = False
 
-    def enter(self, conversation: _Conversation) -> None:
+    def enter(self, conversation: Conversation) -> None:
         """Count a conversation that begins."""
         self._conversations.add(conversation)
         conversation.leaving = self.draining
 
-    def leave(self, conversation: _Conversation) -> None:
+    def leave(self, conversation: Conversation) -> None:
         """Count it no more: its session has ended."""
         self._conversations.discard(conversation)
         self._left.set()
@@ -305,6 +336,7 @@ class SocketRoute:
         send_timeout_s: Seconds that a client may leave its replies unread.
         attaching: The address may name a session that the socket speaks for; else it has one of its own, which ends
             with it.
+        batches: Serves a socket of the subprotocol `ropewalk.v1`; None: that is not taken.
     """
 
     def __init__(
@@ -315,12 +347,14 @@ class SocketRoute:
         send_timeout_s: float,
         *,
         attaching: bool = False,
+        batches: "Callable[[Message, Receive, Send], Awaitable[None]] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
         self._attaching = attaching
+        self._batches = batches
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
@@ -328,9 +362,12 @@ class SocketRoute:
         wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
         if wanted and self._attaching:
             entering = self._sessions.attach(owner, wanted[0])
+        elif self._batches is not None and SUBPROTOCOL in (scope.get("subprotocols") or ()):
+            await self._batches(scope, receive, send)
+            return
         else:
             entering = self._sessions.session(owner)
-        conversation = _Conversation(
+        conversation = _SessionConversation(
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
         )
         await conversation.serve(self._sockets, entering)
@@ -348,14 +385,14 @@ class FrameDialect:
         self._decoder = decoder
         self._rpc = rpc
 
-    async def answer(self, session: EnvironmentSession, text: str | None) -> str | None:
+    async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
         """Return the reply to one frame; None to a close.
 
         Raises:
             RefusalError: The session is over.
         """
         try:
-            if text is None:
+            if not isinstance(text, str):
                 raise RefusalError(
                     INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
                 )
@@ -401,9 +438,9 @@ class RpcDialect:
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc
 
-    async def answer(self, session: EnvironmentSession, text: str | None) -> str | None:
+    async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
         """Return the response to one frame."""
-        if text is None:
+        if not isinstance(text, str):
             fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
             )

@@ -17,8 +17,8 @@ class SessionSlots(Protocol):
     def cap(self) -> int:
         """The greatest number of slots in use at once."""
 
-    def take(self, owner: str) -> None:
-        """Take a slot for a caller.
+    def take(self, owner: str, count: int = 1) -> None:
+        """Take slots for a caller, all of them or none.
 
         Raises:
             RefusalError: CAPACITY_REACHED, with active_sessions and max_sessions.
@@ -60,18 +60,18 @@ class LocalSlots:
         """The greatest number of slots in use at once."""
         return self._cap
 
-    def take(self, owner: str) -> None:
-        """Take a slot for a caller.
+    def take(self, owner: str, count: int = 1) -> None:
+        """Take slots for a caller, all of them or none.
 
         Raises:
             RefusalError: CAPACITY_REACHED.
         """
-        if self._active >= self._cap:
-            raise full("session", self._active, self._cap)
-        if self._per_owner is not None and self._taken[owner] >= self._per_owner:
-            raise full("session of this token", self._taken[owner], self._per_owner)
-        self._active += 1
-        self._taken[owner] += 1
+        if self._active + count > self._cap:
+            raise full("session", self._active, self._cap, count)
+        if self._per_owner is not None and self._taken[owner] + count > self._per_owner:
+            raise full("session of this token", self._taken[owner], self._per_owner, count)
+        self._active += count
+        self._taken[owner] += count
 
     def give(self, owner: str) -> None:
         """Give a slot back that this caller has taken."""
@@ -90,11 +90,12 @@ class LocalSlots:
         self._ending += change
 
 
-def full(what: str, taken: int, cap: int) -> RefusalError:
-    """Return the refusal of a caller for whom there is no slot."""
+def full(what: str, taken: int, cap: int, count: int = 1) -> RefusalError:
+    """Return the refusal of a caller for whom there is no slot, or not as many as it wants."""
+    wanted = f"a free {what}" if count == 1 else f"{count} times a free {what}"
     return RefusalError(
         CAPACITY_REACHED,
-        f"expected a free {what}, got {taken} of {cap} in use; try again later",
+        f"expected {wanted}, got {taken} of {cap} in use; try again later",
         {"active_sessions": taken, "max_sessions": cap},
     )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 from uuid import uuid4
@@ -254,18 +254,46 @@ class SessionTable:
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
         await self.finish(session)
 
+    async def admit(self, owner: str, count: int) -> list[EnvironmentSession]:
+        """Take slots and environments, all of them or none; `release` gives them back.
+
+        Raises:
+            RefusalError: As `session`.
+        """
+        await self._take_slots(owner, count)
+        building = [keep(asyncio.create_task(self._build(owner, "")))]
+        try:
+            await asyncio.wait(building)
+            if building[0].exception() is None:
+                # Not before one has come to be: a class that cannot be made says so once.
+                building += [keep(asyncio.create_task(self._build(owner, ""))) for _ in range(count - 1)]
+                await asyncio.wait(building)
+            for one in building:
+                one.result()
+        except BaseException:
+            for _ in range(count - len(building)):
+                self.slots.give(owner)
+            for one in building:
+                if self._shares_process:
+                    one.cancel()
+                one.add_done_callback(self._drop_built)
+            raise
+        return [one.result() for one in building]
+
+    async def release(self, sessions: Sequence[EnvironmentSession]) -> None:
+        """End sessions that `admit` has returned. Whoever waits may be cancelled: it goes on."""
+        for session in sessions:
+            self._forget(session)
+        if sessions:
+            await asyncio.wait([keep(asyncio.create_task(self._finish(session))) for session in sessions])
+
+    @property
+    def _shares_process(self) -> bool:
+        return self.slots.cap > 1 or bool(getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False))
+
     async def _admit(self, owner: str, session_id: str = "") -> EnvironmentSession:
-        if self.draining:
-            raise _stopping()
-        if self.executor.exhausted:
-            raise RefusalError(
-                CAPACITY_REACHED,
-                f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
-                "whose time was over; try again later, or restart the server if the environment hangs",
-                {"active_sessions": self.active, "max_sessions": self.slots.cap},
-            )
-        await self._take_slot(owner)
-        if self.slots.cap > 1 or getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
+        await self._take_slots(owner)
+        if self._shares_process:
             return await self._build(owner, session_id)
         # Its class does not promise to share a process with a second instance: the constructor keeps its slot to its
         # end, or its deadline, when its caller has left.
@@ -276,17 +304,26 @@ class SessionTable:
             building.add_done_callback(self._drop_built)
             raise
 
-    async def _take_slot(self, owner: str) -> None:
-        """Take a slot. Where all are taken and one is about to come back, wait for it.
+    async def _take_slots(self, owner: str, count: int = 1) -> None:
+        """Take slots, if the server takes callers at all. Where some are missing and about to come back, wait.
 
         Of a client that has just left nothing may have been heard yet, so a moment is waited in any case.
         """
+        if self.draining:
+            raise _stopping()
+        if self.executor.exhausted:
+            raise RefusalError(
+                CAPACITY_REACHED,
+                f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
+                "whose time was over; try again later, or restart the server if the environment hangs",
+                {"active_sessions": self.active, "max_sessions": self.slots.cap},
+            )
         clock = asyncio.get_running_loop().time
         began, waits = clock(), False
         try:
             while True:
                 try:
-                    return self.slots.take(owner)
+                    return self.slots.take(owner, count)
                 except RefusalError:
                     patience = CLOSE_TIMEOUT_S if self.slots.ending else _DISCONNECT_NOTICE_S
                     if clock() - began > patience or (not waits and self._waiting >= _MAX_WAITING):

@@ -1,6 +1,7 @@
 """Environments of Gymnasium's, served and taken back: the same spaces and trajectories, and its own checks."""
 
 import asyncio
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from missing import missing
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -96,6 +98,27 @@ async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
 
     app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
     await with_env(app, use, render_mode="rgb_array")
+
+
+@pytest.mark.heavy
+def test_ppo_of_stable_baselines_learns_over_the_wire_what_it_learns_without() -> None:
+    torch = pytest.importorskip("torch")
+    if importlib.util.find_spec("stable_baselines3") is None:
+        missing("needs stable-baselines3; python3.11 scripts/bootstrap.py test-all installs it")
+    from stable_baselines3 import PPO
+
+    def learn(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+        with env:
+            policy = PPO("MlpPolicy", env, n_steps=256, n_epochs=2, seed=1, device="cpu")
+            begun = {name: value.clone() for name, value in policy.policy.state_dict().items()}
+            policy.learn(512)
+            learnt: dict[str, Any] = policy.policy.state_dict()
+        assert not any(torch.equal(begun[name], learnt[name]) for name in learnt)
+        return learnt
+
+    here = learn(gymnasium.make("CartPole-v1"))
+    there = learn(ServedEnv("gymnasium", env_vars={"GYMNASIUM_ENV": "CartPole-v1"}))
+    assert all(torch.equal(here[name], there[name]) for name in here)
 
 
 async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:

@@ -66,6 +66,29 @@ def test_run_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> Non
     assert all(step == pytest.approx(round(step)) for step in variance_steps)  # eighths: groups of eight
 
 
+def test_adapters_are_trained_and_served(ropewalk: Start, tmp_path: Path) -> None:
+    lora = (
+        "model.lora.rank=8",
+        "algorithm.kl_coef=0.05",
+        "trainer.learning_rate=1e-2",
+        "trainer.warmup_updates=0",
+    )
+    run = ropewalk(*small(tmp_path, *lora))
+    assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
+    folder = tmp_path / "run"
+    first, second = rows(folder)
+    assert max(row["mismatch/logprob_max"] for row in (first, second)) <= 1e-4
+    # Without a process of its own the reference is what the adapters were added to.
+    assert sorted(path.name for path in (folder / "logs").glob("reference*")) == []
+    assert second["policy/kl_to_reference"] > first["policy/kl_to_reference"]
+    adapter = folder / "policy" / "adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 8
+    assert (adapter / "adapter_model.safetensors").is_file()
+    again = ropewalk("train", "--resume", str(folder), "trainer.iterations=3", "model.lora.push=adapter")
+    assert again.wait(RUN_TIMEOUT_S) == 0, again.output()[-3000:]
+    assert rows(folder)[2]["mismatch/logprob_max"] <= 1e-4
+
+
 @pytest.mark.soak
 def test_checkpoint_with_another_tokenizer_goes_the_same_way(ropewalk: Start, tmp_path: Path) -> None:
     checkpoint = byte_level_checkpoint(tmp_path / "checkpoint")

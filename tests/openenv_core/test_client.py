@@ -548,7 +548,7 @@ def test_end_of_the_servers_process_is_told() -> None:
         assert provider.alive
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.ZombieProcess):  # another test's, which nobody has waited for yet
-                if "serve" in process.cmdline() and "_guard.py" not in " ".join(process.cmdline()):
+                if "serve" in process.cmdline() and "guard.py" not in " ".join(process.cmdline()):
                     os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ConnectionLostError, match="the server's process has ended"):
             env.step(Add(amount=1))

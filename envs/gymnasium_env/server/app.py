@@ -7,7 +7,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from openenv_core.adapters.spaces import describe_space
 from openenv_core.errors import ConfigurationError
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -37,16 +36,13 @@ def gymnasium_app(
         ConfigurationError: Its spaces cannot cross the wire.
         gymnasium.error.Error: There is no such environment.
     """
-    factory = partial(GymnasiumEnvironment, env_id, tuple(wrappers), options)
-    looked_at = factory()
+    looked_at = GymnasiumEnvironment(env_id, tuple(wrappers), options)
     try:
-        action, observation = models_for(
-            describe_space(looked_at.inner.action_space), describe_space(looked_at.inner.observation_space)
-        )
+        action, observation = models_for(looked_at.inner.action_space, looked_at.inner.observation_space)
     finally:
         looked_at.close()
     return create_app(
-        factory,
+        partial(GymnasiumEnvironment, env_id, tuple(wrappers), options, observation),
         action,
         observation,
         env_name="gymnasium",

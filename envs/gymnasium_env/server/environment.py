@@ -3,20 +3,25 @@
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
 from pydantic import JsonValue
 
 from openenv_core import Environment
-from openenv_core.adapters.spaces import read_value, write_value
+from openenv_core.adapters.spaces import read_value
 from openenv_core.errors import EnvironmentFailureError, EpisodeOverError
 
-from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState
+from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, models_for
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
+
+
+_MAX_CHOICES: Final = 256
+"""Actions of a discrete space that are kept as Gymnasium has them: looked up, they need no check."""
 
 
 class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
@@ -29,18 +34,28 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         env_id: What `gymnasium.make` takes.
         wrappers: Put around it, the first innermost.
         options: Further arguments of `gymnasium.make`.
+        observation_type: The model of observations that `models_for` returns; by default one is made.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(
-        self, env_id: str, wrappers: Sequence[Wrapper] = (), options: Mapping[str, Any] | None = None
+        self,
+        env_id: str,
+        wrappers: Sequence[Wrapper] = (),
+        options: Mapping[str, Any] | None = None,
+        observation_type: type[GymnasiumObservation] | None = None,
     ) -> None:
         env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **(options or {}))
         for wrap in wrappers:
             env = wrap(env)
         self.inner = env
-        self._state = GymnasiumState()
+        self._action_space = space = env.action_space  # each wrapper around it would ask the next
+        choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
+        self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
+        self._observation_type = observation_type or models_for(env.action_space, env.observation_space)[1]
+        self._episode_id: str | None = None
+        self._steps = 0
         self._playing = False
 
     def reset(
@@ -60,7 +75,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             more: Further options, by name.
         """
         seen, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
-        self._state = GymnasiumState(episode_id=str(uuid4()) if episode_id is None else episode_id)
+        self._episode_id = str(uuid4()) if episode_id is None else episode_id
+        self._steps = 0
         self._playing = True
         return self._observation(seen, info)
 
@@ -73,15 +89,11 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """
         if not self._playing:
             raise EpisodeOverError("no episode is under way; call reset() first")
-        space = self.inner.action_space
-        try:
-            taken = read_value(space, action.action)
-        except ValueError as error:
-            raise EnvironmentFailureError(f"this is no action of {space}: {error}") from None
-        if not space.contains(taken):
-            raise EnvironmentFailureError(f"this is no action of {space}: {str(action.action)[:200]}")
+        taken = self._choices.get(action.action) if type(action.action) is int else None
+        if taken is None:
+            taken = self._read(action.action)
         seen, reward, terminated, truncated, info = self.inner.step(taken)
-        self._state.step_count += 1
+        self._steps += 1
         self._playing = not (terminated or truncated)
         return self._observation(
             seen,
@@ -95,20 +107,28 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     @property
     def state(self) -> GymnasiumState:
         """Where the episode stands, with a picture where the environment renders."""
-        frame = (
-            self.inner.render() if self._state.episode_id and self.inner.render_mode == "rgb_array" else None
-        )
-        return self._state.model_copy(update={"frame": None if frame is None else _png(frame)})
+        pictured = self._episode_id is not None and self.inner.render_mode == "rgb_array"
+        frame = _png(self.inner.render()) if pictured else None
+        return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, frame=frame)
 
     def close(self) -> None:
         """Give back what Gymnasium's environment holds."""
         self.inner.close()
 
+    def _read(self, action: JsonValue) -> Any:
+        space = self._action_space
+        try:
+            taken = read_value(space, action)
+        except ValueError as error:
+            raise EnvironmentFailureError(f"this is no action of {space}: {error}") from None
+        if not space.contains(taken):
+            raise EnvironmentFailureError(f"this is no action of {space}: {str(action)[:200]}")
+        return taken
+
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
-        told = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
-        return GymnasiumObservation(
-            observation=write_value(self.inner.observation_space, seen), info=told, **fields
-        )
+        if info:
+            fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
+        return self._observation_type(observation=seen, **fields)
 
 
 def _json(value: Any) -> JsonValue:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import mcp_types as types
 
+from openenv_core.guard import remove_tree
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tools import RESERVED_TOOL_NAMES, ToolContext, ToolErrorType, ToolResult, ToolSpec
@@ -21,7 +22,6 @@ from ..models import McpToolsState, ServerInfo, TranscriptEntry
 from .members import EpisodeServer, make_folder, matches_any, start_all
 from .options import Budget, ResetOptions
 from .shared import SharedState
-from .upstream._guard import remove_tree
 from .upstream.errors import CallError, ServerFailedError
 from .upstream.results import result_of
 from .upstream.schemas import why_unsendable

@@ -17,11 +17,11 @@ from tool_houses import call, entry, failure_to_begin, house_of, kind, names, pl
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import schemas as weight
 from envs.mcp_tools_env.server.upstream import stdio
-from envs.mcp_tools_env.server.upstream._guard import remove_tree
 from envs.mcp_tools_env.server.upstream.errors import FirstFailure
 from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES, ArgumentCheck, Pace, Weight
 from envs.mcp_tools_env.server.upstream.stdio import ServerProcess
 from openenv_core.errors import EpisodeOverError
+from openenv_core.guard import remove_tree
 from openenv_core.outcomes import infrastructure_failure
 from openenv_core.protocol.jsonio import dumps
 

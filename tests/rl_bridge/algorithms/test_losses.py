@@ -124,7 +124,7 @@ def test_cispo_by_hand() -> None:
     assert result.clipped_high.tolist() == [True, True, False, False, False]
 
 
-def test_the_likelihood_is_supervised_fine_tuning_where_all_advantages_are_one() -> None:
+def test_reinforce_is_supervised_fine_tuning_where_all_advantages_are_one() -> None:
     logprobs = torch.tensor([-0.5, -2.0], requires_grad=True)
     result = reinforce(logprobs, torch.tensor([1.0, -3.0]))
     result.loss.sum().backward()
@@ -247,9 +247,9 @@ INPUTS = LossInputs(
     entropy=torch.tensor([0.6931472, 0.5004024]),
     old_logprobs=torch.tensor([0.25, 0.2]).log(),
     advantages=torch.tensor([1.0, -0.5]),
-    weights=torch.tensor([0.25, 0.75]),
     reference_logprobs=torch.tensor([0.25, 0.2]).log(),
 )
+WEIGHTS = torch.tensor([0.25, 0.75])
 PLAIN = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.0, kl_coef=0.0)
 
 
@@ -292,21 +292,24 @@ PLAIN = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.0, kl_coef=0.0
 )
 def test_policy_loss_by_hand(changes: dict[str, Any], expected: float) -> None:
     loss, _ = policy_loss(INPUTS, replace(PLAIN, **changes))
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    assert (WEIGHTS @ loss).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_figures_by_hand() -> None:
-    _, figures = policy_loss(INPUTS, PLAIN)
-    assert {name: pytest.approx(value.tolist(), abs=1e-6) for name, value in figures.items()} == {
-        "ratio": [2.0, 1.0],
-        "clipped_low": [0.0, 0.0],
-        "clipped_high": [1.0, 0.0],
-        "dual_clipped": [0.0, 0.0],
-        "entropy": [0.6931472, 0.5004024],
-        "logprob_difference": [0.6931472, 0.0],
-        "kl": [0.1931472, 0.0],
+def test_metrics_by_hand() -> None:
+    _, metrics = policy_loss(INPUTS, replace(PLAIN, dual_clip=1.2))
+    assert {name: pytest.approx(value.tolist(), abs=1e-6) for name, value in metrics.items()} == {
+        "loss/ratio_mean": [2.0, 1.0],
+        "loss/clip_fraction_low": [0.0, 0.0],
+        "loss/clip_fraction_high": [1.0, 0.0],
+        "loss/dual_clip_fraction": [0.0, 0.0],
+        "policy/kl_to_reference": [0.1931472, 0.0],
     }
-    assert not any(value.requires_grad for value in figures.values())
+    assert not any(value.requires_grad for value in metrics.values())
+    assert set(policy_loss(replace_reference(None), PLAIN)[1]) == {
+        "loss/ratio_mean",
+        "loss/clip_fraction_low",
+        "loss/clip_fraction_high",
+    }
 
 
 # The first token had p 0.4 before the first update, the second 0.1: ratios 1.25 and 2, and pi_old / mu 1.6 and 0.5.
@@ -336,13 +339,11 @@ PROXIMAL = torch.tensor([0.4, 0.1]).log()
 def test_corrections_by_hand(
     changes: dict[str, Any], expected: float, weights: list[float], bounded: list[float]
 ) -> None:
-    loss, figures = policy_loss(replace(INPUTS, proximal_logprobs=PROXIMAL), replace(PLAIN, **changes))
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
-    assert figures["ratio"].tolist() == pytest.approx([1.25, 2.0])
-    assert figures["correction"].tolist() == pytest.approx(weights)
-    assert figures["corrected"].tolist() == bounded
-    # The mismatch is told of the engine's probabilities, whatever the ratio is against.
-    assert figures["logprob_difference"].tolist() == pytest.approx([0.6931472, 0.0], abs=1e-6)
+    loss, metrics = policy_loss(replace(INPUTS, proximal_logprobs=PROXIMAL), replace(PLAIN, **changes))
+    assert (WEIGHTS @ loss).item() == pytest.approx(expected, abs=1e-6)
+    assert metrics["loss/ratio_mean"].tolist() == pytest.approx([1.25, 2.0])
+    assert metrics["loss/correction_weight"].tolist() == pytest.approx(weights)
+    assert metrics["loss/corrected_fraction"].tolist() == bounded
 
 
 def test_a_correction_without_proximal_logprobs_is_refused() -> None:
@@ -354,9 +355,9 @@ def test_ratios_of_sequences_by_hand() -> None:
     # Both tokens are one sequence: ratios 2 and 1, the geometric mean sqrt(2), above 1.28 and so clipped for A = 1;
     # for A = -0.5: 0.7071068. 0.25 * -1.28 + 0.75 * 0.7071068
     halved = torch.full((2,), 0.5 * math.log(2.0))
-    loss, figures = policy_loss(replace(INPUTS, sequence_log_ratios=halved), PLAIN)
-    assert figures["ratio"].tolist() == pytest.approx([2**0.5] * 2)
-    assert loss.item() == pytest.approx(0.2103301, abs=1e-6)
+    loss, metrics = policy_loss(replace(INPUTS, sequence_log_ratios=halved), PLAIN)
+    assert metrics["loss/ratio_mean"].tolist() == pytest.approx([2**0.5] * 2)
+    assert (WEIGHTS @ loss).item() == pytest.approx(0.2103301, abs=1e-6)
 
 
 def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
@@ -366,9 +367,9 @@ def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
 
 def test_a_divergence_that_is_only_told_may_be_infinite() -> None:
     far = replace_reference(torch.tensor([-math.inf, 0.0]))  # what the reference has ruled out
-    loss, figures = policy_loss(far, PLAIN)
-    assert figures["kl"][0] == math.inf
-    assert loss.item() == pytest.approx(0.055, abs=1e-6)
+    loss, metrics = policy_loss(far, PLAIN)
+    assert metrics["policy/kl_to_reference"][0] == math.inf
+    assert (WEIGHTS @ loss).item() == pytest.approx(0.055, abs=1e-6)
 
 
 def replace_reference(reference: torch.Tensor | None) -> LossInputs:

@@ -12,7 +12,7 @@ from rl_bridge.config import load_config
 from rl_bridge.doctor import machine, meeting
 from rl_bridge.doctor import machine as packages
 from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.meeting import Meeting
+from rl_bridge.doctor.roll_call import Meeting
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
 

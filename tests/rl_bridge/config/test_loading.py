@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_bridge.config import CONFIG_FILE, Config, load_config, resolve, save_config
+from rl_bridge.config import CONFIG_FILE, Config, load_config, ready_to_train, resolve, save_config
+from rl_bridge.config.effects import without_effect
 from rl_bridge.config.schema import TASK_OF_A_WORLD
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import Task
@@ -237,3 +238,41 @@ def test_configuration_that_cannot_be_written_leaves_the_one_before_it(
         save_config(before.model_copy(update={"seed": 2}), tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == before
     assert [path.name for path in tmp_path.iterdir()] == [CONFIG_FILE]
+
+
+SEVERAL = "env={cards: {app: 'a:b', weight: 3}, shop: {url: 'http://shop:1', task: 'c:D'}}"
+
+
+def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> None:
+    config = load_config(file, [SEVERAL, "env.shop.weight=2", "env.shop.reset.level=4", "model.path=/m"])
+    assert {name: env.weight for name, env in config.environments.items()} == {"cards": 3.0, "shop": 2.0}
+    shop = config.of("shop")
+    assert (shop.environment.reset, shop.environment.urls) == ({"level": 4}, ("http://shop:1",))
+    assert (shop.rollout.task, config.of("cards").rollout.task) == ("c:D", config.rollout.task)
+    save_config(config, tmp_path)
+    assert load_config(tmp_path / CONFIG_FILE) == config
+    with pytest.raises(ValueError, match="a run on one environment, got 2"):
+        _ = config.environment
+    ready_to_train(config)
+    with pytest.raises(ConfigError, match=r"model\.path with several environments"):
+        ready_to_train(load_config(file, [SEVERAL, "model.path=null"]))
+    with pytest.raises(ConfigError, match=r"env\.shop\.url: "):
+        ready_to_train(load_config(file, [SEVERAL, "env.shop.url=nowhere"]))
+    alone = load_config(file)
+    assert alone.environments == {"": alone.env}
+    assert alone.of("") == alone
+    assert "env.weight=2.0 has no effect" in without_effect(load_config(file, ["env.weight=2"]))[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("env.shop.wieght=1", "env.shop.wieght: unknown key; did you mean 'env.shop.weight'?"),
+        ("env.shop.weight=0", "env.shop.weight: Input should be greater than 0"),
+        ("env.shop.app=a:b", "expected exactly one of env.app"),
+        ("env.the-shop={app: 'a:b'}", "env.the-shop.[key]: String should match pattern"),
+        ("env.sessions=4", "env.cards: unknown key"),
+    ],
+)
+def test_faults_of_one_of_several_environments_name_it(file: Path, override: str, told: str) -> None:
+    assert told in refusal(file, SEVERAL, override)

@@ -73,6 +73,7 @@ def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch
 
 
 def cgroup(root: Path, own: str, **files: str) -> CgroupLimits:
+    root.mkdir(exist_ok=True)
     (root / "self").write_text(own)
     for name, content in files.items():
         file = root / name.replace("__", "/").replace("_DOT_", ".")
@@ -96,23 +97,9 @@ def test_limits_of_cgroups_2_are_those_of_the_tightest_around(tmp_path: Path) ->
     assert found == CgroupLimits(memory=8000, memory_used=2000, cores=2.5)
 
 
-def test_limits_of_cgroups_1(tmp_path: Path) -> None:
-    """Of a container, whose path is one of the machine's and leads nowhere here."""
-    found = cgroup(
-        tmp_path,
-        "7:memory:/docker/x\n5:cpu,cpuacct:/docker/x\n1:name=systemd:/docker/x\n",
-        **{
-            "memory__memory_DOT_limit_in_bytes": "8000\n",
-            "memory__memory_DOT_usage_in_bytes": "3000\n",
-            "cpu__cpu_DOT_cfs_quota_us": "-1\n",
-            "cpu__cpu_DOT_cfs_period_us": "100000\n",
-        },
-    )
-    assert found == CgroupLimits(memory=8000, memory_used=3000, cores=None)
-    limited = cgroup(tmp_path, "7:memory:/\n5:cpu:/\n", cpu__cpu_DOT_cfs_quota_us="50000\n")
-    assert limited.cores == 0.5
-    boundless = cgroup(tmp_path, "7:memory:/\n", memory__memory_DOT_limit_in_bytes=f"{2**63 - 4096}\n")
-    assert boundless == CgroupLimits()
+def test_limits_of_a_container_whose_path_is_the_machines(tmp_path: Path) -> None:
+    assert cgroup(tmp_path, "0::/docker/x\n", cpu_DOT_max="50000 100000\n") == CgroupLimits(cores=0.5)
+    assert cgroup(tmp_path / "none", "7:memory:/\n") == CgroupLimits()
 
 
 def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

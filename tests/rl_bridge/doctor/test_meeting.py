@@ -16,7 +16,8 @@ import pytest
 from free_ports import free_port
 
 from rl_bridge.doctor.findings import Severity
-from rl_bridge.doctor.meeting import Meeting, meet
+from rl_bridge.doctor.meeting import meet
+from rl_bridge.doctor.roll_call import Meeting
 
 
 def free_address() -> str:

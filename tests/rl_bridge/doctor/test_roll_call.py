@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from rl_bridge.doctor.findings import Severity
-from rl_bridge.doctor.meeting import Meeting, _results, _versions
-from rl_bridge.doctor.roll_call import HostFacts, MeetingError, RankPlace, call_roll
+from rl_bridge.doctor.meeting import _results, _versions
+from rl_bridge.doctor.roll_call import HostFacts, Meeting, MeetingError, call_roll
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -37,17 +37,14 @@ class MemoryStore:
         return all(key in self.values for key in keys)
 
 
-def place(rank: int, *, world: int = 3, per_host: int = 1, timeout_s: float = 0.0) -> RankPlace:
-    return RankPlace(
-        address="h:1",
-        rank=rank,
-        world=world,
-        per_host=per_host,
-        gpu=None,
-        megabytes=1,
-        timeout_s=timeout_s,
-        owner=0,
+def meeting(node_rank: int) -> Meeting:
+    return Meeting(
+        address="h:1", num_nodes=3, node_rank=node_rank, per_host=1, on_gpus=False, megabytes=1, timeout_s=0.0
     )
+
+
+def called(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
+    return call_roll(store, meeting(node_rank), own, tells=True)
 
 
 def facts(name: str, **changes: object) -> HostFacts:
@@ -65,20 +62,20 @@ def told(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> MemorySt
 
 def test_all_that_came_are_told_in_their_order() -> None:
     store = told(MemoryStore(), [(2, facts("c")), (0, facts("a"))])
-    assert [one.host for one in call_roll(store, place(1), facts("b"))] == ["a", "b", "c"]
+    assert [one.host for one in called(store, 1, facts("b"))] == ["a", "b", "c"]
     assert json.loads(store.get("host/1"))["host"] == "b"
 
 
 def test_hosts_that_do_not_come_are_named() -> None:
     with pytest.raises(MeetingError, match=r"no host came as --node_rank 1, 2 within 0 s"):
-        call_roll(MemoryStore(), place(0), facts("a"))
+        called(MemoryStore(), 0, facts("a"))
 
 
 def test_a_rank_that_is_there_twice_is_named() -> None:
     store = told(MemoryStore(), [(0, facts("a"))])
     store.add("came/1", 1)
     with pytest.raises(MeetingError, match=r"2 hosts came as --node_rank 1, b among them; .* from 0 to 2"):
-        call_roll(store, place(1), facts("b"))
+        called(store, 1, facts("b"))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +88,7 @@ def test_a_rank_that_is_there_twice_is_named() -> None:
 def test_hosts_that_were_told_something_else(changes: dict[str, object], message: str) -> None:
     store = told(MemoryStore(), [(0, facts("a", **changes))])
     with pytest.raises(MeetingError, match=message):
-        call_roll(store, place(1), facts("b"))
+        called(store, 1, facts("b"))
     # So that the other one can say it too.
     assert store.check(["host/1"])
 
@@ -103,7 +100,7 @@ def test_what_cannot_be_understood_is_shown_as_harmless_text(sent: bytes) -> Non
     store = MemoryStore()
     store.values["host/0"] = sent
     with pytest.raises(MeetingError, match="has it another version of ropewalk") as caught:
-        call_roll(store, place(1), facts("b"))
+        called(store, 1, facts("b"))
     assert str(caught.value).isprintable()
 
 
@@ -115,7 +112,7 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
     with pytest.raises(
         MeetingError, match="host 0, at whose address all meet, has gone and says why: Connection"
     ):
-        call_roll(Gone(), place(1), facts("b"))
+        called(Gone(), 1, facts("b"))
 
 
 def test_versions_that_differ_are_said() -> None:
@@ -129,9 +126,9 @@ def test_versions_that_differ_are_said() -> None:
 
 
 def test_a_wrong_sum_on_any_process_is_said() -> None:
-    meeting = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
+    pair = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
     measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
-    (right,) = _results(meeting, [facts("a")], [measured, measured])
-    (wrong,) = _results(meeting, [facts("a")], [measured, measured | {"right": False}])
+    (right,) = _results(pair, [facts("a")], [measured, measured])
+    (wrong,) = _results(pair, [facts("a")], [measured, measured | {"right": False}])
     assert (right.level, wrong.level) == (Severity.GOOD, Severity.BAD)
     assert "wrong sum" in wrong.told

@@ -92,7 +92,9 @@ class PlayedLLM:
                     answer = answer_of(len(collector.versions), collector.prompt[0], collector.versions)
                     collector.answered.set_result(SimpleNamespace(outputs=[answer]))
 
-    async def add_request(self, request_id: str, prompt: dict[str, Any], how: Any) -> Collector:
+    async def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: Any, lora_request: None = None
+    ) -> Collector:
         await asyncio.sleep(0)
         await self.stands_still.wait()
         if not prompt["prompt_token_ids"]:
@@ -109,9 +111,9 @@ class PlayedLLM:
         for one in ids:
             self.requests.pop(one, None)
 
-    async def pause_generation(self, *, mode: str) -> None:
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode}")
-        assert mode == "keep"
+        assert (mode, clear_cache) == ("keep", True)
         self.paused = True
         await asyncio.sleep(0.001)
 
@@ -228,7 +230,7 @@ def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: As
 
 def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> None:
     played(engine).breaks = True
-    with pytest.raises(GeneratorError, match="loading version 1 failed half-way: a shape does not fit"):
+    with pytest.raises(GeneratorError, match="load version 1, it failed half-way: a shape does not fit"):
         engine.load(1, {}).result(WAIT_S)
     assert "half-way" in str(engine.ended.exception(WAIT_S))
     with pytest.raises(GeneratorError, match="half-way"):
@@ -310,7 +312,9 @@ class PlayedCore:
     def set_weight_version(self, version: str) -> None:
         self.version = version
 
-    def add_request(self, request_id: str, prompt: dict[str, Any], how: int) -> None:
+    def add_request(
+        self, request_id: str, prompt: dict[str, Any], how: int, lora_request: None = None
+    ) -> None:
         self.require("add_request")
         self.requests[request_id] = SimpleNamespace(
             tokens=how, prompt=prompt["prompt_token_ids"], versions=[]

@@ -85,7 +85,9 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     dispatcher = Dispatcher(
         cast(Any, None),
         buffer,
-        cast(Any, SimpleNamespace(slots=1, environments={"": None}, max_lost_share=1.0)),
+        cast(
+            Any, SimpleNamespace(slots=1, environments={"": SimpleNamespace(weight=1.0)}, max_lost_share=1.0)
+        ),
         collect=collect,
     )
     begun, went_on = threading.Event(), threading.Event()

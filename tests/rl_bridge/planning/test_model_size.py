@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ModelError
 from rl_bridge.planning.memory import ModelSize, parse_count
 from tests.rl_bridge.planning.published_models import LLAMA3_8B, QWEN2_5_1_5B, QWEN3_1_7B, QWEN3_8B
@@ -103,3 +104,18 @@ def test_configurations_that_do_not_say_it(tmp_path: Path, config: object, told:
 )
 def test_counts_as_people_write_them(text: str, count: int) -> None:
     assert parse_count(text) == count
+
+
+def test_rows_and_columns_that_adapters_are_for(tmp_path: Path) -> None:
+    size = ModelSize.of_folder(folder(tmp_path, LLAMA3_8B))
+    # 32 blocks; a width of 4096, 8 heads of 128 for keys and values, 14336 inside.
+    assert size.linear == {
+        "q_proj": 32 * (4096 + 4096),
+        "k_proj": 32 * (4096 + 1024),
+        "v_proj": 32 * (4096 + 1024),
+        "o_proj": 32 * (4096 + 4096),
+        "gate_proj": 32 * (4096 + 14336),
+        "up_proj": 32 * (4096 + 14336),
+        "down_proj": 32 * (4096 + 14336),
+    }
+    assert size.adapter_parameters(LoraConfig(rank=16)) == 41_943_040  # as PEFT counts them

@@ -1,12 +1,13 @@
 """The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
+from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles, sent_bytes
 from rl_bridge.planning.plan import RentedFleet, RunPlan, gpus_of
 
 SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
@@ -149,3 +150,21 @@ def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
     assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
     assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
+
+
+def test_adapters_are_all_that_is_trained_sent_and_doubled(tmp_path: Path) -> None:
+    # Two blocks: 8 + 6 rows and columns of q_proj, 8 + 20 of down_proj.
+    size = replace(SIZE, linear={"q_proj": 28, "down_proj": 56})
+    overrides = ["model.lora.rank=3", "model.lora.targets=[q_proj, down_proj]", "algorithm.kl_coef=0.1"]
+    whole = loaded(tmp_path, *overrides, "algorithm.advantage=gae")
+    trainer, _ = memory_of_roles(whole, size)  # and no reference
+    adapters = 3 * (28 + 56)
+    assert dict(trainer.parts) == {
+        "frozen weights": 4000,
+        "adapters": 16 * adapters,
+        "critic": 4 * 755 + 16 * adapters,
+    }
+    assert sent_bytes(size, whole) == 4000
+    assert sent_bytes(size, loaded(tmp_path, *overrides, "model.lora.push=adapter")) == 4 * adapters
+    plan = RunPlan().with_memory(size, whole)
+    assert (plan.adapters, plan.trainer_bytes) == (adapters, 4000 + 16 * adapters)

@@ -50,7 +50,7 @@ async def pids_in(file: Path) -> list[int]:
 
 
 def guards() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "_guard.py" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "guard.py" in " ".join(child.cmdline())]
 
 
 async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:

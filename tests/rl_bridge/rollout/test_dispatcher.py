@@ -22,10 +22,11 @@ from dispatcher_stage import (
     simulated,
 )
 
+from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, Outcome
 from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import NO_VARIANCE, GroupFilter
+from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.types import Group, Trajectory
 

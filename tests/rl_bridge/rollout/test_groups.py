@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.groups import (
-    NO_VARIANCE,
     EpisodeCounts,
     GroupFilter,
     Overlong,
@@ -189,7 +189,7 @@ def test_what_a_limit_of_ours_ended_is_masked(ending: Ending) -> None:
     assert not PENALTY.masks(one)
 
 
-DYNAMIC = GroupFilter(dynamic=True, refills=1000)
+DYNAMIC = GroupFilter(function=without_variance, refills=1000)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ DYNAMIC = GroupFilter(dynamic=True, refills=1000)
 )
 def test_refills_are_limited(number: int, first: int, refused: bool) -> None:
     agreeing = Group(id=number, seed=0, trajectories=[said(1.0), said(1.0)])
-    few = GroupFilter(dynamic=True, refills=6)
+    few = GroupFilter(function=without_variance, refills=6)
     assert few.refusal(agreeing, first=first) == (NO_VARIANCE if refused else None)
 
 

@@ -64,13 +64,34 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
             own_device()
 
 
-def shown(folder: Path, told: dict[str, str], given: str | None) -> str:
+@pytest.mark.parametrize(
+    ("on_gpu", "given", "seen"),
+    [
+        (True, {}, "expandable_segments:True, "),
+        (True, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64, "),
+        (True, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, ", backend:native"),
+        (False, {}, ", "),
+    ],
+)
+def test_the_allocator_is_told_something_where_nobody_has(
+    tmp_path: Path, on_gpu: bool, given: dict[str, str], seen: str
+) -> None:
+    from rl_bridge.devices import allocator_environment
+
+    told = allocator_environment(on_gpu=on_gpu) | given
+    variables = "${PYTORCH_ALLOC_CONF-}, ${PYTORCH_CUDA_ALLOC_CONF-}"
+    assert shown(tmp_path, told, None, variables) == seen.strip()
+
+
+def shown(
+    folder: Path, told: dict[str, str], given: str | None, variables: str = "${CUDA_VISIBLE_DEVICES-}"
+) -> str:
     from rl_bridge.services.processes import _SHELL
 
     log = folder / "log"
     inherited = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     subprocess.run(
-        ["/bin/sh", "-c", _SHELL, "/bin/sh", "-c", 'echo "${CUDA_VISIBLE_DEVICES-}"'],
+        ["/bin/sh", "-c", _SHELL, "/bin/sh", "-c", f'echo "{variables}"'],
         env={"PATH": "/usr/bin:/bin", "ROPEWALK_ROLE_LOG": str(log), **inherited, **told},
         check=True,
         timeout=20,

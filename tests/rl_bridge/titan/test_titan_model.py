@@ -12,6 +12,7 @@ from tiny_checkpoints import (
     POSITIONS,
     VOCABULARY,
     documents,
+    every_token,
     load_reference,
     logprobs,
     make_checkpoint,
@@ -216,3 +217,32 @@ def passes(model: Any, parts: list[TrainBatch]) -> tuple[torch.Tensor, dict[str,
         found.append(chosen.detach())
     gradients = {name: one.grad.full_tensor().clone() for name, one in model.module.named_parameters()}
     return torch.cat(found), gradients
+
+
+@pytest.mark.parametrize("value_head", [False, True])
+def test_operations_are_those_that_torch_counts(any_checkpoint: Path, value_head: bool) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = titan(any_checkpoint, trainable=True, value_head=value_head)
+    batch = every_token(rows(3, 21))  # contexts of 20 tokens, a row each: no padding
+    with FlopCounterMode(display=False) as counter, model.spmd():
+        model.outputs(model.pack(batch)).logprobs.sum().backward()
+    one = model._architecture
+    # Torch counts neither norms nor a CPU's attention. Of the output layer it counts the logits twice, which are
+    # computed again in the backward pass, and leaves out the product that is added in place to the gradient: as much.
+    norms = 6 * 60 * one.layers * (2 * one.dim + 2 * one.head_dim)
+    attention = 12 * one.layers * one.heads * one.head_dim * 3 * 20 * 20
+    assert model.train_flops(batch) - norms - attention == counter.get_total_flops()
+
+
+def test_flash_attention_that_is_not_installed_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a Hopper GPU, where TorchTitan asks for a package that torch does not bring."""
+    from torchtitan.tools import utils
+
+    from rl_bridge.titan.layers import RowAttention
+
+    monkeypatch.setattr(utils, "get_cuda_flash_attention_impl", lambda: "FA3")
+    assert RowAttention.Config().build().window_size == (-1, 0)
+    assert "No module named 'flash_attn_interface'" in caplog.text

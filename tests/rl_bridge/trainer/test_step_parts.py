@@ -143,6 +143,9 @@ class Table:
     def sum_over_data(self, values: Tensor) -> Tensor:
         return values
 
+    def train_flops(self, part: TrainBatch) -> float:
+        return 10.0 * len(part)
+
     def of(self, part: TrainBatch) -> Tensor:
         self.passes.append(int(part.lengths.sum()))
         return self.numbers[torch.from_numpy(part.target)]
@@ -163,6 +166,7 @@ def test_ranks_and_passes_add_up_to_the_whole(
     parts = rank_batches(one, settings(tmp_path, folder=tmp_path, **options), version=4, ranks=ranks)
     values, gradient, total = np.zeros(len(one)), torch.zeros(40), 0.0
     made: list[list[int]] = []
+    flops = 0.0
     for mine in parts:
         table = Table()
         own = Passes(table)  # type: ignore[arg-type]
@@ -174,8 +178,11 @@ def test_ranks_and_passes_add_up_to_the_whole(
                 return (table.of(part) * torch.from_numpy(part.advantages)).sum()
 
             total += own.backward(mine, update, loss)
+        assert own.tokens == sum(table.passes[len(made[-1]) :])  # of passes with a gradient alone
+        flops += own.flops
         assert table.numbers.grad is not None
         gradient += table.numbers.grad
+    assert flops == 10.0 * len(one)
     assert len({len(passes) for passes in made}) == 1, "a rank would wait for the others"
     assert len(made[0]) >= 2 * accumulation
     assert all(tokens <= budget for passes in made for tokens in passes)
@@ -210,68 +217,22 @@ def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
     assert first(3) != first(4)
 
 
-ALWAYS = {
-    "loss/ratio_mean",
-    "loss/clip_fraction_low",
-    "loss/clip_fraction_high",
-    "policy/entropy",
-    "mismatch/kl",
-    "train/valid_token_share",
-}
-
-
-def per_token(*ratio: float, **others: list[float]) -> dict[str, torch.Tensor]:
-    zeros = [0.0] * len(ratio)
-    names = {"ratio": list(ratio), "logprob_difference": zeros, **others}
-    return {name: torch.tensor(values) for name, values in names.items()}
-
-
-def logged(metrics: LossMetrics) -> dict[str, float]:
-    return metrics.reduced(lambda sums: sums, lambda largest: largest)
-
-
 def test_means_over_passes_of_unequal_size() -> None:
-    metrics = LossMetrics(AlgorithmConfig(), with_reference=False)
-    metrics.add(
-        per_token(
-            1.0, 2.0, 3.0, clipped_low=[1, 0, 0], entropy=[0.5, 0.5, 2.0], logprob_difference=[0.2, -0.4, 1.0]
-        ),
-        fresh=torch.tensor([True, True, False]),
-    )
-    metrics.add(per_token(6.0, clipped_high=[1], logprob_difference=[0.3]), fresh=torch.tensor([True]))
-    metrics.add(per_token(3.0, 3.0, entropy=[0.75, 0.75], logprob_difference=[7.0, 7.0]), fresh=None)
+    metrics = LossMetrics()
+    first = {"loss/ratio_mean": torch.tensor([1.0, 2.0, 3.0]), "mine": torch.tensor([0.5, 0.5, 2.0])}
+    metrics.add(first)
+    metrics.add_mismatch(torch.tensor([0.2, -0.4, 1.0]), fresh=torch.tensor([True, True, False]))
+    metrics.add({"loss/ratio_mean": torch.tensor([6.0]), "mine": torch.tensor([0.0])})
+    metrics.add_mismatch(torch.tensor([0.3]), fresh=torch.tensor([True]))
+    metrics.add({"loss/ratio_mean": torch.tensor([3.0, 3.0]), "mine": torch.tensor([0.75, 0.75])})
     metrics.add_rows(valid=3, padded=4)
     metrics.add_rows(valid=3, padded=8)
-    assert logged(metrics) == {
+    assert metrics.reduced(lambda sums: sums, lambda largest: largest) == {
         "loss/ratio_mean": 3.0,
-        "loss/clip_fraction_low": pytest.approx(1 / 6),
-        "loss/clip_fraction_high": pytest.approx(1 / 6),
-        "policy/entropy": 0.75,
+        "mine": 0.75,
         "mismatch/logprob_max": pytest.approx(0.4),
         "mismatch/logprob_mean": pytest.approx(0.3),
         # The mean of log mu - log pi before the first update, over tokens of any age: -(0.2 - 0.4 + 1 + 0.3) / 4.
         "mismatch/kl": pytest.approx(-0.275),
         "train/valid_token_share": 0.5,
     }
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "with_reference", "more"),
-    [
-        ({}, False, set()),
-        ({"kl_coef": 0.1}, True, {"policy/kl_to_reference"}),
-        ({"dual_clip": 3.0}, False, {"loss/dual_clip_fraction"}),
-        ({"correction": "decoupled"}, False, {"loss/correction_weight", "loss/corrected_fraction"}),
-    ],
-)
-def test_what_is_told_beside_what_always_is(
-    algorithm: dict[str, Any], with_reference: bool, more: set[str]
-) -> None:
-    metrics = LossMetrics(AlgorithmConfig.model_validate(algorithm), with_reference=with_reference)
-    parts = {"kl": [0.5], "dual_clipped": [1.0], "correction": [1.5], "corrected": [1.0]}
-    metrics.add(per_token(1.0, **parts), fresh=torch.tensor([False]))
-    found = logged(metrics)
-    assert set(found) == ALWAYS | more
-    assert [found[name] for name in sorted(more)] == [
-        {"policy/kl_to_reference": 0.5, "loss/correction_weight": 1.5}.get(name, 1.0) for name in sorted(more)
-    ]

@@ -12,6 +12,7 @@ from trainer_ranks import alone, batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import PRESETS
+from rl_bridge.errors import NonFiniteLossError
 
 pytestmark = pytest.mark.heavy
 
@@ -138,8 +139,6 @@ def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Pa
 
 
 def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
-    from rl_bridge.errors import NonFiniteLossError
-
     trainer = trained(tiny_policy, tmp_path, PPO)
     before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
     one = batch(6)
@@ -150,3 +149,49 @@ def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: P
         trainer.step(one)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.hf_state_dict().items())
     assert trainer.step(batch(6))["critic/value_mean"] == 0.0
+
+
+OWN = """
+import torch
+from rl_bridge.algorithms.policy_loss import policy_loss
+
+def twice(inputs, settings):
+    loss, metrics = policy_loss(inputs, settings)
+    return 2.0 * loss, {**metrics, "mine/advantage": inputs.advantages}
+
+def later_no_number(inputs, settings):
+    loss, metrics = policy_loss(inputs, settings)
+    return torch.where(torch.arange(len(loss)) > 1, torch.nan, loss), metrics
+
+def first_alone(rewards, *, normalize_std):
+    return [1.0] + [0.0] * (len(rewards) - 1)
+"""
+
+
+def test_functions_of_ones_own_in_the_trainer(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_algorithm.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one, options = batch(0), {"tokens_per_pass": 64, "updates_per_iteration": 1}
+    figures = trained(tiny_policy, tmp_path / "a", {}, **options).step(one)
+    doubled = trained(tiny_policy, tmp_path / "b", {"loss": "own_algorithm:twice"}, **options).step(one)
+    assert doubled["loss/total"] == pytest.approx(2 * figures["loss/total"], rel=1e-6)
+    assert doubled["train/grad_norm"] == pytest.approx(2 * figures["train/grad_norm"], rel=1e-5)
+    assert doubled["mine/advantage"] == pytest.approx(one.advantages.mean(), abs=1e-6)
+    assert doubled.keys() - figures.keys() == {"mine/advantage"}
+
+    broken = trained(tiny_policy, tmp_path / "c", {"loss": "own_algorithm:later_no_number"}, **options)
+    before = {name: tensor.clone() for name, tensor in broken.hf_state_dict().items()}
+    with pytest.raises(
+        NonFiniteLossError, match=r"got loss nan .* of algorithm\.loss=own_algorithm:later_no_number"
+    ):
+        broken.step(one)
+    assert all(torch.equal(before[name], tensor) for name, tensor in broken.hf_state_dict().items())
+
+    algorithm = {"advantage": "own_algorithm:first_alone", "kl_coef": 0.1, "kl_in": "reward"}
+    trainer = trained(tiny_policy, tmp_path / "d", algorithm, **options)
+    assert trainer._critic is None
+    prepared = trainer._prepared(trainer._own(one.with_reference(one.old_logprobs))).batch
+    first = np.isin(prepared.trajectory, np.unique(prepared.trajectory)[::4])
+    assert prepared.advantages.tolist() == first.astype(np.float32).tolist()

@@ -124,3 +124,13 @@ def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path)
         answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))
         assert isinstance(answer, RankLostError), answer
         assert "when the ranks met" in str(answer)
+
+
+def test_a_rank_without_a_token_logs_what_the_others_do(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    single = batch(0, rows=1)
+    pair.build(settings(policy, folder=tmp_path))
+    one, other = pair.call("step", single)
+    assert one == other
+    assert one["loss/ratio_mean"] == pytest.approx(
+        alone(policy, tmp_path / "one").step(single)["loss/ratio_mean"]
+    )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
+from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import NO_VERSION, TrainSample
 
@@ -30,6 +30,7 @@ def settings(
     algorithm: dict[str, Any] | None = None,
     temperature: float = 1.0,
     deterministic: bool = False,
+    lora: LoraConfig | None = None,
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
@@ -44,6 +45,7 @@ def settings(
         seed=3,
         trainer=TrainerConfig.model_validate(options),
         algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+        lora=lora,
         deterministic=deterministic,
     )
 
@@ -192,6 +194,7 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
 def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
+    from rl_bridge.weights.snapshot import own_shards
 
     rank = Rank(index=index, count=count, meeting=meeting, timeout_s=timeout_s)
     trainer: Trainer | None = None
@@ -201,6 +204,11 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             if method == "build":
                 trainer = Trainer(*arguments, rank)
                 end.send(None)
+            elif method == "published":
+                assert trainer is not None
+                with trainer.weights(*arguments) as state:
+                    shards = own_shards(state, rank=index)
+                    end.send([(name, one.whole, one.box, one.values()) for name, one in shards.items()])
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:

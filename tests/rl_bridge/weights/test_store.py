@@ -15,6 +15,7 @@ from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
 from rl_bridge.weights.attachments import Attachments
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
+from rl_bridge.weights.snapshot import LazySum
 
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -41,6 +42,23 @@ async def test_everything_comes_back_as_it_was(store: WeightStore) -> None:
     await store.put(1, weights)
     weights["weight"].mul_(100)  # a snapshot does not follow the weights
     assert_same(await store.get(1), state_of(1.0))
+
+
+async def test_a_sum_is_published_and_its_parts_stay_as_they_are(store: WeightStore) -> None:
+    base, added = torch.ones(4, 2), torch.arange(8.0).reshape(4, 2)
+    asked: list[Box] = []
+
+    def part(box: Box) -> torch.Tensor:
+        asked.append(box)
+        return added[box.within(Box.whole(added.shape))]
+
+    await store.put(
+        1, {"bias": torch.zeros(3), "weight": LazySum(base=base, added=part)}, dtype=torch.bfloat16
+    )
+    assert asked == [Box.whole((4, 2))]
+    expected = {"bias": torch.zeros(3), "weight": added + 1.0}
+    assert_same(await store.get(1), {name: value.bfloat16() for name, value in expected.items()})
+    assert torch.equal(base, torch.ones(4, 2))
 
 
 async def test_as_many_versions_stay_as_the_store_is_deep_and_names_stay_beside_them(

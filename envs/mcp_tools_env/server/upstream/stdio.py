@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,12 +17,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from openenv_core.guard import guarded
 from openenv_core.signals import signal_name
 
 from .errors import FirstFailure, ServerFailedError, UpstreamWire
 from .schemas import MAX_VALUES, Pace, Weight
-
-GUARD: Final = str(Path(__file__).with_name("_guard.py"))
 
 GRACE_PERIOD_S: Final = 0.5
 """What a tool server gets to end after its input has, and again after SIGTERM."""
@@ -78,9 +76,16 @@ class ServerProcess:
         lifeline_read, lifeline_write = os.pipe()
         status_read, status_write = os.pipe()
         pass_fds = (lifeline_read, status_write)
-        fds = tuple(map(str, pass_fds))
+        watched = guarded(
+            command,
+            lifeline=lifeline_read,
+            status=status_write,
+            grace_s=GRACE_PERIOD_S,
+            folder=str(folder),
+            everything=True,
+        )
         try:
-            guard = _spawn((*fds, str(GRACE_PERIOD_S), str(folder), *command), environment, cwd, pass_fds)
+            guard = _spawn(watched, environment, cwd, pass_fds)
         except (OSError, ValueError) as error:
             os.close(lifeline_write)
             os.close(status_read)
@@ -223,11 +228,11 @@ class ServerProcess:
 
 
 def _spawn(
-    arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
     """Start a guard: a fork without copying, which takes the loop a millisecond."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", GUARD, *arguments],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,15 +1,19 @@
-"""Runs one tool server and ends it, with all that it started, whatever becomes of the program that asked.
+"""Runs one command and ends it, with what it started, whatever becomes of the program that asked.
 
-    python -I -S _guard.py LIFELINE STATUS GRACE_S FOLDER COMMAND...
+    python -I -S guard.py LIFELINE STATUS KEPT GRACE_S FOLDER SCOPE COMMAND...
 
-Standard input, output and error are the tool server's own; the guard keeps none of them. LIFELINE is the reading end
-of a pipe. A byte on it asks for an orderly end; its end, which the program's death brings, for one without patience,
-and FOLDER is then removed. What happens is written to STATUS, a line each: `started PID`, `failed ERRNO`,
-`ended CODE`.
+LIFELINE is the reading end of a pipe. Its end, which the program brings by closing it or by dying, SIGKILL included,
+ends the command: SIGTERM to its process group, and after GRACE_S seconds SIGKILL. So does SIGTERM to the guard. Should
+the guard itself be killed, the kernel ends the command (on Linux).
 
-The guard is the subreaper of what the tool server starts: a process that leaves its group and its parent becomes the
-guard's child, and is found. Should the guard itself be killed, the kernel ends the tool server (on Linux). Only the
-standard library is used, and the file is run by its path, so that it starts in a few milliseconds.
+With LIFELINE 0 the command has no input. With another one, standard input, output and error are the command's own, and
+the guard keeps none of them; a byte on it then says that their end was the first request, which is given GRACE_S too.
+KEPT is a descriptor that the command inherits, or -1. SCOPE is `group`, or `all`: then the guard is the subreaper of
+what the command starts, and kills what has left its group and its parent, too. What happens is written to STATUS, a
+line each: `started PID`, `failed ERRNO`, `ended CODE`; the guard then stays until LIFELINE says more, and where the
+program died it removes FOLDER. STATUS is -1, and FOLDER empty, where nobody wants that.
+
+Only the standard library is used, and the file is run by its path, so that it starts in a few milliseconds.
 """
 
 import ctypes
@@ -18,51 +22,83 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
-PARENT_CHECK_INTERVAL_S = 1.0
+PARENT_CHECK_INTERVAL_S = 0.5
 """A fork of the program may hold the lifeline open after the program's death, so the parent is looked at too."""
 
-ORPHAN_GRACE_PERIOD_S = 0.5
 KILL_TIMEOUT_S = 3.0
+"""How long the dead may take to be reaped: one in the middle of a disk access takes as long as that does."""
 POLL_INTERVAL_S = 0.005
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(arguments: list[str]) -> None:
-    """Run the command to its end."""
-    lifeline, status, grace_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
-    folder, command = arguments[3], arguments[4:]
-    for fd in (lifeline, status):
+def guarded(
+    command: Sequence[str],
+    *,
+    grace_s: float,
+    lifeline: int = 0,
+    status: int = -1,
+    kept: int = -1,
+    folder: str = "",
+    everything: bool = False,
+) -> list[str]:
+    """Return the command that runs another one under a guard; see above for what the arguments mean."""
+    scope = "all" if everything else "group"
+    options = [str(lifeline), str(status), str(kept), str(grace_s), folder, scope]
+    return [sys.executable, "-I", "-S", __file__, *options, *command]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command to its end, and return its exit status."""
+    lifeline, status, kept = map(int, arguments[:3])
+    grace_s, folder, everything, command = (
+        float(arguments[3]),
+        arguments[4],
+        arguments[5] == "all",
+        arguments[6:],
+    )
+    for fd in {lifeline, status} - {-1}:
         os.set_inheritable(fd, False)
     parent = os.getppid()
     wake = _wake_on(signal.SIGCHLD, signal.SIGTERM)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # of a terminal: the program decides what becomes of the command
         signal.signal(number, signal.SIG_IGN)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child, error = _start(command)
+    if everything:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child, error = _start(command, without_input=lifeline == 0)
+    if kept >= 0:
+        os.close(kept)
     if child is None:
         _report(status, f"failed {error}")
-        return
-    _let_go_of_the_wire()
+        sys.stderr.write(f"cannot run {command[0]!r}: {os.strerror(error)}\n")
+        return 127
+    if lifeline != 0:
+        _let_go_of_the_wire()
     _report(status, f"started {child}")
     code, asked = _watch(child, lifeline, wake, parent)
     if code is None:
-        code = _ask_to_end(child, wake, grace_s if asked else ORPHAN_GRACE_PERIOD_S, asked=bool(asked))
-    _kill_all(child)
+        patience_s = grace_s if asked and lifeline != 0 else 0.0
+        code = _end(child, wake, patience_s, grace_s)
+    _kill_rest(child, everything)
     _report(status, f"ended {code}")
-    while asked is None:
+    while asked is None and status >= 0:
         _, asked = _watch(0, lifeline, wake, parent)
-    if not asked and folder:
+    if folder and not asked:
         remove_tree(folder)
+    return code if code >= 0 else 128 - code
 
 
 def remove_tree(root: str) -> None:
     """Remove a folder and all that is in it, as far as this user may.
 
-    A tool server may leave folders that nobody can look into, and a tree that is deeper than a program has calls or
+    A command may leave folders that nobody can look into, and a tree that is deeper than a program has calls or
     descriptors: each folder is moved up to the root before it is looked into.
     """
     number, mark = 0, os.urandom(8).hex()
@@ -116,7 +152,7 @@ def _seen(number: int, _: object) -> None:
     _terminated = _terminated or number == signal.SIGTERM
 
 
-def _start(command: list[str]) -> "tuple[int | None, int]":
+def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int]":
     """Return the command's process; None, and why, where there is no such program."""
     guard = os.getpid()
     failure_read, failure_write = os.pipe()  # closed by a successful exec
@@ -124,6 +160,8 @@ def _start(command: list[str]) -> "tuple[int | None, int]":
     if child == 0:
         try:
             os.setsid()
+            if without_input:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -144,7 +182,7 @@ def _start(command: list[str]) -> "tuple[int | None, int]":
 
 
 def _let_go_of_the_wire() -> None:
-    """Or the program would not see the end of what the tool server writes."""
+    """Or the program would not see the end of what the command writes."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -152,7 +190,7 @@ def _let_go_of_the_wire() -> None:
 
 
 def _report(status: int, line: str) -> None:
-    with suppress(OSError):  # nobody may be left to be told
+    with suppress(OSError):  # nobody may be left to be told, or want to be
         os.write(status, line.encode() + b"\n")
 
 
@@ -187,9 +225,9 @@ def _reaped(child: int) -> "int | None":
             found = os.waitstatus_to_exitcode(status)
 
 
-def _ask_to_end(child: int, wake: int, grace_s: float, asked: bool) -> int:
-    """End the child: the end of its input first, where it was given one, then SIGTERM, then SIGKILL."""
-    if asked and (code := _waited(child, wake, grace_s)) is not None:
+def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
+    """End the command: by the end of its input where it was given one, then by SIGTERM, then by SIGKILL."""
+    if patience_s and (code := _waited(child, wake, patience_s)) is not None:
         return code
     _signal_group(child, signal.SIGTERM)
     if (code := _waited(child, wake, grace_s)) is not None:
@@ -213,11 +251,11 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _kill_all(child: int) -> None:
-    """Kill what the tool server left behind, in its group or out of it, until nothing is there."""
+def _kill_rest(child: int, everything: bool) -> None:
+    """Kill what the command left behind in its group and, if asked to, out of it, until nothing is there."""
     _signal_group(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while time.monotonic() < deadline:
+    while everything and time.monotonic() < deadline:
         _reaped(child)
         left = _descendants()
         if not left:
@@ -255,5 +293,4 @@ def _descendants() -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
-    os._exit(0)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What somebody with a fresh GPU machine runs first: `scripts/gpu-check` (docs/gpus.md)."""

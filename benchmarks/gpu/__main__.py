@@ -1,0 +1,210 @@
+"""`scripts/gpu-check`: each check in a process of its own, so that one that crashes or hangs does not stop the rest."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+MISUSED, INTERRUPTED = 2, 130
+TAIL_LINES = 12
+CHECKS = {
+    "versions": (90, "torch, its CUDA, the driver, the card; matrix products and copies a second"),
+    "step": (150, "loss and gradients of a tiny model, beside a CPU's; the same in bfloat16"),
+    "attention": (120, "attention by document, beside one document at a time on a CPU"),
+    "loss": (120, "peak memory of the last layer and its gradient, beside the chunk's arithmetic"),
+    "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
+    "reload": (240, "vLLM takes new weights after it has captured its graphs, and is as a fresh engine"),
+    "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
+    "blackjack": (300, "a run of a few iterations with one card"),
+    "weights-0.6B": (90, "weights from the trainer's card to the generator's: seconds, GB/s, host memory"),
+    "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as have room"),
+    "weights-8B": (180, "the same weights at the shapes of Qwen3-8B"),
+    "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
+}
+"""What there is, in order: seconds that it may take, and what it tells."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """What came of a check.
+
+    Attributes:
+        check: Its name.
+        status: passed; failed: a figure is out of its bounds, or an error was raised; skipped; crashed; timed out.
+        seconds: How long it took.
+        why: Of what did not pass.
+        figures: What was measured: what, value, unit, and where there is a bound `bar` and `met`.
+    """
+
+    check: str
+    status: str = "skipped"
+    seconds: float = 0.0
+    why: str = ""
+    figures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_check(name: str, *, dry: bool, seconds: float) -> Outcome:
+    """Run a check, and end whatever it has started."""
+    outcome = Outcome(check=name)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        told, log = Path(folder) / "told.jsonl", Path(folder) / "log"
+        command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(told), *(["--dry"] if dry else [])]
+        environment = {**os.environ, "TMPDIR": folder}
+        if dry:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        with log.open("w", encoding="utf-8") as output:
+            status = _run(command, environment, output, seconds)
+        rows = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    outcome.seconds = round(time.monotonic() - began, 1)
+    ends = [row for row in rows if "status" in row]
+    outcome.figures = [row for row in rows if "what" in row]
+    if status is None:
+        outcome.status, outcome.why = (
+            "timed out",
+            f"after {seconds:.0f} s; it said last: " + " | ".join(tail[-3:]),
+        )
+    elif not ends:
+        outcome.status, outcome.why = "crashed", f"exit status {status}:\n" + "\n".join(tail)
+    else:
+        outcome.status, outcome.why = ends[-1]["status"], ends[-1]["why"]
+    return outcome
+
+
+def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
+    """Its exit status; None where it was not over in time."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # so that all that it has started can be ended with it
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def figure_line(row: dict[str, Any]) -> str:
+    """A figure as a person reads it."""
+    value = row["value"]
+    if not isinstance(value, str):
+        value = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    bar = f"  ({row['bar']}: {'met' if row['met'] else 'NOT MET'})" if "bar" in row else ""
+    return f"  {row['what']}: {value} {row['unit']}".rstrip() + bar
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A line a check."""
+    lines = [f"{'check':<12} {'outcome':<10} {'s':>6}  why"]
+    lines += [
+        f"{one.check:<12} {one.status:<10} {one.seconds:>6.1f}  {one.why.splitlines()[0] if one.why else ''}".rstrip()
+        for one in outcomes
+    ]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./scripts/gpu-check",
+        description="Looks at a machine with a GPU: is the stack's CUDA side right here, and how fast is it.",
+        epilog="""examples:
+  ./scripts/gpu-check --json gpu.json
+  ./scripts/gpu-check --only versions,step,attention
+  ./scripts/gpu-check --dry        # the same code on the CPU, with tiny shapes
+  PYTHON=/opt/env/bin/python ./scripts/gpu-check --minutes 10""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="NAME,NAME", help="these checks alone")
+    parser.add_argument("--list", action="store_true", help="name the checks")
+    parser.add_argument(
+        "--dry", action="store_true", help="on the CPU, with tiny shapes: shows that it runs, no more"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, metavar="M", help="for all of them (%(default)g)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all that was found there, after each check"
+    )
+    return parser
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run them; returns 0, 1 where one did not pass for another reason than that it was skipped, 2 if asked wrongly."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        print(
+            "\n".join(
+                f"{name:<12} up to {seconds:>3} s: {about}" for name, (seconds, about) in CHECKS.items()
+            )
+        )
+        return 0
+    # On a CPU no size is what it is called, and twice the same.
+    names = [name for name in CHECKS if not (arguments.dry and name.endswith("8B"))]
+    if arguments.only is not None:
+        names = arguments.only.split(",")
+    if unknown := [name for name in names if name not in CHECKS]:
+        parser.error(f"expected --only with some of {', '.join(CHECKS)}, got {', '.join(unknown)}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    ends, outcomes = time.monotonic() + 60 * arguments.minutes, list[Outcome]()
+    status = 0
+    for name in names:
+        seconds = min(CHECKS[name][0], ends - time.monotonic())
+        if seconds <= 1:
+            outcomes.append(
+                Outcome(check=name, why=f"the {arguments.minutes:g} minutes are over (--minutes)")
+            )
+            continue
+        print(f"{name}: {CHECKS[name][1]} (up to {seconds:.0f} s)", flush=True)
+        try:
+            outcomes.append(run_check(name, dry=arguments.dry, seconds=seconds))
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted; its processes are ended", flush=True)
+            status = INTERRUPTED
+            break
+        found = outcomes[-1]
+        print(
+            "\n".join([*map(figure_line, found.figures), f"  {found.status}. {found.why}".rstrip(". ")]),
+            flush=True,
+        )
+        _write(arguments.json, outcomes, dry=arguments.dry)
+    print(f"\n{table(outcomes)}")
+    _write(arguments.json, outcomes, dry=arguments.dry)
+    bad = any(one.status not in ("passed", "skipped") for one in outcomes)
+    return status or int(bad or not any(one.status == "passed" for one in outcomes))
+
+
+def _write(path: Path | None, outcomes: Sequence[Outcome], *, dry: bool) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps({"dry": dry, "checks": [asdict(one) for one in outcomes]}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

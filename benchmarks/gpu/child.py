@@ -1,0 +1,104 @@
+"""`python -m benchmarks.gpu.child NAME FILE [--dry]`: one check; what it finds goes to the file as it finds it."""
+
+import ctypes
+import json
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+OURS = {"benchmarks", "examples", "envs", "openenv_core", "rl_bridge", "servers"}
+MOST_CHARACTERS = 1500
+
+
+class SkipError(Exception):
+    """This check cannot be made here."""
+
+
+@dataclass(slots=True)
+class Telling:
+    """Takes what a check finds.
+
+    Attributes:
+        file: Lines of JSON.
+        dry: On the CPU, with tiny shapes.
+        size: The model, of a check that has one in its name.
+        met: Whether every bound was kept so far.
+    """
+
+    file: Path
+    dry: bool
+    size: str
+    met: bool = True
+
+    def figure(self, what: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
+        """Tell a figure, and whether it is within its bound."""
+        row: dict[str, object] = {"what": what, "value": value, "unit": unit}
+        if at_most is not None:
+            assert not isinstance(value, str)
+            met = value <= at_most  # of what is no number False
+            row |= {"bar": f"at most {at_most:g}", "met": met}
+            self.met = self.met and met
+        self._write(row)
+
+    def end(self, status: str, why: str = "") -> None:
+        """Tell what came of it."""
+        self._write({"status": status, "why": why})
+
+    def _write(self, row: dict[str, object]) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def device(self) -> str:
+        """Where the check computes.
+
+        Raises:
+            SkipError: There is no GPU.
+        """
+        import torch
+
+        if self.dry:
+            return "cpu"
+        if not torch.cuda.is_available():
+            raise SkipError("torch sees no GPU here; --dry runs this on the CPU")
+        return "cuda"
+
+
+def missing_package(error: BaseException) -> str | None:
+    """The package of others that an error says is not installed, or was raised for."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    name = error.name if isinstance(error, ModuleNotFoundError) and error.name is not None else "benchmarks"
+    return None if name.partition(".")[0] in OURS else name
+
+
+def main(name: str, file: str, *, dry: bool) -> int:
+    """Make the check."""
+    ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    check, _, size = name.partition("-")
+    telling = Telling(Path(file), dry, "tiny" if dry else size)
+    try:
+        from benchmarks.gpu.engines import blackjack, decode, reload
+        from benchmarks.gpu.training import attention, loss, step, train, versions, weights
+
+        checks = (versions, step, attention, loss, train, reload, weights, decode, blackjack)
+        {one.__name__: one for one in checks}[check](telling)
+    except SkipError as error:
+        telling.end("skipped", str(error))
+    except Exception as error:
+        if (missing := missing_package(error)) is not None:
+            telling.end("skipped", f"{missing} is not installed here")
+        else:
+            traceback.print_exc()
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            telling.end("failed", f"{type(error).__name__}: {error} ({place})"[:MOST_CHARACTERS])
+    else:
+        telling.end(*(("passed",) if telling.met else ("failed", "a figure is out of its bounds")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], dry="--dry" in sys.argv[3:]))

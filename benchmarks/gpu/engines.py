@@ -1,0 +1,161 @@
+"""Checks of the generator's side, and of a whole run."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.child import SkipError, Telling
+from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkpoint
+
+LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
+
+
+def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_once: int) -> Any:
+    """A generator's engine, ready to answer."""
+    from rl_bridge.config import Config
+    from rl_bridge.generator.engine import VllmEngine
+    from rl_bridge.generator.vllm_api import engine_environment
+
+    os.environ.update(engine_environment(on_gpu=not telling.dry))
+    config = Config.model_validate(
+        {
+            "model": {"dtype": "float32" if telling.dry else "bfloat16"},
+            "rollout": {
+                "max_length": max_length,
+                "max_num_seqs": at_once,
+                "gpu_memory_utilization": share,
+                "kv_cache_mb": 32,
+            },
+        }
+    )
+    engine = VllmEngine(config, str(path), seed=0)
+    engine.start().result(LOAD_TIMEOUT_S)
+    return engine
+
+
+def _answers(engine: Any, prompts: list[list[int]], *, temperature: float, tokens: int) -> Any:
+    from rl_bridge.types import SamplingSettings
+
+    sampling = SamplingSettings(temperature=temperature, max_new_tokens=tokens)
+    return engine.generate(prompts, sampling).result(ANSWER_TIMEOUT_S)
+
+
+def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
+    draw = random.Random(1)
+    return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def reload(telling: Telling) -> None:
+    """The engine of one model is given another's weights, and then answers as that one's own engine."""
+    device, dtype = telling.device(), torch.float32 if telling.dry else torch.bfloat16
+    prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [
+            write_checkpoint(Path(folder) / str(seed), "tiny", device="cpu", dtype=dtype, seed=seed)
+            for seed in (1, 2)
+        ]
+        state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
+        began = time.perf_counter()
+        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8)
+        telling.figure(
+            "start, with graphs" if device == "cuda" else "start", time.perf_counter() - began, "s"
+        )
+        before = _answers(engine, prompts, temperature=0, tokens=16)
+        for _ in range(3):  # over again, as in a run
+            load = engine.load(1, state).result(ANSWER_TIMEOUT_S)
+        telling.figure("load", 1000 * load.load_s, "ms")
+        after = _answers(engine, prompts, temperature=0, tokens=16)
+        engine.close()
+        fresh = _engine(paths[1], telling, share=0.25, max_length=64, at_once=8)
+        expected = _answers(fresh, prompts, temperature=0, tokens=16)
+        fresh.close()
+    same = sum(one.tokens == other.tokens for one, other in zip(before, after, strict=True))
+    telling.figure("answers that the new weights left alone, of 4", same, at_most=0)
+    other_ = sum(one.tokens != other.tokens for one, other in zip(after, expected, strict=True))
+    telling.figure("answers that a fresh engine gives otherwise, of 4", other_, at_most=0)
+    given, wanted = ([at for one in some for at in one.logprobs] for some in (after, expected))
+    apart = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
+    telling.figure("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if telling.dry else 0.02)
+
+
+def decode(telling: Telling) -> None:
+    """All answers at once, as long as each may be: what a generator does at most."""
+    device, size, one = telling.device(), telling.size, shape_of(telling.size)
+    count, before, tokens = (8, 8, 16) if telling.dry else (256, 128, 512)
+    if device == "cuda" and 2.4 * one.parameters > torch.cuda.mem_get_info()[0]:
+        raise SkipError(f"{2.4 * one.parameters / 1e9:.0f} GB have no room on this card")
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_checkpoint(Path(folder) / "policy", size, device="cpu", dtype=torch.bfloat16)
+        began = time.perf_counter()
+        engine = _engine(path, telling, share=0.85, max_length=before + tokens, at_once=count)
+        telling.figure("start", time.perf_counter() - began, "s")
+        prompts = _prompts(count, before, one.vocabulary)
+        _answers(engine, prompts[:4], temperature=1.0, tokens=8)
+        began = time.perf_counter()
+        answers = _answers(engine, prompts, temperature=1.0, tokens=tokens)
+        taken = time.perf_counter() - began
+        engine.close()
+    made = sum(len(answer.tokens) for answer in answers)
+    telling.figure(f"answers to {count} prompts of {before} tokens", made / taken, "tokens/s")
+    forward = one.train_flops([before + len(answer.tokens) for answer in answers], made) / 3
+    telling.figure("the model's operations", forward / taken / 1e12, "TFLOP/s")
+
+
+def blackjack(telling: Telling) -> None:
+    """`ropewalk train` on BlackJack for three iterations, with what one card is enough for."""
+    device = telling.device()
+    from rl_bridge.config import MonarchConfig
+
+    if device == "cpu":
+        how, words = "on the CPU", ["rollout.batch_size=64"]
+    elif torch.cuda.device_count() > 1:
+        how, words = "a card each for trainer and generator", ["trainer.num_gpus=1"]
+    elif "colocate" in MonarchConfig.model_fields:
+        how, words = "trainer and generator share the card", ["monarch.colocate=true", "trainer.num_gpus=1"]
+    else:
+        how, words = "the generator has the card, the trainer the CPU", ["monarch.roles.policy={gpus: 1}"]
+    telling.figure("how", how)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
+                *(
+                    "--name",
+                    "check",
+                    f"output_dir={folder}",
+                    "trainer.iterations=3",
+                    "trainer.checkpoint_interval=0",
+                ),
+                *("evaluation.interval=0", "evaluation.episodes=64", *words),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        print(done.stdout)
+        if done.returncode:
+            logs = "\n".join(
+                log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
+            )
+            raise RuntimeError(f"the run ended with {done.returncode}: {done.stdout[-600:]}\n{logs}")
+        rows = [
+            json.loads(line) for line in (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
+        ]
+    if len(rows) != 3:
+        raise RuntimeError(f"expected three iterations, got {len(rows)}")
+    apart = max(row["mismatch/logprob_max"] for row in rows)
+    bound = (
+        1e-4 if device == "cpu" else 0.05
+    )  # a card multiplies float32 in other roundings than another kernel
+    telling.figure("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
+    for name in ("time/rollout_s", "time/train_s", "time/sync_s", "train/tokens_per_s"):
+        telling.figure(f"{name}, the last iteration", rows[-1][name])

@@ -1,0 +1,135 @@
+"""Qwen3's shapes with random weights, and batches of random tokens."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl_bridge.titan.architecture import Architecture, architecture_of
+
+COMMON: Final[dict[str, Any]] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "vocab_size": 151_936,
+    "head_dim": 128,
+}
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "0.6B": COMMON
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "8B": COMMON
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "tiny": COMMON
+    | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "vocab_size": 512,
+    },
+}
+"""By the sizes that people call them: what their config.json says; `tiny` is nobody's."""
+
+
+def shape_of(size: str, layers: int | None = None) -> Architecture:
+    """A size, with fewer layers where a number is given."""
+    one = architecture_of(SHAPES[size], where=size)
+    return replace(one, layers=layers or one.layers)
+
+
+def tensors(one: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of a checkpoint."""
+    queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
+    yield "model.embed_tokens.weight", (one.vocabulary, one.dim)
+    for layer in range(one.layers):
+        for name, shape in (
+            ("input_layernorm", (one.dim,)),
+            ("self_attn.q_proj", (queries, one.dim)),
+            ("self_attn.k_proj", (keys, one.dim)),
+            ("self_attn.v_proj", (keys, one.dim)),
+            ("self_attn.o_proj", (one.dim, queries)),
+            ("self_attn.q_norm", (one.head_dim,)),
+            ("self_attn.k_norm", (one.head_dim,)),
+            ("post_attention_layernorm", (one.dim,)),
+            ("mlp.gate_proj", (one.hidden_dim, one.dim)),
+            ("mlp.up_proj", (one.hidden_dim, one.dim)),
+            ("mlp.down_proj", (one.dim, one.hidden_dim)),
+        ):
+            yield f"model.layers.{layer}.{name}.weight", shape
+    yield "model.norm.weight", (one.dim,)
+    if not one.tied:
+        yield "lm_head.weight", (one.vocabulary, one.dim)
+
+
+def random_weights(one: Architecture, *, device: str, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """As small as a model begins with, the norms 1."""
+    draw = torch.Generator(device).manual_seed(seed)
+    made: dict[str, Tensor] = {}
+    for name, shape in tensors(one):
+        made[name] = torch.ones(shape, device=device, dtype=dtype)
+        if len(shape) > 1:
+            made[name].normal_(0.0, 0.02 if one.dim > 64 else 0.2, generator=draw)
+    return made
+
+
+def write_checkpoint(
+    folder: Path, size: str, *, device: str, dtype: torch.dtype, layers: int | None = None, seed: int = 0
+) -> Path:
+    """Write a model of random weights in the Hugging Face layout; without a tokenizer."""
+    from safetensors.torch import save_file
+
+    one = shape_of(size, layers)
+    folder.mkdir(parents=True)
+    config = SHAPES[size] | {"num_hidden_layers": one.layers, "dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = random_weights(one, device=device, dtype=dtype, seed=seed)
+    save_file({name: tensor.cpu() for name, tensor in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+def documents(lengths: list[int], *, vocabulary: int) -> Any:
+    """A batch of documents of random tokens, the second half of each in the loss."""
+    from rl_bridge.buffer.batch import TrainBatch
+    from rl_bridge.types import NO_VERSION, TrainSample
+
+    draw = random.Random(0)
+    samples = []
+    for number, length in enumerate(lengths):
+        mask = [at > length // 2 for at in range(length + 1)]
+        samples.append(
+            TrainSample(
+                tokens=[draw.randrange(vocabulary) for _ in mask],
+                loss_mask=mask,
+                logprobs=[-5.0 if one else 0.0 for one in mask],
+                versions=[0 if one else NO_VERSION for one in mask],
+                advantage=draw.gauss(0.0, 1.0),
+                trajectory=number,
+                group=number // 4,
+            )
+        )
+    return TrainBatch.from_samples(samples)

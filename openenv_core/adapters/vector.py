@@ -1,0 +1,364 @@
+"""Gymnasium's vectors: many sessions of any served environment as one `gymnasium.vector.VectorEnv`.
+
+    envs = ServedVectorEnv("http://localhost:8000", 64)
+    observations, infos = envs.reset(seed=1)
+    observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+
+All sessions share one connection, and a step of all is one frame each way. The server has to speak `ropewalk.v1`
+(docs/protocol.md), as ours do.
+"""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from openenv_core.adapters.episode import fetch_schema
+from openenv_core.adapters.gymnasium import Fields
+from openenv_core.client import GenericEnvClient
+from openenv_core.client.vector import BatchReply, VectorClient
+from openenv_core.errors import (
+    ClientError,
+    ConfigurationError,
+    EnvironmentFailureError,
+    OpenEnvError,
+    ProtocolError,
+)
+from openenv_core.loop_thread import shared_loop
+from openenv_core.making import make
+from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure
+from openenv_core.protocol.batch import Array, columns_of
+from openenv_core.protocol.replies import server_error
+
+_MODES: Final = {
+    AutoresetMode.NEXT_STEP: "next_step",
+    AutoresetMode.SAME_STEP: "same_step",
+    AutoresetMode.DISABLED: None,
+}
+
+
+class VectorSteps(NamedTuple):
+    """What `recv` returns: steps of some of the environments.
+
+    Attributes:
+        members: Whose, int64 [k].
+        observations: A batch of k.
+        rewards: float64 [k].
+        terminations: bool [k].
+        truncations: bool [k].
+        infos: As Gymnasium's vectors have them: of all, with masks.
+    """
+
+    members: NDArray[np.int64]
+    observations: Any
+    rewards: NDArray[np.float64]
+    terminations: NDArray[np.bool_]
+    truncations: NDArray[np.bool_]
+    infos: dict[str, Any]
+
+
+class MembersFailedError(ClientError):
+    """Some environments of a vector failed; the steps of the others stand.
+
+    Attributes:
+        errors: What became of each that failed, by its number.
+        steps: Those of the others; where an environment failed, zeros.
+    """
+
+    def __init__(self, errors: Mapping[int, OpenEnvError], steps: VectorSteps) -> None:
+        number, first = next(iter(errors.items()))
+        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        super().__init__(
+            f"environment {number} of the vector failed: {first}{more}; see `errors` and `steps`"
+        )
+        self.errors = dict(errors)
+        self.steps = steps
+
+
+class ServedVectorEnv(VectorEnv[Any, Any, Any]):
+    """Sessions of a served environment as Gymnasium's users know a vector.
+
+    `send` and `recv` are `step` in two parts, for some of the environments: a slow one holds no other up.
+
+    Args:
+        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image.
+        num_envs: How many sessions; the server refuses them all where it has no room for so many.
+        autoreset_mode: What becomes of an episode that is over, as Gymnasium's vectors have it.
+        render_mode: "rgb_array" where the server renders; None otherwise.
+        token: Bearer token of the server.
+        options: Further arguments of the client.
+
+    Raises:
+        ConfigurationError: The target stands for nothing, or its models cannot be told as spaces.
+        CapacityError: The server has no room for so many.
+        ClientError: The server does not answer.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        num_envs: int,
+        *,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigurationError(
+                f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
+            )
+        mode = AutoresetMode(autoreset_mode)
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
+        self._autoreset = _MODES[mode]
+        if token is not None:
+            options["token"] = token
+        self._server = make(target, client=GenericEnvClient, **options)
+        try:
+            self._client: VectorClient = self._server.vector(num_envs)
+            schema = shared_loop().run(fetch_schema, self._server.base_url, token=token)
+            self._actions = Fields(schema["action"])
+            self._fields = Fields(schema["observation"])
+        except BaseException:
+            self._server.close()
+            raise
+        self.single_action_space = self._actions.space
+        self.single_observation_space = self._fields.space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._everyone = list(range(num_envs))
+        self._last: Any = None  # for resets of some
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start episodes; see `gymnasium.vector.VectorEnv.reset`.
+
+        Args:
+            seed: Of the first environment, and of the others one more each; or one for each. None leaves them to the
+                server.
+            options: Further options of the server's resets. `reset_mask`, bool [num_envs], says whom to reset.
+
+        Raises:
+            ClientError: The server is lost, or refuses the options.
+            MembersFailedError: Some could not be reset.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        if mask is not None and (
+            not isinstance(mask, np.ndarray)
+            or mask.shape != (self.num_envs,)
+            or mask.dtype != np.bool_
+            or not mask.any()
+        ):
+            raise ValueError(f"reset_mask is to be bool [{self.num_envs}] with a True in it, not {mask!r}")
+        members = self._everyone if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + one for one in self._everyone] if isinstance(seed, int) else seed
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise ValueError(f"expected a seed for each of {self.num_envs} environments, got {len(seeds)}")
+        fields: dict[str, Any] = {"members": members, "options": options}
+        if seeds is not None:
+            fields["seeds"] = [seeds[member] for member in members]
+        steps = self._read(self._ask("reset", fields), members)
+        if mask is not None and self._last is not None:
+            whole = self._iterate(deepcopy(self._last), self.num_envs)
+            for member, one in zip(members, self._iterate(steps.observations, len(members)), strict=True):
+                whole[member] = one
+            steps = steps._replace(observations=_batch(self.single_observation_space, whole))
+        self._last = steps.observations
+        return steps.observations, steps.infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Take an action in each; see `gymnasium.vector.VectorEnv.step`.
+
+        Raises:
+            ClientError: The server is lost, or refuses all of it.
+            MembersFailedError: Some failed.
+        """
+        arrays: list[Array] = []
+        written = self._write(actions, self._everyone, arrays)
+        steps = self._read(self._ask("step", written, arrays), self._everyone)
+        self._last = steps.observations
+        return steps.observations, steps.rewards, steps.terminations, steps.truncations, steps.infos
+
+    def send(self, actions: Any, members: Sequence[int] | None = None, *, at_least: int = 1) -> None:
+        """Begin to step some of the environments; `recv` returns what comes of it.
+
+        Args:
+            actions: A batch, an action for each.
+            members: Whom; everyone by default. None of them may be under way.
+            at_least: How many steps `recv` is to return at once, of these.
+
+        Raises:
+            ClientError: The server is lost.
+        """
+        asked = self._everyone if members is None else [int(member) for member in members]
+        arrays: list[Array] = []
+        written = self._write(actions, asked, arrays)
+        shared_loop().run(self._client.send, "step", arrays, **written, at_least=at_least)
+
+    def recv(self) -> VectorSteps:
+        """Return steps that are over, as many as there are, and at least as many as `send` was told.
+
+        Raises:
+            ConfigurationError: Nothing is under way.
+            ClientError: The server is lost, or refused all of it.
+            MembersFailedError: Some failed.
+        """
+        reply = shared_loop().run(self._client.recv)
+        failed = [int(member) for member in reply.fields.get("errors", {})]
+        return self._read([reply], [*reply.fields["members"], *failed])
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return a picture of each, uint8 [height, width, 3]; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        from PIL import Image
+
+        pictures: dict[int, Any] = {}
+        for reply in self._ask("state", {}):
+            for member, state in zip(reply.fields["members"], reply.fields.get("rows", ()), strict=True):
+                if (frame := state.get("frame")) is not None:
+                    picture = Image.open(io.BytesIO(base64.b64decode(frame)))
+                    pictures[member] = np.asarray(picture.convert("RGB"))
+        if len(pictures) < self.num_envs:
+            raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
+        return tuple(pictures[member] for member in self._everyone)
+
+    def close_extras(self, **_: Any) -> None:
+        """End the sessions, and the server where it was started for this."""
+        try:
+            shared_loop().run(self._client.close)
+        finally:
+            self._server.close()
+
+    def _ask(
+        self, operation: str, fields: Mapping[str, Any], arrays: Sequence[Array] = ()
+    ) -> list[BatchReply]:
+        return shared_loop().run(self._client.ask, operation, arrays, **fields)
+
+    def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
+        """Return the fields of a step: columns, where the actions are arrays."""
+        fields, layouts = self._actions, self._actions.layouts
+        asked: dict[str, Any] = {"members": members, "autoreset": self._autoreset}
+        if layouts.keys() == fields.parts.keys():
+            batches = {fields.bare: actions} if fields.bare else actions
+            columns = {name: columns_of(layout, batches[name], arrays) for name, layout in layouts.items()}
+            return {"actions": columns, **asked}
+        each = iterate(batch_space(fields.space, len(members)), actions)
+        return {"actions": [fields.write(one) for one in each], **asked}
+
+    def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
+        """Return what replies tell of these members."""
+        errors: dict[int, OpenEnvError] = {}
+        infos: dict[str, Any] = {}
+        parts = []
+        for reply in replies:
+            try:
+                parts.append(self._part(reply, errors))
+                for member, info in self._infos(reply):
+                    infos = self._add_info(infos, info, member)
+            except (LookupError, TypeError, ValueError) as error:
+                raise ProtocolError(
+                    f"expected steps of {len(members)} environments, got: {error!r}"
+                ) from error
+        if len(parts) == 1 and replies[0].fields["members"] == members:
+            steps = parts[0]._replace(infos=infos)
+        else:
+            steps = self._joined(parts, members, infos)
+        if errors:
+            raise MembersFailedError(errors, steps)
+        return steps
+
+    def _part(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
+        """Return what one reply tells, but for infos; note which members have failed."""
+        fields = reply.fields
+        members, rows = fields["members"], fields.get("rows")
+        for member, data in fields.get("errors", {}).items():
+            errors[int(member)] = server_error(data)
+        for member, row in zip(members, rows or (), strict=False):
+            if (failure := infrastructure_failure(row)) is not None:
+                errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
+        if not members:
+            none = np.zeros(0, np.bool_)
+            return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), none, none, {})
+        rewards, terminations, truncations = (
+            _numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
+        )
+        rewards[np.isnan(rewards)] = 0.0
+        seen = self._observations(fields, reply.arrays)
+        return VectorSteps(np.array(members), seen, rewards, terminations, truncations, {})
+
+    def _infos(self, reply: BatchReply) -> Iterator[tuple[int, dict[str, Any]]]:
+        fields = reply.fields
+        if (last := fields.get("final")) is not None:
+            seen = self._iterate(self._observations(last, reply.arrays), len(last["members"]))
+            rows = last.get("rows") or [{}] * len(last["members"])
+            for member, one, row in zip(last["members"], seen, rows, strict=True):
+                yield member, {"final_obs": one, "final_info": _info_of(row)}
+        for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
+            yield member, _info_of(row)
+
+    def _observations(self, fields: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
+        """Return the observations of a reply as a batch."""
+        columns = fields.get("columns", {})
+        batches = {}
+        for name, part in self._fields.parts.items():
+            if name in columns:
+                batches[name] = _filled(columns[name], arrays)
+            else:
+                values = [part.read(row.get(name)) for row in fields["rows"]]
+                batches[name] = _batch(part.space, values)
+        return batches[self._fields.bare] if self._fields.bare else batches
+
+    def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
+        """Put together what came in parts, or not of all; zeros where nothing came."""
+        space, count = self.single_observation_space, len(members)
+        seen = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
+        rewards, terminations, truncations = (
+            np.zeros(count),
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.bool_),
+        )
+        places = {member: place for place, member in enumerate(members)}
+        for part in parts:
+            at = [places[member] for member in part.members.tolist()]
+            rewards[at], terminations[at], truncations[at] = part.rewards, part.terminations, part.truncations
+            for place, one in zip(at, self._iterate(part.observations, len(at)), strict=True):
+                seen[place] = one
+        return VectorSteps(np.array(members), _batch(space, seen), rewards, terminations, truncations, infos)
+
+    def _iterate(self, batch: Any, count: int) -> list[Any]:
+        return list(iterate(batch_space(self.single_observation_space, count), batch)) if count else []
+
+
+def _batch(space: Space[Any], values: Sequence[Any]) -> Any:
+    empty: Any = create_empty_array(space, len(values))
+    return concatenate(space, values, empty)
+
+
+def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
+    """Return columns with the arrays that their numbers stand for."""
+    if isinstance(tree, dict):
+        return {name: _filled(part, arrays) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return tuple(_filled(part, arrays) for part in tree)
+    return _numpy(arrays[tree])
+
+
+def _numpy(array: Array) -> "NDArray[Any]":
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+
+
+def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    said = {**(row.get("metadata") or {}), **(row.get("info") or {})}
+    return {name: value for name, value in said.items() if name not in (TERMINATED, TRUNCATED)}

@@ -1,0 +1,412 @@
+"""The dialect `ropewalk.v1`: frames that ask something of many sessions at once, with arrays in binary.
+
+docs/protocol.md describes it. A frame is a JSON object, its header; where arrays belong to it, a binary frame: the
+header's length (uint32), the header, and the arrays one behind the other, each begun at a multiple of 8 bytes.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_fields
+from openenv_core.protocol.requests import ResetOptions
+from openenv_core.types import Observation
+
+SUBPROTOCOL: Final = "ropewalk.v1"
+
+MAX_MEMBERS: Final = 1024
+"""Sessions of one connection."""
+
+MAX_ITEMS: Final = 1 << 21
+"""Numbers, and lists around them, that the arrays of one request may hold."""
+
+MAX_DIMENSIONS: Final = 32
+
+SPACE: Final = "gymnasium_space"
+"""The key of a field's JSON schema that holds the space of its values."""
+
+FORMATS: Final = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
+"""The types that arrays may have, with the codes that `struct` has for them."""
+
+_LENGTH: Final = struct.Struct("<I")
+_ALIGNMENT: Final = 8
+
+
+class FrameError(ValueError):
+    """A frame whose bytes do not fit together."""
+
+
+class Array(NamedTuple):
+    """An array in a frame: C-ordered, little-endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+    def tolist(self) -> list[Any]:
+        """Return it as nested lists of Python's numbers."""
+        flat = memoryview(self.data)
+        return flat.cast(FORMATS[self.dtype], self.shape).tolist()  # type: ignore[call-overload, no-any-return]
+
+
+def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | bytes:
+    """Write a frame, as text where it has no arrays.
+
+    Args:
+        header: Its keys with their values as JSON.
+        arrays: What the header counts from 0.
+    """
+    parts = [b'"%b":%b' % (name.encode(), value) for name, value in header.items()]
+    if not arrays:
+        return (b"{%b}" % b",".join(parts)).decode()
+    specs = [{"dtype": array.dtype, "shape": array.shape} for array in arrays]
+    text = b"{%b}" % b",".join([*parts, b'"arrays":' + dumps(specs)])
+    pieces: list[Any] = [_LENGTH.pack(len(text)), text, bytes(-(_LENGTH.size + len(text)) % _ALIGNMENT)]
+    for array in arrays:
+        size = _size(array.dtype, array.shape)
+        pieces += (array.data, bytes(-size % _ALIGNMENT))
+    return b"".join(pieces)
+
+
+def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[Array]]:
+    """Read a frame: its header, without the key `arrays`, and the arrays. Nothing is copied.
+
+    Raises:
+        FrameError: It is none.
+    """
+    body = memoryview(b"")
+    text: str | bytes | bytearray = frame
+    if not isinstance(frame, str):
+        if len(frame) < _LENGTH.size:
+            raise FrameError(f"expected a binary frame of at least {_LENGTH.size} bytes, got {len(frame)}")
+        end = _LENGTH.size + _LENGTH.unpack_from(frame)[0]
+        if end > len(frame):
+            raise FrameError(f"expected a header that ends within {len(frame)} bytes, got one of {end}")
+        text = frame[_LENGTH.size : end]
+        body = memoryview(frame)[end + -end % _ALIGNMENT :]
+    try:
+        header = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise FrameError(f"expected a JSON object, got text that does not parse: {error}") from None
+    if not isinstance(header, dict):
+        raise FrameError(f"expected a JSON object, got {type(header).__name__}")
+    return header, list(_arrays(header.pop("arrays", ()), body))
+
+
+def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
+    if not isinstance(specs, list | tuple):
+        raise FrameError("expected arrays as a list of objects with dtype and shape")
+    at = 0
+    for spec in specs:
+        dtype, shape = (spec.get("dtype"), spec.get("shape")) if isinstance(spec, dict) else (None, None)
+        if not isinstance(dtype, str) or dtype not in FORMATS:
+            raise FrameError(f"expected arrays with a dtype of {', '.join(FORMATS)}, got another")
+        if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
+            raise FrameError(f"expected arrays of 1 to {MAX_DIMENSIONS} dimensions, got another")
+        if not all(type(size) is int and 0 < size <= len(body) for size in shape):
+            raise FrameError(
+                f"expected sizes of an array from 1 to the {len(body)} bytes that follow, got others"
+            )
+        end = at + _size(dtype, shape)
+        if end > len(body):
+            raise FrameError(
+                f"expected an array that ends within {len(body)} bytes, got one that ends at {end}"
+            )
+        yield Array(dtype, tuple(shape), body[at:end])
+        at = end + -end % _ALIGNMENT
+    if at < len(body):
+        raise FrameError(f"expected the frame to end with its last array, got {len(body) - at} bytes more")
+
+
+def _size(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * struct.calcsize(FORMATS[dtype])
+
+
+# What requests ask
+
+_Members: TypeAlias = Annotated[
+    list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1, max_length=MAX_MEMBERS)
+]
+
+
+class _Request(BaseModel):
+    """What every request has.
+
+    Attributes:
+        id: Of the client's choice; every frame that answers has it.
+        members: Whom it is about; all, where it does not say.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[StrictInt, Field(ge=0, lt=2**53)]
+    members: _Members | None = None
+
+
+class OpenRequest(_Request):
+    """Open sessions: all, or none."""
+
+    op: Literal["open"]
+    members: None = None
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+
+
+class ResetRequest(_Request):
+    """Start episodes.
+
+    Attributes:
+        seeds: One a member.
+        options: Of each reset.
+        at_least: Answer once so many are through, and again; by default once all are.
+    """
+
+    op: Literal["reset"]
+    seeds: list[Annotated[StrictInt, Field(ge=0, lt=2**64)] | None] | None = None
+    options: ResetOptions | None = None
+    at_least: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class StepRequest(_Request):
+    """Take actions.
+
+    Attributes:
+        actions: The fields of an action a member; or fields of columns, in which numbers stand for arrays.
+        autoreset: What becomes of a member whose episode is over: it is reset by its next step, or by the same.
+        at_least: As of a reset.
+    """
+
+    op: Literal["step"]
+    actions: list[Any] | dict[str, Any]
+    autoreset: Literal["next_step", "same_step"] | None = None
+    at_least: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class StateRequest(_Request):
+    """Read states."""
+
+    op: Literal["state"]
+
+
+BatchRequest: TypeAlias = OpenRequest | ResetRequest | StepRequest | StateRequest
+_OPERATIONS: Final = ("open", "reset", "step", "state")
+_read: Final = TypeAdapter[BatchRequest](Annotated[BatchRequest, Field(discriminator="op")]).validate_python
+
+
+def read_request(header: dict[str, Any], size: int) -> BatchRequest:
+    """Read the header of a request, in a frame of this size.
+
+    Raises:
+        RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR.
+    """
+    if header.get("op") not in _OPERATIONS:
+        operations = ", ".join(_OPERATIONS)
+        raise RefusalError(
+            UNKNOWN_TYPE, f"expected op to be one of {operations}, got {str(header.get('op'))[:100]!r}"
+        )
+    try:
+        return _read(header)
+    except ValidationError as error:
+        raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
+
+
+def no_frame(error: FrameError) -> RefusalError:
+    """Return the refusal of a frame that cannot be read."""
+    return RefusalError(INVALID_JSON, str(error))
+
+
+def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
+    """Return what columns hold, a row a member.
+
+    Raises:
+        FrameError: A number stands for no array, or for one that is used already; one is of another length, or all
+            together hold too much.
+    """
+    unused = dict(enumerate(arrays))
+    left = MAX_ITEMS
+
+    def rows(tree: Any) -> list[Any]:
+        nonlocal left
+        if type(tree) is int:
+            array = unused.pop(tree, None)
+            if array is None or array.shape[0] != members:
+                raise FrameError(
+                    f"expected {tree} to stand for an array of {members} rows that nothing else uses"
+                )
+            left -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
+            if left < 0:
+                raise FrameError(f"expected arrays of at most {MAX_ITEMS} numbers and lists around them")
+            return array.tolist()
+        if isinstance(tree, dict) and tree:
+            return [dict(zip(tree, row, strict=True)) for row in zip(*map(rows, tree.values()), strict=True)]
+        if isinstance(tree, list) and tree:
+            return list(map(list, zip(*map(rows, tree), strict=True)))
+        raise FrameError(
+            f"expected columns as numbers of arrays, in objects and lists, got {str(tree)[:100]}"
+        )
+
+    return rows(columns)
+
+
+# What holds the values of a space
+
+
+class Leaf(NamedTuple):
+    """An array for each value of a space."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Layout: TypeAlias = Leaf | dict[str, Any] | list[Any]
+"""A leaf, or an object or a list of layouts."""
+
+
+def layout_of(space: Mapping[str, Any]) -> Layout | None:
+    """Return the arrays that the values of a space are, as its JSON schema describes it; None where they are none."""
+    leaf: Leaf | None = None
+    match space:
+        case {"type": "Box", "dtype": str(dtype), "shape": list(shape)}:
+            leaf = Leaf(dtype, tuple(shape))
+        case {"type": "Discrete", "dtype": str(dtype)}:
+            leaf = Leaf(dtype, ())
+        case {"type": "MultiDiscrete", "dtype": str(dtype), "nvec": list(nvec)}:
+            leaf = Leaf(dtype, _shape_of(nvec))
+        case {"type": "MultiBinary", "n": int(n)}:
+            leaf = Leaf("int8", (n,))
+        case {"type": "MultiBinary", "n": list(shape)}:
+            leaf = Leaf("int8", tuple(shape))
+        case {"type": "Dict", "spaces": dict(spaces)}:
+            named = {name: layout_of(part) for name, part in spaces.items()}
+            return (
+                None
+                if None in named.values()
+                else {name: part for name, part in named.items() if part} or None
+            )
+        case {"type": "Tuple", "spaces": list(spaces)}:
+            parts = [layout_of(part) for part in spaces]
+            return None if None in parts else [part for part in parts if part] or None
+    return leaf if leaf and leaf.dtype in FORMATS and all(leaf.shape) else None
+
+
+def _shape_of(nested: Any) -> tuple[int, ...]:
+    return (len(nested), *_shape_of(nested[0])) if isinstance(nested, list) else ()
+
+
+def stack(layout: Layout, values: Sequence[Any]) -> Any:
+    """Return values, one a member, as a tree that has all members in each leaf."""
+    if isinstance(layout, Leaf):
+        return values
+    if isinstance(layout, dict):
+        return {name: stack(part, [value[name] for value in values]) for name, part in layout.items()}
+    return [stack(part, [value[place] for value in values]) for place, part in enumerate(layout)]
+
+
+def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
+    """Return the columns for a tree that `stack` returns, or that has arrays for leaves; their arrays are appended.
+
+    Raises:
+        ValueError: It holds no values of this layout. What was appended is to be taken away.
+    """
+    if isinstance(layout, dict):
+        return {name: columns_of(part, batch[name], arrays) for name, part in layout.items()}
+    if isinstance(layout, list):
+        return [columns_of(part, one, arrays) for part, one in zip(layout, batch, strict=True)]
+    import numpy as np
+
+    found = np.asarray(batch)
+    if found.shape[1:] != layout.shape or not np.can_cast(found.dtype, layout.dtype, "same_kind"):
+        raise ValueError(
+            f"expected values of {layout.dtype} {layout.shape}, got {found.dtype} {found.shape[1:]}"
+        )
+    data = np.ascontiguousarray(found, np.dtype(layout.dtype).newbyteorder("<"))
+    arrays.append(Array(layout.dtype, data.shape, data.data.cast("B")))
+    return len(arrays) - 1
+
+
+# What answers
+
+
+@dataclass(slots=True)
+class Failed:
+    """What a member has in place of an observation: the data of an error frame."""
+
+    data: dict[str, Any]
+
+
+_BESIDE: Final = frozenset({"reward", "done"})
+
+
+@lru_cache(maxsize=256)
+def _own_fields(model: type[Observation]) -> set[str]:
+    """Return the fields that always say something."""
+    sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
+    return sent - _BESIDE - {"metadata", "info"}
+
+
+def _has_more(one: Observation) -> bool:
+    return bool(one.metadata or getattr(one, "info", None) or one.infrastructure_error or one.unscored)
+
+
+class ObservationEncoder:
+    """Writes the observations of many members: as columns where they are arrays, as JSON else.
+
+    Args:
+        schemas: JSON schemas of the observations.
+    """
+
+    def __init__(self, *schemas: Mapping[str, Any]) -> None:
+        self._layouts: dict[str, Layout] = {}
+        for schema in schemas:
+            for name, part in schema.get("properties", {}).items():
+                if (layout := layout_of(part.get(SPACE, {}))) is not None:
+                    self._layouts[name] = layout
+
+    def encode(self, observations: Sequence[Observation], arrays: list[Array]) -> dict[str, bytes]:
+        """Return the keys `columns` and `rows`; arrays are appended.
+
+        Raises:
+            ValueError: One holds what JSON cannot.
+            TypeError: Likewise.
+        """
+        columns: dict[str, Any] = {}
+        for name, layout in self._layouts.items():
+            begun = len(arrays)
+            try:
+                batch = stack(layout, [getattr(one, name) for one in observations])
+                columns[name] = columns_of(layout, batch, arrays)
+            except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
+                del arrays[begun:]  # it has other values than it says, which JSON can tell
+        header = {"columns": dumps(columns)} if columns else {}
+        exclude = {*_BESIDE, *columns}
+        if any(_own_fields(type(one)) - exclude or _has_more(one) for one in observations):
+            rows = [encode_fields(one, exclude)[0] for one in observations]
+            header["rows"] = b"[%b]" % b",".join(rows)
+        return header
+
+
+def ends_of(observation: Observation) -> tuple[bool, bool]:
+    """Return whether an episode has terminated, and whether it was truncated."""
+    if not observation.done:
+        return False, False
+    truncated = observation.truncated is True
+    return observation.terminated is True or not truncated, truncated

@@ -1,0 +1,149 @@
+"""LoRA: low-rank adapters beside frozen weights, added by TorchTitan's converter. arXiv 2106.09685."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rl_bridge.config import LoraConfig
+from rl_bridge.errors import ModelError
+from rl_bridge.titan.definitions import CheckpointNames
+from rl_bridge.weights.peft import FACTOR_A, FACTOR_B, PREFIX
+from rl_bridge.weights.snapshot import Box, LazySum, State
+
+# After rl_bridge.titan.definitions, which tells TorchTitan about machines without an accelerator.
+from torchtitan.components.lora import LoRAConverter  # isort: skip
+
+CONVERTED = {
+    "q_proj": "wq",
+    "k_proj": "wkv",
+    "v_proj": "wkv",
+    "o_proj": "wo",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+}
+"""What TorchTitan's configuration calls each target; keys and values have one in common."""
+SAMPLE_BYTES = 4096
+"""Of each tensor, for the identity of a checkpoint: all bytes of a large one would take minutes to read."""
+
+
+def with_adapters(config: Any, lora: LoraConfig) -> Any:
+    """TorchTitan's configuration of a model whose layers have adapters, and whose own weights are frozen."""
+    targets = sorted({CONVERTED[target] for target in lora.targets})
+    converter = LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=targets)
+    return LoRAConverter(converter).convert(config)
+
+
+class Adapters:
+    """The adapters of a model: A begins with random numbers, the same on any number of ranks, B with zeros.
+
+    Args:
+        module: Made from `with_adapters`, before it has memory.
+        lora: Which layers have one.
+        names: Of the checkpoint.
+        seed: Decides A.
+    """
+
+    def __init__(self, module: Any, lora: LoraConfig, names: CheckpointNames, *, seed: int) -> None:
+        self._layers: dict[str, Any] = {}
+        generator = torch.Generator().manual_seed(seed)
+        for place, layer in module.named_modules():
+            if not hasattr(layer, "lora_a"):
+                continue
+            titan_name = f"{place}.weight".replace("_checkpoint_wrapped_module.", "")
+            (name,) = names.to_hf({titan_name: layer.weight})
+            layer.lora_a._param_init = {"weight": partial(_draw, generator=generator)}
+            if name.split(".")[-2] in lora.targets:
+                self._layers[name] = layer
+            else:  # of keys and values one alone was asked for: without a gradient B stays zero
+                layer.lora_a.requires_grad_(False)
+                layer.lora_b.requires_grad_(False)
+        self._scale = lora.alpha / lora.rank
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Within the block the model is the one that it was made from."""
+        for layer in self._layers.values():
+            layer._lora_scaling = 0.0
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer._lora_scaling = self._scale
+
+    def state(self) -> dict[str, Tensor]:
+        """A and B of each layer under PEFT's names, in the model's sharding and storage."""
+        found: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            stem = PREFIX + name.removesuffix(".weight")
+            found[f"{stem}.{FACTOR_A}"] = layer.lora_a.weight.detach()
+            found[f"{stem}.{FACTOR_B}"] = layer.lora_b.weight.detach()
+        return found
+
+    def merged(self, state: Mapping[str, Tensor]) -> State:
+        """A state dict with alpha / rank B A added to the layers' weights. Gathers A and B: all ranks have to ask."""
+        factors = {
+            name: (_whole(layer.lora_a.weight), _whole(layer.lora_b.weight))
+            for name, layer in self._layers.items()
+        }
+        return {
+            name: LazySum(base=value, added=partial(_product, *factors[name], self._scale))
+            if name in factors
+            else value
+            for name, value in state.items()
+        }
+
+
+def _draw(weight: Tensor, generator: torch.Generator) -> None:
+    """Fill A from the distribution that TorchTitan's converter has, whatever part of it a rank holds."""
+    drawn = torch.empty(weight.shape)
+    torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+    if isinstance(weight, DTensor):
+        shared = distribute_tensor(
+            drawn.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
+        )
+        weight.to_local().copy_(shared.to_local())
+    else:
+        weight.copy_(drawn)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
+
+
+def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
+    rows, columns = box.within(Box.whole((len(b), a.shape[1])))
+    return scale * (b[rows] @ a[:, columns])
+
+
+def checkpoint_identity(path: Path) -> str:
+    """Tells a checkpoint's weights from others, wherever they lie: of each tensor name, type, shape and first bytes.
+
+    Raises:
+        ModelError: The files cannot be read.
+    """
+    found: list[tuple[str, str]] = []
+    try:
+        for file in sorted(path.glob("*.safetensors")):
+            with file.open("rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(length))
+                for name, tensor in header.items():
+                    if name == "__metadata__":
+                        continue
+                    begin, end = tensor["data_offsets"]
+                    opened.seek(8 + length + begin)
+                    sample = opened.read(min(SAMPLE_BYTES, end - begin))
+                    kind = f"{tensor['dtype']}{tensor['shape']}"
+                    found.append((name, kind + hashlib.sha256(sample).hexdigest()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read the weights at {str(path)!r}: {error}") from error
+    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()

@@ -1,0 +1,62 @@
+"""Adapters as PEFT stores them: names, `adapter_config.json`, `adapter_model.safetensors`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from rl_bridge.config import LoraConfig
+
+PREFIX = "base_model.model."
+"""Of the names; what follows is the layer's name in the checkpoint, and which factor it is."""
+FACTOR_A, FACTOR_B = "lora_A.weight", "lora_B.weight"
+"""Of shapes [rank, in] and [out, rank]."""
+
+
+def adapter_shapes(weights: Mapping[str, tuple[int, ...]], lora: LoraConfig) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a model's adapters.
+
+    Args:
+        weights: Shapes of its weights by their names in the checkpoint.
+        lora: Which of them have one, and of which rank.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in weights.items():
+        stem = name.removesuffix(".weight")
+        if stem != name and stem.rpartition(".")[2] in lora.targets:
+            found[f"{PREFIX}{stem}.{FACTOR_A}"] = (lora.rank, shape[1])
+            found[f"{PREFIX}{stem}.{FACTOR_B}"] = (shape[0], lora.rank)
+    return found
+
+
+def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoraConfig, *, base: str) -> None:
+    """Write a folder that PEFT and vLLM load as an adapter.
+
+    Args:
+        folder: Where to; made where it is missing.
+        state: The factors under PEFT's names, whole.
+        lora: What they were trained with.
+        base: The model that they belong to.
+
+    Raises:
+        OSError: It cannot be written.
+        safetensors.SafetensorError: Likewise.
+    """
+    from safetensors.torch import save_file  # what only names adapters does without
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(lora.targets),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: value.cpu().contiguous() for name, value in state.items()}
+    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})

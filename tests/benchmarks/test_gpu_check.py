@@ -1,0 +1,147 @@
+"""`scripts/gpu-check`: its checks on the CPU, and what it makes of those that fail, crash, hang or cannot be made."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VLLM = "reload,decode-0.6B"
+
+
+def gpu_check(
+    *words: str, python: str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "scripts" / "gpu-check"), *words],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env={**os.environ, "PYTHON": python, **environment},
+    )
+
+
+def found(file: Path) -> dict[str, dict[str, Any]]:
+    return {check["check"]: check for check in json.loads(file.read_text())["checks"]}
+
+
+def figures(check: dict[str, Any]) -> dict[str, Any]:
+    return {row["what"]: row["value"] for row in check["figures"]}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "names",
+    [
+        "versions,step,attention,loss,train-0.6B,weights-0.6B",
+        pytest.param(VLLM, marks=pytest.mark.soak),
+        pytest.param("blackjack", marks=pytest.mark.soak),
+    ],
+)
+def test_checks_pass_on_a_cpu_with_tiny_shapes(names: str, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    done = gpu_check("--dry", "--only", names, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = found(file)
+    assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(
+        names.split(","), "passed"
+    )
+    assert all(f"{name} " in done.stdout.rpartition("\n\n")[2] for name in checks)
+    assert all(figures(check) for check in checks.values())
+    if "train-0.6B" in checks:
+        # Four rows of 91 tokens: 2 layers of 6 x their parameters, and attention.
+        assert figures(checks["train-0.6B"])["train/flops_per_token"] > 6 * 2 * 50_000
+
+
+STUB = """
+import sys, time
+from pathlib import Path
+if sys.argv[1:3] == ["-m", "benchmarks.gpu.child"]:
+    from benchmarks.gpu.child import Telling
+    name, telling = sys.argv[3], Telling(Path(sys.argv[4]), True, "")
+    if name == "step":
+        telling.figure("apart", float("nan"), at_most=1.0)
+        telling.end("failed", "a figure is out of its bounds")
+    elif name == "attention":
+        print("Segmentation fault of a kernel", flush=True)
+        import os; os.kill(os.getpid(), 11)
+    elif name == "loss":
+        telling.figure("so far", 3.0, "GB")
+        import subprocess; subprocess.Popen(["sleep", "1000.25"])
+        time.sleep(1000)
+    else:
+        telling.end("passed")
+else:
+    sys.argv = sys.argv[2:]
+    from benchmarks.gpu import __main__ as command
+    sys.executable = PYTHON
+    command.CHECKS["loss"] = (2, "hangs")
+    sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) -> None:
+    python, stub, file = tmp_path / "python", tmp_path / "stub.py", tmp_path / "found.json"
+    stub.write_text(f"PYTHON = {str(python)!r}\n{STUB}")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {stub} "$@"\n')
+    python.chmod(0o755)
+    words = ["--only", "step,attention,loss,versions", "--json", str(file)]
+    done = gpu_check(*words, python=str(python))
+    assert done.returncode == 1, done.stdout + done.stderr
+    checks = found(file)
+    assert {name: check["status"] for name, check in checks.items()} == {
+        "step": "failed",
+        "attention": "crashed",
+        "loss": "timed out",
+        "versions": "passed",
+    }
+    assert "NOT MET" in done.stdout
+    assert "Segmentation fault of a kernel" in checks["attention"]["why"]
+    assert figures(checks["loss"]) == {"so far": 3.0}, "what it told before it hung is kept"
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"1000.25" in _read(path)]
+    assert not left, "what it had started is ended with it"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    """A Python that has nothing but itself, as a machine without an index may."""
+    file = tmp_path / "found.json"
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')  # type: ignore[attr-defined]
+    bare.chmod(0o755)
+    done = gpu_check("--only", "versions,reload", "--json", str(file), python=str(bare))
+    assert done.returncode == 1, "nothing was looked at, which is no pass"
+    assert {name: (check["status"], check["why"]) for name, check in found(file).items()} == {
+        "versions": ("skipped", "torch is not installed here"),
+        "reload": ("skipped", "torch is not installed here"),
+    }
+
+
+def test_a_package_that_is_missed_is_told_and_a_module_of_ours_is_a_fault() -> None:
+    from benchmarks.gpu.child import missing_package
+
+    caused = RuntimeError("so")
+    caused.__cause__ = ModuleNotFoundError("no", name="vllm.engine")
+    assert missing_package(caused) == "vllm.engine"
+    assert missing_package(ModuleNotFoundError("no", name="rl_bridge.nowhere")) is None
+    assert missing_package(ValueError("else")) is None
+
+
+def test_words() -> None:
+    listed = gpu_check("--list").stdout.splitlines()
+    assert len(listed) == 12
+    assert all(" s: " in line for line in listed)
+    wrong = gpu_check("--only", "nothing")
+    assert (wrong.returncode, "expected --only with some of versions," in wrong.stderr) == (2, True)
+    assert "examples:" in gpu_check("--help").stdout

@@ -1,0 +1,191 @@
+"""Frames of `ropewalk.v1`: what is written is read, and what is no frame is refused without taking room."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from openenv_core.adapters.spaces import describe_space
+from openenv_core.protocol import batch
+from openenv_core.protocol.batch import (
+    FORMATS,
+    Array,
+    FrameError,
+    columns_of,
+    decode_frame,
+    encode_frame,
+    rows_of,
+)
+
+MB = 1 << 20
+
+ARRAYS = arrays_of.arrays(
+    st.sampled_from(sorted(FORMATS)),
+    arrays_of.array_shapes(max_dims=4, max_side=5),
+    elements={"allow_nan": False},
+)
+
+
+def array_of(values: "np.ndarray[Any, Any]") -> Array:
+    return Array(values.dtype.name, values.shape, np.ascontiguousarray(values).tobytes())
+
+
+@given(st.lists(ARRAYS, max_size=4), st.text(max_size=9))
+def test_what_is_written_is_read(values: list[Any], text: str) -> None:
+    frame = encode_frame({"id": b"3", "text": json.dumps(text).encode()}, [array_of(one) for one in values])
+    header, arrays = decode_frame(frame)
+    assert header == {"id": 3, "text": text}
+    for one, other in zip(values, arrays, strict=True):
+        assert other.tolist() == one.tolist()
+        assert np.frombuffer(other.data, other.dtype).reshape(other.shape).tolist() == one.tolist()
+    assert isinstance(frame, bytes) == bool(values)
+
+
+VALID = encode_frame(
+    {"id": b"1"}, [array_of(np.arange(6, dtype=np.int16).reshape(2, 3)), array_of(np.ones(3))]
+)
+
+
+@given(st.data())
+def test_a_frame_that_is_broken_is_refused_or_read_and_takes_no_room(data: st.DataObject) -> None:
+    assert isinstance(VALID, bytes)
+    broken = bytearray(VALID)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(broken) - 1))
+        match data.draw(st.sampled_from(("byte", "cut", "insert"))):
+            case "byte":
+                broken[at] = data.draw(st.integers(0, 255))
+            case "cut" if at:
+                del broken[at:]
+            case "insert":
+                broken[at:at] = data.draw(st.binary(max_size=9))
+    refused_or_small(bytes(broken))
+
+
+SIZES = st.one_of(st.integers(-2, 9), st.integers(1 << 30, 1 << 70), st.just(True), st.just(1.5), st.none())
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "dtype": st.sampled_from([*FORMATS, "object", "O", None, ["int8"], "float16"]),
+                "shape": st.one_of(st.lists(SIZES, max_size=34), st.none()),
+            }
+        ),
+        max_size=5,
+    ),
+    st.binary(max_size=200),
+)
+def test_a_header_that_lies_is_refused_and_takes_no_room(specs: Any, body: bytes) -> None:
+    text = json.dumps({"id": 1, "arrays": specs}).encode()
+    refused_or_small(len(text).to_bytes(4, "little") + text + bytes(-(4 + len(text)) % 8) + body)
+
+
+def refused_or_small(frame: bytes) -> None:
+    tracemalloc.start()
+    try:
+        _, arrays = decode_frame(frame)
+        for one in arrays:
+            rows_of(0, [one], one.shape[0])
+    except FrameError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < MB
+
+
+TREES = st.recursive(
+    st.one_of(st.integers(-1, 3), st.booleans(), st.none(), st.text(max_size=2)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(TREES)
+def test_columns_that_stand_for_nothing_are_refused(tree: Any) -> None:
+    arrays = [array_of(np.arange(4).reshape(2, 2)), array_of(np.zeros(2)), array_of(np.zeros(3))]
+    try:
+        rows = rows_of(tree, arrays, 2)
+    except ValueError:
+        return
+    assert len(rows) == 2
+    text = json.dumps(tree)
+    assert text.count("0") <= 1
+    assert text.count("1") <= 1
+    assert "2" not in text
+
+
+def test_an_array_is_used_once_and_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = array_of(np.zeros((2, 3), np.int8))
+    assert rows_of({"a": 0, "b": [1]}, [one, one], 2) == [{"a": [0] * 3, "b": [[0] * 3]}] * 2
+    with pytest.raises(FrameError, match="nothing else uses"):
+        rows_of([0, 0], [one], 2)
+    monkeypatch.setattr(batch, "MAX_ITEMS", 15)
+    with pytest.raises(FrameError, match="at most 15"):
+        rows_of([0, 1], [one, one], 2)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.Box(-1, 1, (2, 2), np.float32),
+        spaces.Box(0, 255, (3, 4, 1), np.uint8),
+        spaces.MultiDiscrete([[2, 3], [4, 5]]),
+        spaces.MultiBinary((2, 2)),
+        spaces.Dict(
+            {"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(4)])}
+        ),
+    ],
+    ids=str,
+)
+def test_values_of_a_space_are_stacked_as_its_layout_says(space: spaces.Space[Any]) -> None:
+    layout = batch.layout_of(describe_space(space))
+    assert layout is not None
+    space.seed(1)
+    values = [space.sample() for _ in range(5)]
+    arrays: list[Array] = []
+    columns = columns_of(layout, batch.stack(layout, values), arrays)
+    _, read = decode_frame(encode_frame({}, arrays))
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(one) for key, one in value.items()}
+        return [plain(one) for one in value] if isinstance(value, tuple) else value.tolist()
+
+    assert rows_of(columns, read, 5) == [plain(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(3),
+        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Text(3)}),
+        spaces.Box(0, 1, (2, 0), np.float32),
+        spaces.Box(0, 1, (2,), np.float16),
+        spaces.Sequence(spaces.Discrete(2)),
+        spaces.Tuple([]),
+        spaces.Dict({}),
+    ],
+    ids=str,
+)
+def test_a_space_whose_values_are_no_arrays_has_no_layout(space: spaces.Space[Any]) -> None:
+    assert batch.layout_of(describe_space(space)) is None
+
+
+@pytest.mark.parametrize("values", [[1.5, 2.0], ["a", "b"], [[1], [2]], [None, 1], [2**70, 1]])
+def test_values_that_are_none_of_a_space_are_no_columns(values: list[Any]) -> None:
+    arrays: list[Array] = []
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        columns_of(batch.Leaf("int64", ()), values, arrays)
+    assert arrays == []

@@ -1,0 +1,122 @@
+"""Generators answer from base and adapters as the trainer has them, sent merged or by themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from generator_fixtures import MAX_LENGTH, WAIT_S, prompts
+
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import Config, LoraConfig
+from rl_bridge.types import Completion, SamplingSettings, TrainSample
+from rl_bridge.weights import WeightStore
+from tests.rl_bridge.trainer.trainer_ranks import settings
+from tests.rl_bridge.weights.store_stage import Directory
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300), pytest.mark.usefixtures("engine_environment")]
+
+BAR = 1e-4
+SAMPLING = SamplingSettings(temperature=0.8, max_new_tokens=6)
+
+
+def answered(prompt: list[int], answer: Completion, number: int) -> TrainSample:
+    count = len(answer.tokens)
+    return TrainSample(
+        tokens=[*prompt, *answer.tokens],
+        loss_mask=[False] * len(prompt) + [True] * count,
+        logprobs=[0.0] * len(prompt) + answer.logprobs,
+        versions=[-1] * len(prompt) + answer.versions,
+        advantage=1.0 if number % 2 else -1.0,
+        trajectory=number,
+    )
+
+
+@pytest.fixture
+def store() -> WeightStore:
+    return WeightStore(Directory(), transport="shared_memory")
+
+
+@pytest.mark.parametrize(
+    ("engine", "push"),
+    [
+        ("vllm", "adapter"),
+        pytest.param("vllm", "merged", marks=pytest.mark.soak),
+        pytest.param("vllm_async", "merged", marks=pytest.mark.soak),
+        pytest.param("vllm_async", "adapter", marks=pytest.mark.soak),
+    ],
+)
+async def test_generators_sample_from_what_the_trainer_has_trained(
+    long_policy: Path, tmp_path: Path, store: WeightStore, engine: str, push: str
+) -> None:
+    from rl_bridge.generator.replica import PolicyReplica
+    from rl_bridge.trainer.trainer import Trainer
+
+    lora = LoraConfig.model_validate({"rank": 3, "alpha": 12.0, "push": push})
+    trainer = Trainer(
+        settings(
+            long_policy, folder=tmp_path, lora=lora, temperature=SAMPLING.temperature, learning_rate=0.05
+        )
+    )
+    config = Config.model_validate(
+        {
+            "rollout": {"max_length": MAX_LENGTH, "max_num_seqs": 64, "kv_cache_mb": 32},
+            "generator": {"engine": engine},
+            "model": {"lora": lora},
+        }
+    )
+    replica = PolicyReplica(config, long_policy, store)
+    await replica.setup()
+    asked = prompts(24)
+
+    async def played() -> tuple[TrainBatch, float, list[list[int]]]:
+        answers = await replica.generate_many(asked, SAMPLING)
+        samples = [
+            answered(prompt, answer, n) for n, (prompt, answer) in enumerate(zip(asked, answers, strict=True))
+        ]
+        batch = TrainBatch.from_samples(samples)
+        assert set(batch.versions) == {replica.version()}
+        off = float(np.abs(trainer.logprobs(batch) - batch.old_logprobs).max())
+        return batch, off, [list(answer.tokens) for answer in answers]
+
+    async def push_version() -> None:
+        with trainer.weights(trainer.version) as state:
+            await store.put(trainer.version, state, dtype=torch.float32)
+        await replica.update_weights(trainer.version)
+
+    try:
+        batch, off, _ = await played()
+        assert off <= BAR
+        first = trainer.logprobs(batch)
+        for _ in range(2):
+            trainer.step(batch)
+            await push_version()
+            batch, off, _ = await played()
+            assert off <= BAR
+        assert (
+            np.abs(trainer.logprobs(batch) - batch.old_logprobs).max()
+            <= BAR
+            < np.abs(first - first.mean()).max()
+        )
+        greedy = SamplingSettings(temperature=0.0, max_new_tokens=6)
+        adapted = [answer.tokens for answer in await replica.generate_many(asked, greedy)]
+        assert await loaded(replica, engine) == ({2} if push == "adapter" else set())
+        await replica.update_weights(0)  # as a run does that goes back to its beginning
+        assert await loaded(replica, engine) == set()
+        assert [answer.tokens for answer in await replica.generate_many(asked, greedy)] != adapted
+        await replica.update_weights(2)
+        assert [answer.tokens for answer in await replica.generate_many(asked, greedy)] == adapted
+    finally:
+        await replica.close()
+        await store.close()
+
+
+async def loaded(replica: Any, engine: str) -> set[int]:
+    """The numbers of the adapters that an engine holds."""
+    if not replica._config.pushed_adapter:
+        return set()
+    if engine == "vllm":
+        return set(replica._engine._engine.list_loras())
+    listed = replica._engine._thread.submit(replica._engine._llm.list_loras())
+    return set(listed.result(WAIT_S))

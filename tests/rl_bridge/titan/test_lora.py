@@ -1,0 +1,128 @@
+"""Adapters compute what their formula says, whatever the model, and leave its own weights alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import load_reference, logprobs, make_checkpoint, rows, said
+from torch import Tensor
+
+from rl_bridge.config import LoraConfig
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(200)]
+
+CASES = [
+    ("qwen3", LoraConfig(rank=4, alpha=6.0)),
+    # Keys and values have one configuration in common: of the keys' adapters nothing may be seen.
+    ("llama-tied", LoraConfig(rank=3, alpha=2.0, targets=("v_proj", "down_proj"))),
+    pytest.param(
+        "qwen2", LoraConfig(rank=1, alpha=2.0, targets=("q_proj", "o_proj")), marks=pytest.mark.soak
+    ),
+]
+
+
+def adapted(path: Path, lora: LoraConfig, **options: Any) -> Any:
+    """A model whose adapters do something."""
+    from rl_bridge.titan.model import TitanModel
+
+    model = TitanModel(
+        path,
+        dtype="float32",
+        max_length=32,
+        trainable=True,
+        device=torch.device("cpu"),
+        lora=lora,
+        seed=3,
+        **options,
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, value in model.adapter_state().items():
+            if "lora_B" in name:
+                value.to_local().copy_(0.1 * torch.randn(value.shape, generator=generator))  # type: ignore[attr-defined]
+    return model
+
+
+def factors(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by the name of the layer's weight in the checkpoint."""
+    found = {name: value.full_tensor() for name, value in model.adapter_state().items()}
+    stems = {name.rpartition(".lora_")[0] for name in found}
+    return {
+        f"{stem.removeprefix('base_model.model.')}.weight": (
+            found[f"{stem}.lora_A.weight"],
+            found[f"{stem}.lora_B.weight"],
+        )
+        for stem in stems
+    }
+
+
+@pytest.mark.parametrize(("name", "lora"), CASES)
+def test_gradients_are_those_of_merged_weights(name: str, lora: LoraConfig, tmp_path: Path) -> None:
+    path, tokens, scale = make_checkpoint(tmp_path, name), rows(), lora.alpha / lora.rank
+    model, merged = adapted(path, lora, recompute=True), load_reference(path)
+    base = logprobs(merged(tokens).logits, tokens).detach()
+    weights = dict(merged.named_parameters())
+    pairs = factors(model)
+    assert {name.split(".")[-2] for name in pairs} == set(lora.targets)
+    with torch.no_grad():
+        for weight, (a, b) in pairs.items():
+            weights[weight] += scale * b @ a
+    ours, theirs = said(model, tokens), logprobs(merged(tokens).logits, tokens)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0.0)
+    with model.without_adapters():
+        torch.testing.assert_close(said(model, tokens), base, atol=2e-5, rtol=0.0)
+    assert (ours - base).abs().max() > 0.01
+    ours.mean().backward()
+    theirs.mean().backward()
+    for weight, layer in model._adapters._layers.items():
+        a, b = pairs[weight]
+        gradient = weights[weight].grad
+        assert gradient is not None
+        got = [layer.lora_a.weight.grad.full_tensor(), layer.lora_b.weight.grad.full_tensor()]
+        for one, expected in zip(got, [scale * b.T @ gradient, scale * gradient @ a.T], strict=True):
+            torch.testing.assert_close(one, expected, atol=1e-6, rtol=0.0)
+    trained = {weight for weight, value in model.module.named_parameters() if value.grad is not None}
+    assert len(trained) == len(model.trained_state()) == 2 * len(pairs)
+    assert all(".lora_" in weight for weight in trained)
+    whole = model.hf_state_dict()
+    for weight, value in whole.items():
+        torch.testing.assert_close(value, weights[weight].detach(), atol=1e-6, rtol=0.0)
+
+
+def test_a_checkpoint_is_known_by_its_weights_and_not_by_its_files(tmp_path: Path) -> None:
+    from rl_bridge.titan.lora import checkpoint_identity
+
+    one = make_checkpoint(tmp_path / "one", "qwen3")
+    several = make_checkpoint(tmp_path / "several", "qwen3", most_a_file="20KB")
+    assert len(list(several.glob("*.safetensors"))) > 1
+    assert checkpoint_identity(one) == checkpoint_identity(several)
+    other = Path(shutil.copytree(one, tmp_path / "other"))
+    content = bytearray((other / "model.safetensors").read_bytes())
+    content[-4096] ^= 1
+    (other / "model.safetensors").write_bytes(content)
+    assert checkpoint_identity(other) != checkpoint_identity(one)
+
+
+def test_what_peft_reads_is_written(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from rl_bridge.weights.peft import adapter_shapes, write_adapter
+
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    shapes = adapter_shapes(
+        {"model.layers.0.self_attn.q_proj.weight": (6, 4), "model.norm.weight": (4,)}, lora
+    )
+    stem = "base_model.model.model.layers.0.self_attn.q_proj"
+    assert shapes == {f"{stem}.lora_A.weight": (2, 4), f"{stem}.lora_B.weight": (6, 2)}
+    state = {name: torch.rand(shape) for name, shape in shapes.items()}
+    write_adapter(tmp_path, state, lora, base="/models/base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA"
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 32.0, ["q_proj"])
+    assert config["base_model_name_or_path"] == "/models/base"
+    read = load_file(tmp_path / "adapter_model.safetensors")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in state)

@@ -1,0 +1,121 @@
+"""A trainer of adapters: what it changes, keeps, publishes, writes down, and takes for its reference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from trainer_ranks import Ranks, alone, assert_close, batch, copied, settings
+
+from rl_bridge.config import LoraConfig
+from rl_bridge.errors import ModelError
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
+
+LORA = LoraConfig(rank=4, alpha=8.0)
+OPTIONS: dict[str, Any] = {"lora": LORA, "updates_per_iteration": 2, "deterministic": True}
+
+
+def merged(base: dict[str, Tensor], factors: dict[str, Tensor], lora: LoraConfig = LORA) -> dict[str, Tensor]:
+    """By hand, from the files of both."""
+    found = dict(base)
+    for name, b in factors.items():
+        if name.endswith("lora_B.weight"):
+            a = factors[name.replace("lora_B", "lora_A")]
+            weight = name.removeprefix("base_model.model.").replace("lora_B.weight", "weight")
+            found[weight] = base[weight] + lora.alpha / lora.rank * b @ a
+    return found
+
+
+def test_adapters_are_trained_merged_exported_and_resumed(policy: Path, tmp_path: Path) -> None:
+    trainer = alone(policy, tmp_path / "run", **OPTIONS)
+    first, base = copied(trainer), load_file(policy / "model.safetensors")
+    assert_close(first, base)  # B is 0
+    trainer.step(batch(0))
+    trainer.save(1, {"number": 1})
+    trainer.export(tmp_path)
+    factors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(factors) == 2 * 2 * 7  # two factors, two layers
+    exported = load_file(tmp_path / "model.safetensors")
+    assert_close(exported, merged(base, factors), atol=1e-6)
+    changed = {name for name in base if not torch.equal(exported[name], base[name])}
+    assert {name.split(".")[-2] for name in changed} == set(LORA.targets)
+    assert len(changed) == 14
+    with trainer.weights(1) as state:
+        from rl_bridge.weights.snapshot import own_shards
+
+        sent = {name: shard.values() for name, shard in own_shards(state, rank=0).items()}
+    assert_close(sent, exported)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
+    assert config["base_model_name_or_path"] == str(policy)
+
+    held = trainer._checkpoints.below("model", 1)
+    assert len(held) == len(factors)
+    assert all(".lora_" in name for name in held)
+    metrics = trainer.step(batch(1))
+    again = alone(policy, tmp_path / "run", **OPTIONS)
+    assert again.resume().run_state == {"number": 1}
+    assert again.step(batch(1)) == metrics
+    assert_close(copied(again), copied(trainer))
+
+    other = LORA.model_copy(update={"alpha": 9.0})
+    with pytest.raises(ModelError, match=r"rank 4 and alpha 9 .* got adapters of rank 4 and alpha 8"):
+        alone(policy, tmp_path / "run", lora=other).resume()
+    with pytest.raises(ModelError, match="expected whole weights, got adapters of rank 4"):
+        alone(policy, tmp_path / "run").resume()
+
+
+@pytest.mark.parametrize("kl_in", ["loss", pytest.param("reward", marks=pytest.mark.soak)])
+def test_the_reference_is_the_model_with_its_adapters_off(policy: Path, tmp_path: Path, kl_in: str) -> None:
+    algorithm = {"kl_coef": 0.5, "kl_in": kl_in}
+    trainer = alone(policy, tmp_path / "run", algorithm=algorithm, **OPTIONS)
+    for number in range(3):
+        trainer.step(batch(number))
+    frozen = alone(policy, tmp_path / "other").logprobs(batch(1))
+    assert abs(trainer.logprobs(batch(1)) - frozen).max() > 1e-3
+    mine = trainer._prepared(trainer._own(batch(1)))
+    np.testing.assert_allclose(mine.batch.reference_logprobs, frozen, atol=1e-6)
+    assert trainer.step(batch(1))["policy/kl_to_reference"] > 0
+
+
+def test_only_adapters_have_a_state_in_the_optimizer(policy: Path, tmp_path: Path) -> None:
+    trainer = alone(policy, tmp_path, algorithm={"advantage": "gae"}, **OPTIONS)
+    before = copied(trainer)
+    figures = trainer.step(batch(0))
+    assert figures["critic/grad_norm"] > 0
+    (optimizer,) = trainer._optimizer._optimizer
+    known = [value for group in optimizer.param_groups for value in group["params"]]
+    assert len(known) == 28
+    assert sum(value.numel() for value in known) < sum(value.numel() for value in before.values()) / 2
+    (optimizer,) = trainer._critic._optimization._optimizer
+    assert len([value for group in optimizer.param_groups for value in group["params"]]) == 29  # its head too
+    trainer.save(1)
+    again = alone(policy, tmp_path, algorithm={"advantage": "gae"}, **OPTIONS)
+    again.resume()
+    assert again.step(batch(1)) == trainer.step(batch(1))
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_two_ranks_train_and_publish_what_one_does(
+    pair: Ranks, policy: Path, tmp_path: Path, tensor_parallel: int
+) -> None:
+    one = alone(policy, tmp_path / "one", lora=LORA)
+    options = settings(policy, folder=tmp_path / "two", lora=LORA, tensor_parallel=tensor_parallel)
+    pair.build(options)
+    assert_close(pair.call("hf_state_dict")[0], copied(one))
+    for number in range(2):
+        told = pair.call("step", batch(number))[0]
+        assert told["loss/total"] == pytest.approx(one.step(batch(number))["loss/total"], abs=1e-5)
+    whole = pair.call("hf_state_dict")[0]
+    assert_close(whole, one.hf_state_dict(), atol=5e-5)
+    joined: dict[str, Tensor] = {}
+    for parts in pair.call("published", 2):
+        for name, shape, box, values in parts:
+            room = joined.setdefault(name, torch.full(shape, float("nan")))
+            room[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))] = values
+    assert_close(joined, whole, atol=1e-7)

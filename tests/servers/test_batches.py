@@ -1,0 +1,360 @@
+"""Many sessions of one connection, asked together in the dialect `ropewalk.v1`."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from counter import (
+    Add,
+    AsyncCounter,
+    Awkward,
+    BlockingCounter,
+    Count,
+    Counter,
+    SlowAsync,
+    SlowBlocking,
+    Unbuildable,
+)
+from server_apps import EVERY_WAY, app_of
+from serving import PATIENCE_S, ask, closing_of, eventually, serving, socket_to
+from websockets.asyncio.client import ClientConnection
+from websockets.typing import Subprotocol
+
+from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
+from servers.routes.batch import MAX_REQUESTS
+
+V1 = Subprotocol("ropewalk.v1")
+INT64 = 8
+
+
+@asynccontextmanager
+async def batch_of(address: str, count: int = 0, **options: Any) -> AsyncIterator[ClientConnection]:
+    async with socket_to(address, subprotocols=[V1], max_size=None, **options) as connection:
+        assert connection.subprotocol == V1
+        if count:
+            assert await request(connection, op="open", count=count) == {
+                "members": list(range(count)),
+                "last": True,
+            }
+        yield connection
+
+
+async def answer(connection: ClientConnection) -> dict[str, Any]:
+    """The next answer, with lists for arrays."""
+    header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), PATIENCE_S))
+    for part in ("reward", "terminated", "truncated"):
+        if part in header:
+            header[part] = arrays[header[part]].tolist()
+    return header
+
+
+async def request(
+    connection: ClientConnection, arrays: tuple[Array, ...] = (), **fields: Any
+) -> dict[str, Any]:
+    """Ask, and return an answer that tells all."""
+    header = {name: json.dumps(value).encode() for name, value in {"id": 7, **fields}.items()}
+    await connection.send(encode_frame(header, list(arrays)))
+    told = await answer(connection)
+    assert told.pop("id") == 7
+    return told
+
+
+def totals(told: dict[str, Any]) -> list[int]:
+    return [row["total"] for row in told["rows"]]
+
+
+def add(*amounts: int) -> list[dict[str, int]]:
+    return [{"amount": amount} for amount in amounts]
+
+
+@EVERY_WAY
+async def test_members_are_reset_and_stepped_together_by_rows_and_by_columns(env: Any) -> None:
+    async with serving(app_of(env)) as address, batch_of(address, 3) as connection:
+        told = await request(connection, op="reset", seeds=[1, 2, None], options={"start": 3})
+        assert totals(told) == [4, 5, 3]
+        assert told["members"] == [0, 1, 2]
+        assert [str(one) for one in told["reward"]] == ["nan"] * 3
+        told = await request(connection, op="step", members=[2, 0], actions=add(1, 2))
+        assert (told["members"], sorted(totals(told)), told["reward"]) == ([2, 0], [4, 6], [1.0, 1.0])
+        amounts = Array("int64", (3,), b"".join(n.to_bytes(INT64, "little") for n in (1, 2, 6)))
+        told = await request(connection, (amounts,), op="step", actions={"amount": 0})
+        by_member = dict(zip(told["members"], totals(told), strict=True))
+        assert by_member == {0: 7, 1: 7, 2: 10}
+        assert dict(zip(told["members"], told["terminated"], strict=True)) == {0: False, 1: False, 2: True}
+        told = await request(connection, op="state", members=[1])
+        assert (told["rows"][0]["step_count"], told["rows"][0]["total"]) == (1, 7)
+
+
+@EVERY_WAY
+async def test_what_fails_of_one_is_its_own_and_typed(env: Any) -> None:
+    async with serving(app_of(env)) as address, batch_of(address, 4) as connection:
+        await request(connection, op="reset", seeds=[0, 9, 0, 0])
+        await request(connection, op="step", members=[1], actions=add(1))
+        told = await request(connection, op="step", actions=[*add(13, 1, 1), {"amount": "many"}])
+        assert (told["members"], totals(told)) == ([2], [1])
+        errors = told["errors"]
+        assert {member: error["code"] for member, error in errors.items()} == {
+            "0": "VALIDATION_ERROR",
+            "1": "EXECUTION_ERROR",
+            "3": "VALIDATION_ERROR",
+        }
+        assert "thirteen" in errors["0"]["errors"][0]["msg"]
+        assert "reset()" in errors["1"]["message"]
+        told = await request(connection, op="step", actions=add(1, 1, 1, 1))
+        assert (sorted(told["members"]), list(told["errors"])) == ([0, 2, 3], ["1"])
+
+
+class BlockingAwkward(Awkward):
+    BLOCKING = True
+
+
+@pytest.mark.parametrize("env", [Awkward, BlockingAwkward])
+async def test_what_cannot_be_told_of_one_is_its_error(env: Any) -> None:
+    async with serving(app_of(env, cap=6)) as address, batch_of(address, 6) as connection:
+        told = await request(connection, op="step", actions=add(8, 3, 4, 5, 6, 9))
+        assert (told["members"], told["reward"], told["rows"][0]["metadata"]) == (
+            [0],
+            [1.0],
+            {"why": "because"},
+        )
+        assert {error["code"] for error in told["errors"].values()} == {"EXECUTION_ERROR"}
+        assert "Observation" in told["errors"]["2"]["message"]
+        told = await request(connection, op="step", actions=add(*[0] * 6))
+        assert len(told["members"]) == 6
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("mode", ["next_step", "same_step", None])
+async def test_an_episode_that_is_over_is_begun_anew_as_the_mode_says(env: Any, mode: str | None) -> None:
+    async with serving(app_of(env)) as address, batch_of(address, 2) as connection:
+        await request(connection, op="reset", seeds=[9, 0])
+        told = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
+        assert (told["reward"], told["terminated"]) == ([1.0], [True])
+        if mode == "same_step":
+            assert totals(told) == [0]
+            assert (told["final"]["members"], totals(told["final"])) == ([0], [11])
+            told = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
+            assert (totals(told), told["terminated"], "final" in told) == ([2], [False], False)
+        elif mode == "next_step":
+            assert totals(told) == [11]
+            # The action of the step that is a reset is not looked at.
+            told = await request(connection, op="step", members=[0], actions=[{}], autoreset=mode)
+            assert (totals(told), str(told["reward"]), told["terminated"]) == ([0], "[nan]", [False])
+            assert totals(await request(connection, op="step", members=[0], actions=add(2))) == [2]
+        else:
+            told = await request(connection, op="step", members=[0], actions=add(2))
+            assert list(told["errors"]) == ["0"]
+
+
+async def test_a_batch_that_does_not_fit_is_refused_whole() -> None:
+    app = app_of(BlockingCounter, cap=4)
+    async with serving(app) as address, batch_of(address, 2) as connection:
+        async with batch_of(address) as other:
+            refused = (await request(other, op="open", count=3))["error"]
+            assert (refused["code"], refused["active_sessions"], refused["max_sessions"]) == (
+                "CAPACITY_REACHED",
+                2,
+                4,
+            )
+            assert "3 times a free session, got 2 of 4" in refused["message"]
+            assert app.sessions.active == 2
+            assert (await request(other, op="open", count=2))["members"] == [0, 1]
+        await eventually(lambda: app.sessions.active == 2)
+        assert (await request(connection, op="open", count=2))["members"] == [2, 3]
+    await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_members_count_against_the_cap_of_their_token() -> None:
+    token = "a-token-of-some-length"
+    app = app_of(Counter, cap=8, tokens=(token,), max_sessions_per_token=3)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with serving(app) as address, batch_of(address, additional_headers=headers) as connection:
+        assert "token, got 0 of 3" in (await request(connection, op="open", count=4))["error"]["message"]
+        assert len((await request(connection, op="open", count=3))["members"]) == 3
+
+
+class Second(Counter):
+    """All but the first cannot be built."""
+
+    BLOCKING = True
+    built = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).built += 1
+        if self.built > 1:
+            raise RuntimeError("no further counter")
+
+
+@pytest.mark.parametrize("env", [Unbuildable, Second])
+async def test_where_one_cannot_be_made_none_is(env: Any) -> None:
+    app = app_of(env)
+    async with serving(app) as address, batch_of(address) as connection:
+        refused = (await request(connection, op="open", count=3))["error"]
+        assert (refused["code"], refused["factory_name"]) == ("FACTORY_ERROR", env.__name__)
+        await eventually(lambda: app.sessions.active == 0)
+        assert (await request(connection, op="step", actions=[]))["error"]["code"] == "SESSION_ERROR"
+
+
+@pytest.mark.parametrize("slow", [SlowBlocking, SlowAsync])
+async def test_a_client_that_dies_in_a_step_frees_all_slots(slow: Any) -> None:
+    env = slow.fresh()
+    app = app_of(env)
+    async with serving(app) as address:
+        async with batch_of(address, 4) as connection:
+            await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1, 1, 1, 1)}))
+            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            connection.transport.abort()
+            await eventually(lambda: app.sessions.active == 0)
+        env.release.set()
+        await eventually(lambda: env.closed == 4)
+        await eventually(lambda: app.sessions.executor.abandoned == 0)
+
+
+class Patient(SlowBlocking):
+    """Hangs where it is told to."""
+
+    def step(self, action: Add) -> Count:
+        return super().step(action) if action.amount > 1 else Counter.step(self, action)
+
+
+class PatientAsync(SlowAsync):
+    async def step(self, action: Add) -> Count:
+        return await super().step(action) if action.amount > 1 else Counter.step(self, action)
+
+
+@pytest.mark.parametrize("slow", [Patient, PatientAsync])
+async def test_one_that_takes_too_long_is_ended_and_the_steps_of_the_others_stand(slow: Any) -> None:
+    env = slow.fresh()
+    app = app_of(env, step_timeout_s=0.5)
+    async with serving(app) as address, batch_of(address, 3) as connection:
+        told = await request(connection, op="step", actions=add(1, 9, 1))
+        assert (sorted(told["members"]), totals(told)) == ([0, 2], [1, 1])
+        assert told["errors"]["1"]["code"] == "SESSION_ERROR"
+        assert "within 0.5 s" in told["errors"]["1"]["message"]
+        assert app.sessions.active == 2
+        told = await request(connection, op="step", actions=add(1, 1, 1))
+        assert (sorted(told["members"]), list(told["errors"])) == ([0, 2], ["1"])
+        env.release.set()
+        await eventually(lambda: env.closed == 1)
+
+
+@pytest.mark.parametrize("slow", [Patient, PatientAsync])
+async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
+    env = slow.fresh()
+    async with serving(app_of(env)) as address, batch_of(address, 3) as connection:
+        told = await request(connection, op="step", actions=add(9, 1, 1), at_least=2)
+        assert (sorted(told["members"]), told["last"]) == ([1, 2], False)
+        # It is still at the first; others can be asked.
+        told = await request(connection, op="step", members=[1], actions=add(1))
+        assert (totals(told), told["last"]) == ([2], True)
+        busy = (await request(connection, op="step", members=[0], actions=add(1)))["errors"]["0"]
+        assert "one call at a time" in busy["message"]
+        if slow is Patient:
+            env.release.set()
+            last = await answer(connection)
+            assert (last["id"], last["members"], last["last"]) == (7, [0], True)
+
+
+class Together(Counter):
+    """Steps that end once all are under way."""
+
+    BLOCKING = True
+    barrier = threading.Barrier(8)
+
+    def step(self, action: Add) -> Count:
+        self.barrier.wait(PATIENCE_S)
+        return super().step(action)
+
+
+async def test_calls_that_wait_are_under_way_at_once() -> None:
+    async with serving(app_of(Together, cap=8)) as address, batch_of(address, 8) as connection:
+        assert "errors" not in await request(connection, op="step", actions=add(*[1] * 8))
+
+
+class Waiting(AsyncCounter):
+    async def step(self, action: Add) -> Count:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:
+    count = MAX_REQUESTS + 1
+    async with serving(app_of(Waiting, cap=count)) as address, batch_of(address, count) as connection:
+        for member in range(count):
+            asked = {"id": member, "op": "step", "members": [member], "actions": add(1)}
+            await connection.send(json.dumps(asked))
+        told = await answer(connection)
+        assert (told["id"], told["error"]["code"]) == (MAX_REQUESTS, "EXECUTION_ERROR")
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("no json", "INVALID_JSON"),
+    ("[]", "INVALID_JSON"),
+    (b"", "INVALID_JSON"),
+    (b"\xff\xff\xff\xff{}", "INVALID_JSON"),
+    ({"id": 1}, "UNKNOWN_TYPE"),
+    ({"id": 1, "op": "fork"}, "UNKNOWN_TYPE"),
+    ({"op": "state"}, "VALIDATION_ERROR"),
+    ({"id": -1, "op": "state"}, "VALIDATION_ERROR"),
+    ({"id": True, "op": "state"}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "state", "deadline_s": 1}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "open", "count": 0}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "open", "count": MAX_MEMBERS}, "VALIDATION_ERROR"),  # two are there
+    ({"id": 1, "op": "state", "members": [2]}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "state", "members": [0, 0]}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "state", "members": []}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "reset", "seeds": [1]}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "reset", "seeds": [-1, 1]}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "reset", "options": {"episode_id": 7}}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "step", "actions": add(1)}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "step", "actions": {"amount": 0}}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "step", "actions": add(1, 1), "autoreset": "yes"}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "step", "actions": add(1, 1), "at_least": 0}, "VALIDATION_ERROR"),
+]
+
+
+async def test_what_is_no_request_is_refused_and_the_sessions_live() -> None:
+    async with serving(app_of(Counter)) as address, batch_of(address, 2) as connection:
+        for sent, code in WRONG:
+            await connection.send(sent if isinstance(sent, str | bytes) else json.dumps(sent))
+            told = await answer(connection)
+            assert (told["error"]["code"], told["last"]) == (code, True), sent
+        assert totals(await request(connection, op="step", actions=add(1, 2))) == [1, 2]
+
+
+async def test_who_does_not_ask_for_it_or_is_not_to_reset_gets_the_released_dialect() -> None:
+    async with serving(app_of(Counter)) as address, socket_to(address) as connection:
+        assert connection.subprotocol is None
+        assert (await ask(connection, {"type": "reset"}))["type"] == "observation"
+    production = serving(app_of(Counter, mode="production"))
+    async with production as address, socket_to(address, subprotocols=[V1]) as connection:
+        assert connection.subprotocol is None
+
+
+@pytest.mark.parametrize("env", [Counter, BlockingCounter])
+async def test_a_server_that_stops_says_so(env: Any) -> None:
+    app = app_of(env)
+    async with serving(app) as address, batch_of(address, 2) as connection:
+        await request(connection, op="reset")
+        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        assert await closing_of(connection) == 1001
+        await draining
+        assert app.sessions.active == 0
+
+
+async def test_a_server_that_stops_answers_first_what_is_under_way() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address, batch_of(address, 2) as connection:
+        await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1, 1)}))
+        await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        env.release.set()
+        assert (await answer(connection))["members"] == [0, 1]
+        assert await closing_of(connection) == 1001
+        await draining
