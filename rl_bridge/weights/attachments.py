@@ -175,7 +175,7 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """On a stream of its own, behind what has been asked of the GPU so far, and beside what is asked from now on."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch says no types
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for target, source in pairs:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,10 +82,10 @@ class Segment:
 
     def _pin(self) -> bool:
         """Page-lock it where this process uses a GPU, which copies into it directly then, beside what it computes."""
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch says no types
             return False
         address = ctypes.addressof(self._generation)
-        pinned = int(torch.cuda.cudart().cudaHostRegister(address, self.nbytes, 0)) == 0
+        pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
         if not pinned:
             logger.warning("CUDA cannot page-lock %d bytes; weights are copied more slowly", self.nbytes)
         return pinned
@@ -126,10 +127,14 @@ class Segment:
     def close(self) -> None:
         """Give the memory back, once no reader has it mapped either."""
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(ctypes.addressof(self._generation))
+            _cuda_runtime().cudaHostUnregister(ctypes.addressof(self._generation))
         del self._generation
         self.map.close()
         os.close(self.fd)
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types
 
 
 @dataclass(slots=True)
