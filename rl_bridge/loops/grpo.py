@@ -30,9 +30,7 @@ async def train(run: Run) -> None:
 
     async def synchronise(version: PolicyVersion) -> SyncFigures:
         push_s = await trainer.push_weights.route(version)
-        await (
-            run.generators_turn()
-        )  # colocated, the trainer leaves the GPUs to them; they wake with the weights
+        await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
         taken = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
         return SyncFigures.of(push_s, taken.values.values())
