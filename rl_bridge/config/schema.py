@@ -298,6 +298,11 @@ class Config(Section):
         return self.algorithm.kl_coef > 0 and self.model.lora is None
 
     @property
+    def call_timeout_s(self) -> float:
+        """How long a call of a generator may take; colocated, the trainer's turn may come in between."""
+        return self.rollout.timeout_s + (self.trainer.timeout_s if self.monarch.colocate else 0.0)
+
+    @property
     def pushed_adapter(self) -> LoraConfig | None:
         """The adapters that generators are sent; None where they are sent whole weights."""
         lora = self.model.lora

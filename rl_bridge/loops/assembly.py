@@ -355,7 +355,7 @@ async def open_players(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.timeout_s,
+            timeout_s=config.call_timeout_s,
             open_session=lambda near: roles.policy.session(near=near, room=config.rollout.max_num_seqs),
         )
         stack.push_async_callback(client.close)
@@ -413,6 +413,8 @@ async def open_run(
     load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
     advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
+    if config.monarch.colocate:
+        console.print("trainer and generators take turns on the same GPUs (monarch.colocate)")
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
         players = await stack.enter_async_context(

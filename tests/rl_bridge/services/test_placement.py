@@ -46,7 +46,8 @@ def test_gpus_are_shared_out_once() -> None:
 def test_process_may_have_several_gpus() -> None:
     placement = Placement(hosts=2, gpus=4)
     pairs = ServiceOptions(procs=2, hosts=2, with_gpus=True, gpus_per_proc=2)
-    assert [placement.take(pairs, 0.0).gpus_of(rank) for rank in range(1)] == [(0, 1)]
+    slot = placement.take(pairs, 0.0)
+    assert [slot.gpus_of(rank) for rank in range(4)] == [(0, 1), (2, 3), (0, 1), (2, 3)]
     with pytest.raises(RoleError, match=r"1 host\(s\) in a row with 2 free GPU\(s\)"):
         placement.take(ServiceOptions(with_gpus=True, gpus_per_proc=2), 0.0)
 
