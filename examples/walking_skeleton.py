@@ -57,10 +57,10 @@ async def main() -> None:
 
             first = await episode(seed=1)
             batch = TrainBatch.from_samples(training_rows(first, advantage=first.reward, index=0))
-            figures = await trainer.train_step.route(batch)
+            metrics = await trainer.train_step.route(batch)
             print(
-                f"one step: gradient norm {figures['train/grad_norm']:.3f}; engine and trainer differ by "
-                f"{figures['mismatch/logprob_max']:.1e} in the token's log-probability"
+                f"one step: gradient norm {metrics['train/grad_norm']:.3f}; engine and trainer differ by "
+                f"{metrics['mismatch/logprob_max']:.1e} in the token's log-probability"
             )
 
             await trainer.push_weights.route(1)

@@ -29,6 +29,8 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         yield Text(
             f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them: {why}"
         )
+        if found.decided:
+            yield Text(", ".join(f"{key} {value}" for key, value in found.decided.items()))
         if found.roles:
             yield _memory(found.roles, gpu_gb)
             yield Text(

@@ -3,22 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import monarch_by_gpus
+from rl_bridge.config.gpus import Dtype, dtype_on, monarch_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
+EPISODES_ON_GPUS = 500
+"""Held-out episodes of a model that wants a GPU: the mean of as many rewards of 0 or 1 is known within 0.045."""
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
-
-
-def _whole_name(dtype: Any) -> Any:
-    return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
 
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -47,9 +45,10 @@ class ModelConfig(Section):
 
     path: str | None = None
     """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_whole_name)] = "float32"
-    """What the forward pass and the generator compute in; fp32 and bf16 for short. Master weights are float32 either
-    way."""
+    dtype: Dtype = "auto"
+    """What trainer, reference and generators compute in, and weights travel in: bfloat16 or float32, bf16 and fp32 for
+    short; auto is bfloat16 where trainer or generators have GPUs, and float32 on CPUs. The trainer's master weights,
+    gradients and moments are float32 either way."""
     lora: LoraConfig | None = None
     """None trains all weights."""
     thinking: bool = False
@@ -72,7 +71,9 @@ class EnvConfig(Section):
     token_file: str | None = None
     """A file with the token that the servers at `url` ask for; rollout workers read it, wherever they run."""
     sessions: Count = 128
-    """Episodes in flight, over all rollout workers: one WebSocket session each."""
+    """Episodes in flight, over all rollout workers: one WebSocket session each. Unless it is set, where generators have
+    GPUs: `rollout.max_num_seqs` for each of them, and no more than a batch for each step of `rollout.max_staleness` and
+    one; over all environments, where there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
     connect_timeout_s: Positive = 30.0
@@ -94,13 +95,13 @@ class EnvConfig(Section):
         return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
-    def _seeds_are_the_runs(self) -> Self:
+    def _check_reset(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
         return self
 
     @model_validator(mode="after")
-    def _one_kind_of_server(self) -> Self:
+    def _check_kind(self) -> Self:
         if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
@@ -155,7 +156,8 @@ class RolloutConfig(Section):
     """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task. A world of
     tools whose first observation has its task in words needs none."""
     num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`."""
+    """Processes that play episodes; each has an equal share of `env.sessions`. Unless it is set, where generators have
+    GPUs: one for each of them."""
     batch_size: Count = 512
     """Trajectories an iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -204,7 +206,7 @@ class RolloutConfig(Section):
     """Share of its GPU's memory for the engine, which has it to itself."""
 
     @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.batch_size % self.group_size:
             raise ValueError(
                 f"expected rollout.batch_size to be a multiple of rollout.group_size, "
@@ -234,7 +236,8 @@ class EvaluationConfig(Section):
     interval: Annotated[int, Field(ge=0)] = 10
     """Iterations between two probes of the greedy policy by the task; 0 probes at the end alone."""
     episodes: Annotated[int, Field(ge=0)] = 10_000
-    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses."""
+    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. Unless it is set,
+    500 where generators have GPUs."""
 
 
 class Config(Section):
@@ -259,6 +262,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 
@@ -309,7 +313,7 @@ class Config(Section):
         return lora if lora is not None and lora.push == "adapter" else None
 
     @model_validator(mode="after")
-    def _adapters_that_can_be_taken(self) -> Self:
+    def _check_adapters(self) -> Self:
         if self.pushed_adapter is not None and (update := self.rollout.weight_update) != "drain":
             raise ValueError(
                 f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
@@ -318,7 +322,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_thing_to_learn_from(self) -> Self:
+    def _check_source(self) -> Self:
         """Neither may come later: see `ready_to_train`."""
         if self.env is not None and self.data is not None:
             raise ValueError(
@@ -330,27 +334,47 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _task_of_a_world(self) -> Self:
+    def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": TASK_OF_A_WORLD}))
         return self
 
     @model_validator(mode="after")
-    def _roles_by_gpus(self) -> Self:
-        num_gpus = self.trainer.num_gpus
+    def _settle_by_gpus(self) -> Self:
+        """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
+
+        One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
+        """
+        rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
+            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
             monarch = monarch_by_gpus(
                 num_gpus,
                 self.monarch,
-                num_workers=self.rollout.num_workers,
+                num_workers=workers,
                 reference=self.has_reference,
                 tensor_parallel=self.generator.tensor_parallel,
             )
-            object.__setattr__(self, "monarch", monarch)
+            self._settle(monarch=monarch)
+        trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
+        dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
+        self._settle(model=self.model.model_copy(update={"dtype": dtype}))
+        if trainer.gpus:
+            self._settle(trainer=self.trainer.with_defaults(activation_checkpointing="full"))
+        worlds = self.environments
+        if policy.gpus and worlds:
+            in_flight = (1 + rollout.max_staleness) * rollout.batch_size
+            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(worlds))
+            settled = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
+            object.__setattr__(self, "env", settled if isinstance(self.env, dict) else settled[""])
+            self._settle(
+                rollout=rollout.with_defaults(num_workers=policy.replicas),
+                evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
+            )
         return self
 
     @model_validator(mode="after")
-    def _a_generators_gpus(self) -> Self:
+    def _check_generator_gpus(self) -> Self:
         if (gpus := self.monarch.roles.policy.gpus) not in (0, degree := self.generator.tensor_parallel):
             raise ValueError(
                 f"expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, {degree}, got {gpus}"
@@ -358,7 +382,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _turns_that_make_sense(self) -> Self:
+    def _check_turns(self) -> Self:
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
@@ -385,8 +409,25 @@ class Config(Section):
             )
         return self
 
+    def _settle(self, **sections: Section) -> None:
+        for name, section in sections.items():
+            object.__setattr__(self, name, section)
+
+    def decided_by_gpus(self) -> dict[str, Any]:
+        """The keys that the GPUs decide unless somebody has set them, and what they are."""
+        worlds = self.environments
+        sessions = sum(env.sessions for env in worlds.values())
+        return {
+            "model.dtype": self.model.dtype,
+            "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "rollout.num_workers": self.rollout.num_workers,
+            **({"env.sessions": sessions} if worlds else {}),
+            "evaluation.episodes": self.evaluation.episodes,
+        }
+
     @model_validator(mode="after")
-    def _ranks_in_whole_tensor_groups(self) -> Self:
+    def _check_ranks(self) -> Self:
         role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
         if role.procs * role.hosts % degree:
             raise ValueError(
@@ -396,7 +437,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _repeatable(self) -> Self:
+    def _check_deterministic(self) -> Self:
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
@@ -420,7 +461,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_trajectory_an_update(self) -> Self:
+    def _check_updates(self) -> Self:
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(
                 f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "
@@ -430,7 +471,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _algorithm_by_name(cls, data: Any) -> Any:
+    def _read_algorithm(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("algorithm"), str):
             return {**data, "algorithm": {"name": data["algorithm"]}}
         return data

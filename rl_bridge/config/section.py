@@ -1,6 +1,6 @@
 """What every part of the configuration is made of."""
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,3 +15,8 @@ class Section(BaseModel):
     """A part of the configuration: immutable, no unknown keys, no NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def with_defaults(self, **values: Any) -> Self:
+        """The same with other defaults: values for keys that nobody has set."""
+        unset = {key: value for key, value in values.items() if key not in self.model_fields_set}
+        return self.model_copy(update=unset)

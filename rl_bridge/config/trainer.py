@@ -6,13 +6,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
 
+Checkpointing = Literal["none", "selective", "full"]
+
 
 class TrainerConfig(Section):
     """`trainer.*`: the optimisation."""
 
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that train, a rank each; what `monarch.roles` leaves open follows (see rl_bridge.config.gpus): above 0 each
-    generator has a GPU too, 0 is the CPU. Without it the role table says all."""
+    """GPUs that train, a rank each; what `monarch.roles` leaves open follows (see rl_bridge.config.gpus): above 0
+    generators get the GPUs that are left, 0 is the CPU. Without it the role table says all."""
     iterations: Count = 100
     """How often the loop collects, trains and synchronises."""
     updates_per_iteration: Count = 1
@@ -26,6 +28,13 @@ class TrainerConfig(Section):
     gradient_accumulation_steps: Count = 1
     """Passes forward and backward behind one optimizer step, on every rank, at least; a small `tokens_per_pass` makes
     more. The gradient is the same."""
+    activation_checkpointing: Checkpointing = "none"
+    """What the backward pass computes anew in place of keeping it, in policy and critic: nothing, all of a block but
+    attention and every second product of matrices, or all of it. Unless it is set, `full` where the trainer has GPUs.
+    The gradient is the same."""
+    compile: bool = False
+    """Whether the blocks of policy and critic are compiled by torch.compile. It needs a C++ compiler on every host of
+    the trainer, and takes its time in the first iterations."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Count = 1
@@ -52,7 +61,7 @@ class TrainerConfig(Section):
     """CPU threads of the trainer's process."""
 
     @model_validator(mode="after")
-    def _layers_together(self) -> Self:
+    def _check_layers(self) -> Self:
         if self.pipeline_parallel != 1:
             raise ValueError(
                 f"expected trainer.pipeline_parallel of 1, got {self.pipeline_parallel}: a model's layers stay "
@@ -72,6 +81,15 @@ class RecordsConfig(Section):
 
 def _none_of_them(value: object) -> object:
     return () if value is None else value
+
+
+class MetricsConfig(Section):
+    """`metrics.*`: where the metrics of each iteration go, beside `metrics.jsonl` and the console."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """TensorBoard's event files, Weights & Biases, Trackio."""
+    project: str = Field(default="ropewalk", min_length=1)
+    """The project of the latter two; a run is called after its folder there."""
 
 
 class RewardConfig(Section):
@@ -101,7 +119,7 @@ class RewardConfig(Section):
     """A reward model instead of functions: a checkpoint for sequence classification with one label."""
 
     @model_validator(mode="after")
-    def _one_kind_of_reward(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
@@ -109,7 +127,7 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_weight_a_vote(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(
                 f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"

@@ -106,7 +106,7 @@ def _gpus() -> Iterator[Finding]:
         device = torch.cuda.get_device_properties(number)
         size = device.total_memory / 1e9
         told = f"{device.name}, {size:.0f} GB, compute capability {device.major}.{device.minor}"
-        yield Finding(what=f"GPU {number}", told=told, figures={"memory_gb": size})
+        yield Finding(what=f"GPU {number}", told=told, metrics={"memory_gb": size})
 
 
 def _machine_cores(allowed: CgroupLimits) -> Finding:
@@ -115,7 +115,7 @@ def _machine_cores(allowed: CgroupLimits) -> Finding:
     if allowed.cores is not None and allowed.cores < usable:
         told += f", of which a limit (cgroup) leaves {allowed.cores:g}"
         usable = allowed.cores
-    return Finding(what="cores", told=told, figures={"cores": usable})
+    return Finding(what="cores", told=told, metrics={"cores": usable})
 
 
 def _memory(allowed: CgroupLimits) -> Finding:
@@ -126,7 +126,7 @@ def _memory(allowed: CgroupLimits) -> Finding:
     if allowed.memory is not None and allowed.memory < there:
         free = max(0, min(free, allowed.memory - allowed.memory_used))
         told = f"{free / 1e9:.1f} GB free of the {allowed.memory / 1e9:.1f} GB that a limit (cgroup) leaves"
-    return Finding(what="memory", told=told, figures={"free_gb": free / 1e9})
+    return Finding(what="memory", told=told, metrics={"free_gb": free / 1e9})
 
 
 def _shared_memory() -> Finding:
@@ -140,7 +140,7 @@ def _shared_memory() -> Finding:
     if usage.free < LITTLE_SHARED_MEMORY:
         told += "; NCCL may run out of it between the GPUs of a host: docker run --shm-size, or an emptyDir of Memory"
         level = Severity.ODD
-    return Finding(what=what, told=told, level=level, figures={"free_gb": usage.free / 1e9})
+    return Finding(what=what, told=told, level=level, metrics={"free_gb": usage.free / 1e9})
 
 
 def _descriptors() -> Finding:

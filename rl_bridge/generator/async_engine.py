@@ -20,7 +20,7 @@ from rl_bridge.generator.engine import (
     MAX_WAITING_BATCHES,
     SLEEP,
     STOP_TIMEOUT_S,
-    LoadFigures,
+    LoadMetrics,
     require_tokens,
 )
 from rl_bridge.generator.loop_thread import EngineLoopThread
@@ -101,7 +101,7 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
@@ -236,11 +236,11 @@ class AsyncVllmEngine:
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadFigures:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         async with self._replacing:
             told, asleep = time.monotonic(), self.statistics.asleep
             lora, handover = self._config.pushed_adapter, None
@@ -266,7 +266,7 @@ class AsyncVllmEngine:
                     elif state is not None:
                         await self._llm.resume_generation()
             now = time.monotonic()
-            return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+            return LoadMetrics(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
 
     async def _sleep(self) -> None:
         await asyncio.shield(self._fall_asleep())

@@ -40,7 +40,7 @@ CLOSED = "the engine is closed"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class LoadFigures:
+class LoadMetrics:
     """What taking new weights cost.
 
     Attributes:
@@ -212,7 +212,7 @@ SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
 class _Load:
     version: PolicyVersion
     state: Mapping[str, Tensor] | None
-    future: "Future[LoadFigures]" = field(default_factory=Future)
+    future: "Future[LoadMetrics]" = field(default_factory=Future)
 
 
 @dataclass(slots=True)
@@ -283,7 +283,7 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
         """Take new weights, and wake where it sleeps.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
@@ -443,7 +443,7 @@ class VllmEngine:
         self._engine.set_weight_version(str(command.version))
         self.version = command.version
         now = time.monotonic()
-        answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
+        answer(command.future, LoadMetrics(pause_s=now - asked, load_s=now - began))
 
     def _replace(self, state: Mapping[str, Tensor]) -> None:
         if (lora := self._config.pushed_adapter) is not None:

@@ -17,7 +17,7 @@ from rl_bridge.devices import own_device
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.engine import LoadFigures, VllmEngine
+from rl_bridge.generator.engine import LoadMetrics, VllmEngine
 from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
 from rl_bridge.services.options import Turn
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
@@ -51,7 +51,7 @@ class Engine(Protocol):
     ) -> "Future[list[Completion]]":
         """Answer prompts, in order. Cancelling the future ends the work on them."""
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
         """Take new weights, or know that it has them (None); wake where it sleeps."""
 
     def sleep(self) -> "Future[None]":
@@ -85,7 +85,7 @@ INITIAL: PolicyVersion = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class UpdateFigures:
+class UpdateMetrics:
     """What taking new weights cost.
 
     Attributes:
@@ -191,7 +191,7 @@ class PolicyReplica:
         )
         return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
 
-    async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
+    async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """Take a version: the first from the checkpoint, the others from the store. One at a time, in order.
 
         Raises:
@@ -208,7 +208,7 @@ class PolicyReplica:
                 if self._engine.version == INITIAL and self._turn is not None:
                     return await self._load(version, None, began)
                 if self._engine.version == INITIAL:
-                    return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+                    return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
                 # With adapters the engine's own weights are still those.
                 adapters = self._config.pushed_adapter is not None
                 first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
@@ -223,19 +223,19 @@ class PolicyReplica:
 
     async def _load(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
-    ) -> UpdateFigures:
+    ) -> UpdateMetrics:
         transport_s = time.monotonic() - began
         loading = asyncio.wrap_future(self._engine.load(version, state))
         try:
-            figures = await asyncio.shield(loading)
+            metrics = await asyncio.shield(loading)
         except asyncio.CancelledError:
             await asyncio.wait({loading})  # the engine reads what our caller would give back
             raise
-        return UpdateFigures(
+        return UpdateMetrics(
             version=version,
-            transport_s=transport_s + figures.handover_s,
-            pause_s=figures.pause_s,
-            load_s=figures.load_s,
+            transport_s=transport_s + metrics.handover_s,
+            pause_s=metrics.pause_s,
+            load_s=metrics.load_s,
         )
 
     def version(self) -> PolicyVersion:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from rl_bridge.loops.settings import (
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.metrics.trackers import TRACKERS
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
@@ -424,12 +425,8 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        sinks: list[Sink] = [
-            JsonlSink(folder / METRICS_FILE),
-            TensorBoardSink(folder / "tensorboard"),
-            *(EnvironmentSink(task.folder / METRICS_FILE, name) for name, task in tasks.items() if name),
-        ]
-        metrics = stack.enter_context(MetricsLog(sinks))
+        # In a thread: a tracker asks its server first.
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
@@ -544,6 +541,18 @@ def _store(config: Config) -> WeightStore:
     return WeightStore.create(
         transport="shared_memory" if monarch.alone else "rdma", transfer_timeout_s=timeout_s
     )
+
+
+def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+    yield JsonlSink(folder / METRICS_FILE)
+    for name, task in tasks.items():
+        if name:
+            yield EnvironmentSink(task.folder / METRICS_FILE, name)
+    for sink in dict.fromkeys(config.metrics.sinks):
+        if sink == "tensorboard":
+            yield TensorBoardSink(folder / "tensorboard")
+        else:
+            yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
 def _buffer(config: Config) -> ReplayBuffer:

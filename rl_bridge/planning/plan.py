@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ class RunPlan:
         generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
         fleet: What is rented; None without prices.
+        decided: Keys that GPUs decide unless somebody sets them, and what they are; empty without a configuration.
     """
 
     parameters: int | None = None
@@ -110,6 +111,7 @@ class RunPlan:
     generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
     fleet: RentedFleet | None = None
+    decided: Mapping[str, Any] = field(default_factory=dict)
 
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
@@ -123,6 +125,7 @@ class RunPlan:
             trainer_bytes=trainer_bytes(size.parameters, adapters),
             roles=roles,
             kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
+            decided={} if config is None else config.decided_by_gpus(),
         )
 
     def with_broadcasts(

@@ -2,18 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from rl_bridge.config.gpus import visible_gpus
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.services.leaving import interruptible
 from rl_bridge.services.options import ReplicaSlot
-
-logger = logging.getLogger(__name__)
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
@@ -119,7 +115,7 @@ class _ThisMachine(Hosts):
     local = True
 
     def __init__(self, gpus: int | None) -> None:
-        self._gpus = _visible_gpus() if gpus is None else _numbered(gpus)
+        self._gpus = visible_gpus() if gpus is None else _numbered(gpus)
 
     @property
     def count(self) -> int:
@@ -247,28 +243,6 @@ async def _stop(mesh: Any) -> None:
     with contextlib.suppress(Exception):  # what cannot be reached ends its processes by itself
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await mesh.stop()
-
-
-def _visible_gpus() -> tuple[str, ...]:
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return _named(given)
-    return _numbered(len(list(Path("/dev").glob("nvidia[0-9]*"))))
-
-
-def _named(devices: str) -> tuple[str, ...]:
-    """What CUDA makes of its variable: it stops at what is no device, as -1; where one is named twice it shows none."""
-    names: list[str] = []
-    for name in map(str.strip, devices.split(",")):
-        if not name or name.startswith("-"):
-            break
-        if name in names:
-            logger.warning(
-                "CUDA_VISIBLE_DEVICES=%s names a GPU twice, so that CUDA shows none at all", devices
-            )
-            return ()
-        names.append(name)
-    return tuple(names)
 
 
 def _numbered(count: int) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """A TorchTitan model from a checkpoint in the Hugging Face layout, on a GPU or a CPU."""
 
+import math
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -17,7 +19,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
 from rl_bridge.config import LoraConfig
@@ -32,14 +33,14 @@ from rl_bridge.titan.definitions import (
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.lora import Adapters, with_adapters
-from rl_bridge.titan.ranks import is_of_siblings, join_process_group
-from rl_bridge.weights.snapshot import Box, LazySum, State
+from rl_bridge.titan.ranks import gathered, is_of_siblings, join_process_group
+from rl_bridge.weights.snapshot import State
 
 # After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
 from torchtitan.distributed import ParallelDims  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
-from torchtitan.distributed.activation_checkpoint import FullAC  # isort: skip
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # isort: skip
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -47,6 +48,10 @@ ROWS_AT_ONCE = 4096
 """Of the two that are compared: both whole would be gigabytes beside the model."""
 DEFAULT_CHUNK = 1024
 """Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
+COMPILED_MULTIPLE = 64
+"""Rows of a compiled model are padded to a multiple of so many tokens: what is compiled for one length, and for lengths
+that differ, is then all that is ever compiled."""
+_CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
 class TitanModel:
@@ -65,8 +70,11 @@ class TitanModel:
         tensor_parallel: Ranks that share every matrix; the rest of the process group, which has one rank where nobody
             made one before, is data parallel, with sharded weights (FSDP2).
         value_head: Whether it is a critic.
-        recompute: Whether the backward pass computes each block's activations anew in place of keeping them: a third
-            more of computation for memory that hardly grows with the layers. None does so on a GPU.
+        activation_checkpointing: What the backward pass computes anew in place of keeping it: `none`, `full` (all of
+            each block: a third more of computation, for memory that hardly grows with the layers), or `selective` (all
+            but attention and every second product of matrices).
+        compile: Whether blocks are compiled by torch.compile. Each pass is then one row: of other shapes there would be
+            more to compile than torch allows.
         chunk: How many loss tokens have logits at once.
         lora: Trains adapters alone, and a value head; None trains all weights.
         seed: What the adapters begin with.
@@ -77,7 +85,8 @@ class TitanModel:
         parallel_dims: TorchTitan's description of the ranks.
 
     Raises:
-        ConfigError: The ranks cannot be divided as asked, or the rows are longer than the model was made for.
+        ConfigError: The ranks cannot be divided as asked, the rows are longer than the model was made for, or there is
+            no compiler.
         ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
     """
 
@@ -91,13 +100,16 @@ class TitanModel:
         device: torch.device,
         tensor_parallel: int = 1,
         value_head: bool = False,
-        recompute: bool | None = None,
+        activation_checkpointing: str = "none",
+        compile: bool = False,  # noqa: A002 - the key's name
         chunk: int = DEFAULT_CHUNK,
         lora: LoraConfig | None = None,
         seed: int = 0,
     ) -> None:
         self.device = device
         self._chunk = chunk
+        if compile:
+            _require_compiler()
         join_process_group(device)
         if dist.get_world_size() % tensor_parallel:
             raise ConfigError(
@@ -108,7 +120,8 @@ class TitanModel:
             spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel
         )
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
-        self._row_multiple = tensor_parallel  # what lies between the matrices is split along the row
+        # What lies between the matrices is split along the row.
+        self._row_multiple = math.lcm(tensor_parallel, COMPILED_MULTIPLE if compile else 1)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
@@ -121,9 +134,10 @@ class TitanModel:
             )
         padded = -(-max_length // self._row_multiple) * self._row_multiple
         # TorchTitan's attention by document takes no float32.
-        self._in_one_row = device.type == "cuda" and dtype == "bfloat16"
+        self._by_kernel = device.type == "cuda" and dtype == "bfloat16"
+        self._in_one_row = self._by_kernel or compile
         config = model_config(
-            architecture, max_length=padded, value_head=value_head, in_one_row=self._in_one_row
+            architecture, max_length=padded, value_head=value_head, in_one_row=self._by_kernel
         )
         try:
             config.update_from_config(
@@ -140,15 +154,14 @@ class TitanModel:
             module.requires_grad_(trainable)
         elif value_head:
             module.lm_head.requires_grad_(True)
-        recompute = trainable and device.type == "cuda" if recompute is None else recompute
         with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
             module = DEFINITIONS[architecture.family].parallelize(
                 module,
                 parallel_dims=self.parallel_dims,
                 training=training,
                 parallelism=parallelism,
-                compile_config=CompileConfig(enable=False),
-                ac_config=FullAC.Config() if recompute else None,
+                compile_config=CompileConfig(enable=compile, components=["model"]),
+                ac_config=_CHECKPOINTING[activation_checkpointing],
                 dump_folder=scratch,
             )
         self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
@@ -217,25 +230,29 @@ class TitanModel:
             temperature=temperature,
             chunk=self._chunk,
         )
-        return self._forward(self._tensor(rows.tokens), self._tensor(rows.positions), rows)
-
-    def _forward(self, tokens: Tensor, positions: Tensor, rows: PackedRows | None) -> TokenOutputs:
-        masks = None
-        if self._in_one_row:
+        masks, positions = None, self._tensor(rows.positions)
+        if self._by_kernel:
             masks = self.module.get_attention_masks(positions)
-        elif rows is not None and not rows.one_a_row:
+        elif self._in_one_row or not rows.one_a_row:
             masks = document_mask(self._tensor(rows.document))
-        outputs: TokenOutputs = self.module(tokens, positions=positions, attention_masks=masks)
+        outputs: TokenOutputs = self.module(
+            self._tensor(rows.tokens), positions=positions, attention_masks=masks
+        )
         return outputs
 
     def idle(self) -> Tensor:
         """A loss of 0, to take part in the others' collectives without a share of the batch."""
-        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.module.lm_head.wanted = LossTokens(
-            row=nothing, column=nothing, target=nothing, temperature=1.0, chunk=1
+        nothing, row = np.zeros(1, dtype=np.int64), np.zeros((1, self._row_multiple), dtype=np.int64)
+        rows = PackedRows(
+            tokens=row,
+            positions=np.arange(self._row_multiple).reshape(1, -1),
+            document=row,
+            row=nothing,
+            column=nothing,
+            target=nothing,
+            one_a_row=True,
         )
-        row = torch.arange(self._row_multiple, device=self.device).unsqueeze(0)
-        return self._forward(torch.zeros_like(row), row, None).logprobs.sum() * 0.0
+        return self.outputs(rows).logprobs.sum() * 0.0
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -313,24 +330,6 @@ class TitanModel:
         return gathered(self.sharded_state_dict(), keep=keep)
 
 
-def gathered(state: State, *, keep: bool = True) -> dict[str, Tensor]:
-    """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
-
-    Args:
-        state: With DTensors where a tensor is shared out.
-        keep: Whether this rank wants them, or only helps others to have them; then there are none.
-    """
-    kept: dict[str, Tensor] = {}
-    for name, value in state.items():
-        base = value.base if isinstance(value, LazySum) else value
-        whole = base.full_tensor() if isinstance(base, DTensor) else base
-        if keep:
-            if isinstance(value, LazySum):
-                whole = whole + value.added(Box.whole(whole.shape))
-            kept[name] = whole.cpu()
-    return kept
-
-
 def _filled(module: Any, device: torch.device) -> Any:
     """The module with memory of its own, of which the checkpoint fills the parameters."""
     for part in module.modules():
@@ -340,6 +339,19 @@ def _filled(module: Any, device: torch.device) -> Any:
     with torch.no_grad():
         module.init_states(buffer_device=None)
     return module
+
+
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            f"trainer.compile needs a C++ compiler on {os.uname().nodename}, there is none: {error}; "
+            "install g++ there, or leave trainer.compile out"
+        ) from error
 
 
 def _has_another_output_layer(path: Path) -> bool:

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rl_bridge.errors import RankLostError
+from rl_bridge.weights.snapshot import Box, LazySum, State
 
 DEFAULT_TIMEOUT_S = 600.0
 # gloo and the meeting's file raise plain RuntimeErrors.
@@ -59,6 +62,13 @@ def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
         )
 
 
+def limit_waits(timeout_s: float) -> None:
+    """Have all groups that there are wait so long: those of some of the ranks do not inherit the time-out of all."""
+    for group in dist.distributed_c10d._world.pg_map:
+        if dist.get_backend(group) != "fake":  # of one rank
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
 @contextlib.contextmanager
 def siblings_needed(what: str) -> Iterator[None]:
     """Around collectives: what they raise when a sibling is gone or late becomes `RankLostError`.
@@ -83,13 +93,37 @@ def is_of_siblings(error: BaseException) -> bool:
     )
 
 
-def agree(failure: str | None) -> str | None:
-    """The first failure that any rank met, on every rank; None where all is well."""
+def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """The first failure that any rank met, on every rank; None where all is well.
+
+    Args:
+        failure: What this rank met.
+        group: By which they tell each other; None is the one whose waits are short.
+    """
     if dist.get_world_size() == 1:
         return failure
     met: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(met, failure)
+    dist.all_gather_object(met, failure, group=group)
     return next((one for one in met if one is not None), None)
+
+
+def gathered(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
+
+    Args:
+        state: With DTensors where a tensor is shared out.
+        keep: Whether this rank wants them, or only helps others to have them; then there are none.
+        dtype: Of what is gathered; None leaves each its own.
+    """
+    kept: dict[str, Tensor] = {}
+    for name, value in state.items():
+        base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)
+        whole = base.full_tensor() if isinstance(base, DTensor) else base
+        if keep:
+            if isinstance(value, LazySum):
+                whole = whole + value.added(Box.whole(whole.shape))
+            kept[name] = whole.to(dtype or whole.dtype).cpu()
+    return kept
 
 
 def union(names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -124,6 +125,7 @@ class TrainerActor(ServiceActor):
         version: PolicyVersion,
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes] | None = None,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint. See `Trainer.save`.
 
@@ -131,9 +133,11 @@ class TrainerActor(ServiceActor):
             version: Which the trainer has to be at.
             run_state: Comes back from `resumed`.
             attachments: Likewise.
+            wait: Until it is there.
         """
         await self._take_turn()
-        await self._work("save", self._trainer.save, version, run_state, attachments)
+        save = partial(self._trainer.save, wait=wait)
+        await self._work("save", save, version, run_state, attachments)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:

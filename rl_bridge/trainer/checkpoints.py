@@ -1,28 +1,34 @@
-"""Checkpoints: written to their end, or not there at all."""
+"""Checkpoints, written beside the training, and exports: written to their end, or not there at all."""
 
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.distributed.checkpoint.stateful import Stateful
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
-from rl_bridge.titan.ranks import agree, is_of_siblings
+from rl_bridge.titan.ranks import agree, gathered, is_of_siblings, siblings_needed
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.peft import write_adapter
+from rl_bridge.weights.snapshot import LazySum, State
 
 KEEP = 2
 """Checkpoints that stay: one more than is needed, in case the newest is damaged."""
@@ -30,6 +36,9 @@ FOLDER = "checkpoint"
 _RUN, _ATTACHMENTS = "run.json", "attachments"
 _WHOLE = re.compile(r"step-(\d+)")
 _PARTIAL = ".partial"
+SHARD_BYTES = 5_000_000_000
+"""Of a file of an export, at most."""
+INDEX = "model.safetensors.index.json"
 _REPLACED = ".replaced" + _PARTIAL
 """Of a checkpoint that is whole, until there is another of its version."""
 
@@ -38,15 +47,25 @@ class Checkpoints:
     """The checkpoints of one run, each a folder `checkpoint/step-N` in the run's.
 
     One is written as `step-N.partial`, brought to the disk, and then given its name: a folder with the name is whole.
-    All ranks call every method.
+    A thread writes it, from a copy in the host's memory, while the training goes on. All ranks call every method.
 
     Args:
         folder: The run's.
+        timeout_s: How long writing one may take.
+
+    Attributes:
+        group: By which ranks wait for each other where something is written, which may take longer than a collective.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, timeout_s: float) -> None:
         self._folder = Path(folder) / FOLDER
         self._first = dist.get_rank() == 0
+        self._timeout_s = timeout_s
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        pinned = torch.cuda.is_available()
+        self._stager = DefaultStager(StagingOptions(pinned, False, False, False))
 
     def newest(self) -> PolicyVersion:
         """The version of the newest one, as rank 0 sees it; 0 where there is none."""
@@ -70,23 +89,74 @@ class Checkpoints:
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes],
     ) -> None:
-        """Write a checkpoint, and remove those that are no longer kept.
+        """Begin to write a checkpoint, once the one before is there; those that are no longer kept are removed.
 
         Args:
             version: Names it; one of the same version is replaced.
-            state: Tensors, DTensors, numbers and stateful objects, nested in dicts.
+            state: Tensors, DTensors, numbers and stateful objects, nested in dicts. They may change afterwards.
             run_state: What can be written as JSON.
             attachments: Bytes by the names of files.
 
         Raises:
+            CheckpointError: The one before could not be written.
+        """
+        self.finish()
+        values = {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state.items()}
+        copied: Any = self._stager.stage(values)
+        self._writing = self._thread.submit(self._write, version, copied, run_state, attachments)
+
+    def check(self) -> None:
+        """Raise what `finish` raises, where all ranks are through with writing; wait for none that is not."""
+        if self._writing is not None and agree(None if self._writing.done() else "not yet") is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the checkpoint is there that is being written.
+
+        Raises:
             CheckpointError: It could not be written. Older ones are as they were, and nothing of it is left.
         """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result(self._timeout_s)
+        except TimeoutError:
+            raise CheckpointError(
+                f"expected a checkpoint to be written to {str(self._folder)!r} within {self._timeout_s:g} s, it is "
+                "not; see what is slow there, or raise trainer.timeout_s"
+            ) from None
+
+    def close(self) -> None:
+        """Finish, and end the thread."""
+        try:
+            self.finish()
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _write(
+        self,
+        version: PolicyVersion,
+        state: Mapping[str, Any],
+        run_state: Mapping[str, Any],
+        attachments: Mapping[str, bytes],
+    ) -> None:
+        with siblings_needed(f"for the checkpoint of version {version}"):
+            self._write_by_all(version, state, run_state, attachments)
+
+    def _write_by_all(
+        self,
+        version: PolicyVersion,
+        state: Mapping[str, Any],
+        run_state: Mapping[str, Any],
+        attachments: Mapping[str, bytes],
+    ) -> None:
         final = self._folder / f"step-{version}"
         partial = final.with_name(final.name + _PARTIAL)
         failure: Exception | None = None
         try:
             self._together(lambda: _begin(partial, version, run_state, attachments))
-            self._together(lambda: _write_state(partial, state), everywhere=True)
+            self._together(lambda: self._write_state(partial, state), everywhere=True)
             self._together(lambda: self._finish(partial, final))
         except _WriteError as error:
             failure = error
@@ -146,8 +216,12 @@ class Checkpoints:
                 work()
             except (Exception, CheckpointException) as error:
                 failure = _reason(error)
-        if (failure := agree(failure)) is not None:
+        if (failure := agree(failure, self.group)) is not None:
             raise _WriteError(failure)
+
+    def _write_state(self, partial: Path, state: Mapping[str, Any]) -> None:
+        writer = FileSystemWriter(partial)  # which syncs its files
+        save_distributed(dict(state), storage_writer=writer, process_group=self.group)
 
 
 class _WriteError(Exception):
@@ -191,10 +265,6 @@ def _begin(
     _sync(partial / _ATTACHMENTS)
 
 
-def _write_state(partial: Path, state: Mapping[str, Any]) -> None:
-    save_distributed(dict(state), storage_writer=FileSystemWriter(partial))  # which syncs its files
-
-
 def _write(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
@@ -227,30 +297,75 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def export_weights(state: Mapping[str, Tensor], folder: Path) -> str | None:
-    """Write weights as `model.safetensors`; returns why that failed, or None.
+def export_weights(
+    state: State,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    group: dist.ProcessGroup,
+    most_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights as transformers does: `model.safetensors`, or several files and an index. All ranks call it.
 
-    The file gets its name when it is whole.
+    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole.
+
+    Args:
+        state: This rank's part, as DTensors where a tensor is shared out.
+        folder: Where to; what an export has left there is replaced.
+        dtype: Of the files.
+        group: By which ranks wait while the first one writes.
+        most_bytes: Of a file, unless one tensor has more.
+
+    Raises:
+        CheckpointError: They could not be written.
     """
-    final = folder / "model.safetensors"
-    partial = final.with_name(final.name + _PARTIAL)
-    try:
-        save_file(
-            {name: tensor.cpu().contiguous() for name, tensor in state.items()},
-            str(partial),
-            metadata={"format": "pt"},
-        )
-        partial.rename(final)
-    except Exception as error:
-        partial.unlink(missing_ok=True)
-        return _reason(error)
-    return None
+    split = split_state_dict_into_shards_factory(
+        {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},
+        get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=most_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
+        whole = gathered({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
+        whole = {name: tensor.contiguous() for name, tensor in whole.items()}
+        _by_first(folder, group, save_file, whole, folder / (file + _PARTIAL), {"format": "pt"})
+    _by_first(folder, group, _name_files, folder, split)
 
 
-def export_adapter(factors: Mapping[str, Tensor], folder: Path, lora: LoraConfig, base: str) -> str | None:
-    """Write adapters as PEFT stores them; returns why that failed, or None."""
-    try:
-        write_adapter(folder, factors, lora, base=base)
-    except Exception as error:
-        return _reason(error)
-    return None
+def export_adapter(
+    state: State, folder: Path, lora: LoraConfig, *, base: str, group: dist.ProcessGroup
+) -> None:
+    """Write adapters as PEFT stores them. All ranks call it.
+
+    Raises:
+        CheckpointError: They could not be written.
+    """
+    factors = gathered(state, keep=dist.get_rank() == 0)
+    _by_first(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
+
+
+def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None], *arguments: Any) -> None:
+    """Have rank 0 do something that may take longer than a collective; all of them learn of a failure."""
+    failure = None
+    if dist.get_rank() == 0:
+        try:
+            work(*arguments)
+        except Exception as error:
+            failure = _reason(error)
+            for left in folder.glob(f"*{_PARTIAL}"):
+                left.unlink()
+    if (failure := agree(failure, group)) is not None:
+        raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
+
+
+def _name_files(folder: Path, split: StateDictSplit) -> None:
+    index = folder / INDEX
+    index.unlink(missing_ok=True)  # of files of which some may be others in a moment
+    for file in split.filename_to_tensors:
+        (folder / (file + _PARTIAL)).rename(folder / file)
+    for left in folder.glob("model*.safetensors"):
+        if left.name not in split.filename_to_tensors:
+            left.unlink()
+    if split.is_sharded:
+        told = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        _write(index, json.dumps(told, indent=2).encode())

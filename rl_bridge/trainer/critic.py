@@ -44,6 +44,8 @@ class Critic:
             value_head=True,
             device=own_device(),
             tensor_parallel=settings.trainer.tensor_parallel,
+            activation_checkpointing=settings.trainer.activation_checkpointing,
+            compile=settings.trainer.compile,
             lora=settings.lora,
             seed=settings.seed,
         )

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, TrainerWentBackError
+from rl_bridge.errors import ModelError, NonFiniteLossError, TrainerWentBackError
 from rl_bridge.titan.lora import checkpoint_identity
-from rl_bridge.titan.model import TitanModel, gathered
-from rl_bridge.titan.ranks import ALONE, Rank, agree, join_process_group, siblings_needed
-from rl_bridge.trainer.checkpoints import Checkpoints, export_adapter, export_weights
+from rl_bridge.titan.model import TitanModel
+from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, siblings_needed
+from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.offload import Offload
@@ -75,13 +75,16 @@ class Trainer:
                 device=device,
                 tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
+                activation_checkpointing=config.activation_checkpointing,
+                compile=config.compile,
                 lora=settings.lora,
                 seed=settings.seed,
             )
             self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
+        limit_waits(rank.timeout_s)
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
-        self._checkpoints = Checkpoints(settings.folder)
+        self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
@@ -141,12 +144,14 @@ class Trainer:
             The metrics of the iteration, by the names that the log uses, the same on every rank.
 
         Raises:
+            CheckpointError: The checkpoint that was being written could not be. Nothing was trained.
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
             TrainerWentBackError: The trainer is at another version; nothing was trained.
         """
         if version is not None:
             self._expect(version)
         with siblings_needed(f"in iteration {self.version}"):
+            self._checkpoints.check()
             return self._step(self._own(batch))
 
     def _own(self, batch: TrainBatch | RankBatch) -> RankBatch:
@@ -257,6 +262,8 @@ class Trainer:
         version: PolicyVersion,
         run_state: Mapping[str, Any] | None = None,
         attachments: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint.
 
@@ -264,14 +271,18 @@ class Trainer:
             version: Which the trainer has to be at: what else is stored belongs to that one.
             run_state: What the controller wants back on resumption, in values that JSON has.
             attachments: Larger parts of it, by the names of files.
+            wait: Until it is there. Otherwise it is written from a copy in the host's memory beside the training;
+                should that fail, the next step says so, or the next checkpoint.
 
         Raises:
-            CheckpointError: It could not be written; older ones are whole.
+            CheckpointError: It could not be written, or the one before; older ones are whole.
             TrainerWentBackError: The trainer is at another version.
         """
         self._expect(version)
         with siblings_needed(f"for the checkpoint of version {self.version}"):
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
+            if wait:
+                self._checkpoints.finish()
 
     def offload(self) -> None:
         """Leave the device's memory to others: weights and moments go to the host's, until `onload`."""
@@ -286,14 +297,17 @@ class Trainer:
         """The weights under their Hugging Face names, whole, on every rank."""
         return self._model.hf_state_dict()
 
-    def export(self, folder: str | Path, version: PolicyVersion | None = None) -> None:
-        """Write the weights as safetensors, apart from checkpoints, which keep the optimizer too.
+    def export(
+        self, folder: str | Path, version: PolicyVersion | None = None, *, most_bytes: int = SHARD_BYTES
+    ) -> None:
+        """Write the weights as safetensors, in the type that the model computes in; checkpoints keep more than that.
 
         Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them.
 
         Args:
             folder: Where to.
             version: Which the trainer has to be at; None for whichever it is.
+            most_bytes: Of a file. Where there are several, an index says what is where.
 
         Raises:
             CheckpointError: They could not be written.
@@ -302,20 +316,18 @@ class Trainer:
         if version is not None:
             self._expect(version)
         with siblings_needed("for the export"):
-            writes = self._rank.index == 0
-            state = self._model.hf_state_dict(keep=writes)
-            failure = export_weights(state, Path(folder)) if writes else None
+            self._checkpoints.finish()
+            group, folder = self._checkpoints.group, Path(folder)
+            dtype: torch.dtype = getattr(torch, self._settings.dtype)
+            state = self._model.sharded_state_dict()
+            export_weights(state, folder, dtype=dtype, group=group, most_bytes=most_bytes)
             if (lora := self._settings.lora) is not None:
-                factors = gathered(self._model.adapter_state(), keep=writes)
-                if writes and failure is None:
-                    failure = export_adapter(
-                        factors, Path(folder) / "adapter", lora, self._settings.model_path
-                    )
-            if (failure := agree(failure)) is not None:
-                raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
+                factors, base = self._model.adapter_state(), self._settings.model_path
+                export_adapter(factors, folder / "adapter", lora, base=base, group=group)
 
     def close(self) -> None:
-        """Leave the process group, if there are others in it."""
+        """Wait for the checkpoint that is being written, and leave the process group, if there are others in it."""
+        self._checkpoints.close()
         if self._rank.count > 1:
             dist.destroy_process_group()
 

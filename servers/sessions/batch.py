@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Final
 
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, ThreadPool, keep
+from servers.execution import FATAL, EnvironmentRunner, keep
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.table import SessionTable
+from servers.threads import ThreadPool
 
 _SPELL: Final = 64
 """Members that are stepped on the loop before others have their turn."""

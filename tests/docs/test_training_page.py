@@ -1,4 +1,4 @@
-"""docs/training.md and docs/algorithms.md: example, endings, settings, keys and figures are those of the code."""
+"""docs/training.md and docs/algorithms.md: example, endings, settings, keys and metrics are those of the code."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_lo
 from rl_bridge.config import PRESETS, AlgorithmConfig, Config
 from rl_bridge.config.schema import ModelConfig, RolloutConfig
 from rl_bridge.rollout import EvaluationResult, ToolTask
-from rl_bridge.rollout.groups import rollout_figures
+from rl_bridge.rollout.groups import rollout_metrics
 from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
@@ -65,7 +65,7 @@ def test_what_is_always_logged_always_is() -> None:
     one = Trajectory(seed=0, turns=[Turn(prompt=[1], completion=answer)], ending=Ending.COMPLETED, reward=0.0)
     logged = {
         *logged_by_the_loss(LEAST),
-        *rollout_figures([Group(seed=0, trajectories=[one, one])], version=1),
+        *rollout_metrics([Group(seed=0, trajectories=[one, one])], version=1),
     }
     always, _, _ = section("What is always logged").partition("Where there is such a thing")
     for name in first_column(always):

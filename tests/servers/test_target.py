@@ -131,6 +131,14 @@ def test_an_installed_source_tree_is_the_same_environment_to_every_command(
     assert load_app("walk") is sys.modules["walk_env.server.app"].app
 
 
+def test_a_folder_that_is_called_as_an_environment_is_the_folder_to_every_command(tmp_path: Path) -> None:
+    write(tmp_path, {"blackjack/server/app.py": ASGI})
+    here = tmp_path / "blackjack"
+    assert target_of("blackjack") == Target(TargetKind.PATH, str(here), here)
+    assert source_of("blackjack") == here
+    assert load_app("blackjack").__module__ == "server.app"
+
+
 @pytest.mark.parametrize(
     "target", ["walking:app", "walking:the_other", "walking.py", "./walking.py", "walking.py:the_other"]
 )

@@ -87,6 +87,8 @@ def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
 
 def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
     assert without_effect(config(world={"data": {"source": "prompts.jsonl"}})) == []
+    on_gpus = {"trainer": {"num_gpus": 1}, "monarch": {"gpus_per_node": 2}}
+    assert without_effect(config(world={"data": {"source": "prompts.jsonl"}}, **on_gpus)) == []
     lines = without_effect(config(world={"data": {"source": "prompts.jsonl"}}, **EPISODES))
     assert lines == [
         f"{section}.{key}={value} has no effect: it counts where env.* is set, not data.*"

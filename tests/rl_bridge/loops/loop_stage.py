@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
@@ -46,6 +47,7 @@ class Parts:
         self.colocated = False
         self.awake = True
         """Whether the generators have the turn."""
+        self.waited: list[bool] = []
 
     async def called(self, name: str) -> None:
         self.calls.append(name)
@@ -72,9 +74,10 @@ class Trainer(Parts):
         return 0.25
 
     async def save_checkpoint(
-        self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes]
+        self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes], wait: bool
     ) -> None:
         await self._parts.called("save_checkpoint")
+        self._parts.waited.append(wait)
         state = json.loads(json.dumps(run_state))
         self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
@@ -151,7 +154,7 @@ class Rollout:
 
 
 class Task:
-    def figures(self, trajectories: Any) -> dict[str, float]:
+    def metrics(self, trajectories: Any) -> dict[str, float]:
         return {"task/trajectories": float(len(trajectories))}
 
     async def probe(self, policy: Any) -> dict[str, float]:
@@ -235,6 +238,7 @@ class Stage:
                     history=GroupHistory(self.folder, buffer.ledger),
                     records=RolloutRecords(self.folder, str, config.records),
                     console=Console(file=io.StringIO()),
+                    advantage=load_advantage(config.algorithm.advantage_function),
                 )
                 self.run = run
                 try:

@@ -98,7 +98,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         assert went_on.wait(PATIENCE_S), "nothing went on meanwhile"
         return stored(groups)
 
-    async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes]) -> None:
+    async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes], wait: bool) -> None:
         saved.append((state, attachments))
 
     @asynccontextmanager
@@ -106,7 +106,10 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         yield
 
     run = SimpleNamespace(
-        config=SimpleNamespace(trainer=SimpleNamespace(checkpoint_interval=1, iterations=9)),
+        config=SimpleNamespace(
+            trainer=SimpleNamespace(checkpoint_interval=1, iterations=9),
+            monarch=SimpleNamespace(colocate=None),
+        ),
         version=1,
         dispatcher=dispatcher,
         history=SimpleNamespace(state=lambda: list(fates)),

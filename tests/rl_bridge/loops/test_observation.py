@@ -46,11 +46,11 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     trainer = Service(r0=spent(10, 5))
     run = fleet(trainer=trainer)
     collector = SpanCollector(run, own=Spans())
-    assert (await collector.figures())["span/trainer/work/train"] == 0.5
+    assert (await collector.metrics())["span/trainer/work/train"] == 0.5
     trainer.totals = {0: spent(20, 14), 1: spent(10, 10)}
-    figures = await collector.figures()
-    assert figures["span/trainer/work/train"] == 19 / 20
-    assert figures["span/controller/unaccounted"] == 1.0
+    metrics = await collector.metrics()
+    assert metrics["span/trainer/work/train"] == 19 / 20
+    assert metrics["span/controller/unaccounted"] == 1.0
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
 
 

@@ -1,4 +1,4 @@
-"""How large a model is: by its config.json against published figures, by its weights, or as people write it."""
+"""How large a model is: by its config.json against published metrics, by its weights, or as people write it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The calculators against the guide's figures, and what each role keeps against sums worked out by hand."""
+"""The calculators against the guide's metrics, and what each role keeps against sums worked out by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +115,14 @@ def test_vocabulary_is_shared_by_tensor_parallel_ranks(tmp_path: Path) -> None:
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
-    found = roles(loaded(tmp_path, "monarch.roles.policy={gpus: 1}", "rollout.gpu_memory_utilization=0.5"))
+    found = roles(
+        loaded(
+            tmp_path,
+            "model.dtype=fp32",
+            "monarch.roles.policy={gpus: 1}",
+            "rollout.gpu_memory_utilization=0.5",
+        )
+    )
     policy = found["policy"]
     # 1000 x 4, and one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start.
     assert policy.process_bytes == 4000 + 1536

@@ -1,6 +1,7 @@
 """TorchTitan's models against transformers' own, from the same checkpoints, one by one and packed."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tiny_checkpoints import (
     rows,
     said,
 )
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError, ModelError
@@ -142,16 +145,94 @@ def store_output_layer(file: Path, *, change: float) -> None:
     save_file({**weights, "lm_head.weight": head}, file, metadata={"format": "pt"})
 
 
-def test_activations_computed_anew_change_no_gradient(checkpoint: Path, tokens: torch.Tensor) -> None:
-    gradients, states = [], []
-    for recompute in (False, True):
-        model = titan(checkpoint, trainable=True, recompute=recompute)
-        said(model, tokens).sum().backward()
+def test_activations_computed_anew_change_no_gradient_and_take_less_memory(
+    any_checkpoint: Path,
+) -> None:
+    gradients, states, peaks, tokens = [], [], [], rows(64, 31)
+    for which in ("none", "selective", "full"):
+        model = titan(any_checkpoint, trainable=True, activation_checkpointing=which)
+        with Peak() as peak:
+            said(model, tokens).sum().backward()
         states.append(model.hf_state_dict())
         gradients.append([one.grad.full_tensor() for one in model.module.parameters()])
-    assert list(states[0]) == list(states[1])
-    for kept, anew in zip(*gradients, strict=True):
-        torch.testing.assert_close(anew, kept, atol=1e-6, rtol=1e-5)
+        peaks.append(peak.nbytes)
+    for state, gradient in zip(states[1:], gradients[1:], strict=True):
+        assert list(state) == list(states[0])
+        for kept, anew in zip(gradients[0], gradient, strict=True):
+            torch.testing.assert_close(anew, kept, atol=1e-6, rtol=0.0)
+    assert peaks[2] < 0.9 * peaks[1]
+    assert peaks[1] < 0.9 * peaks[0]
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that were in tensors made within it and lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in torch.utils._pytree.tree_leaves(made):
+            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
+                self._add(one.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._known:
+            self._known.add(key)
+            self._now += storage.nbytes()
+            self.nbytes = max(self.nbytes, self._now)
+            weakref.finalize(storage, self._drop, key, storage.nbytes())
+
+    def _drop(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self._now -= nbytes
+
+
+def test_compiled_rows_of_any_shape_need_a_few_graphs_and_have_the_same_gradient(
+    any_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the C++ that graphs are made into, which takes minutes: see trainer/test_trainer.py."""
+    from torch._dynamo.utils import counters
+
+    from rl_bridge.titan import model as titan_model
+
+    original = titan_model.CompileConfig
+    options: list[dict[str, Any]] = [{"enable": False}, {"enable": True, "backend": "aot_eager"}]
+    models = []
+    for changed in options:
+        monkeypatch.setattr(
+            titan_model, "CompileConfig", lambda one=changed, **given: original(**given | one)
+        )
+        models.append(titan(any_checkpoint, trainable=True, compile=True))
+    counters.clear()
+    whole = documents()
+    for contexts in ([0], range(10), [1], [1, 2, 3, 9], range(5)):
+        part = whole.take(np.flatnonzero(np.isin(whole.context, list(contexts))))
+        (expected, gradients), (found, others) = (passes(model, [part]) for model in models)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
+        for which, gradient in gradients.items():
+            torch.testing.assert_close(others[which], gradient, atol=1e-6, rtol=0.0, msg=which)
+        with torch.no_grad(), models[1].spmd():
+            models[1].outputs(models[1].pack(part))
+            models[1].idle()
+        models[1].hf_state_dict()  # without a backward pass FSDP has left the last layer whole
+    # One length and all others, with a gradient and without.
+    assert 0 < counters["stats"]["unique_graphs"] <= 4
+
+
+def test_without_a_compiler_compiling_is_refused(
+    any_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigError, match=r"trainer\.compile needs a C\+\+ compiler on .*install g\+\+"):
+        titan(any_checkpoint, trainable=True, compile=True)
 
 
 def test_rows_as_long_as_was_asked_for_and_no_longer(any_checkpoint: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     config = SftConfig(
         learning_rate=3e-3, batch_size=4, tokens_per_pass=32, max_length=32, max_updates=40, evaluate_every=10
     )
-    learner = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
+    learner = Trainer(trainer_settings(config, tmp_path, tiny_policy))
     # Traces of unequal length, so that a mean over tokens is no mean over traces.
     one = TrainBatch.from_samples([*row(0), *(TrainSample(
         tokens=[4, 9, 10], loss_mask=[False, False, True], logprobs=[0.0] * 3, versions=[NO_VERSION] * 3,
@@ -45,17 +45,17 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     assert learner.step(one)["loss/total"] == pytest.approx(before, abs=1e-5)
     assert -float(np.mean(learner.logprobs(one))) < before
     # A look changes nothing: without any, the next update finds what it finds after two.
-    unseen = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
+    unseen = Trainer(trainer_settings(config, tmp_path, tiny_policy))
     unseen.step(one)
     assert unseen.step(one)["loss/total"] == learner.step(one)["loss/total"]
 
-    learner = Trainer(trainer_settings(config, tmp_path, tiny_policy, dtype="float32"))
+    learner = Trainer(trainer_settings(config, tmp_path, tiny_policy))
     begin_checkpoint(tmp_path / "policy", tiny_policy)
     rows = [row(number) for number in range(8)]
     result = fine_tune(learner, rows[:4], rows[:4], config, folder=tmp_path / "policy", told=lambda _: None)
     assert result.kept.validation_loss < 0.5 * before
     # What was kept is what that look saw.
-    kept = Trainer(trainer_settings(config, tmp_path / "again", tmp_path / "policy", dtype="float32"))
+    kept = Trainer(trainer_settings(config, tmp_path / "again", tmp_path / "policy"))
     seen = -float(
         np.mean(kept.logprobs(TrainBatch.from_samples([*row(0), *row(1, 1), *row(2, 2), *row(3, 3)])))
     )

@@ -1,5 +1,6 @@
 """A real trainer on a tiny checkpoint: it learns, clips, refuses NaN, and resumes to the last bit."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -292,6 +293,41 @@ def test_the_schedule_of_a_resumed_run_goes_by_iterations(make_trainer: MakeTrai
     assert 1e-4 < rate < 1e-3
 
 
+def test_activation_checkpointing_is_of_policy_and_critic_and_changes_nothing_else(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    kept, anew = (
+        make_trainer(folder=tmp_path / which, algorithm="ppo", activation_checkpointing=which)
+        for which in ("none", "full")
+    )
+    for model in (anew._model, anew._critic._model):
+        assert all(isinstance(layer, CheckpointWrapper) for layer in model.module.layers.values())
+    assert anew.step(batch(0)) == pytest.approx(kept.step(batch(0)), rel=1e-6)
+    anew.save(1)
+    # What one has written the other goes on from.
+    resumed = make_trainer(folder=tmp_path / "full", algorithm="ppo")
+    assert resumed.resume().version == 1
+    assert resumed.step(batch(1)) == pytest.approx(kept.step(batch(1)), rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_compiled_trainer_learns_what_another_learns(make_trainer: MakeTrainer) -> None:
+    """With the C++ compiler, policy and critic; passes of all lengths, and of other numbers of rows."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    options: dict[str, Any] = {"algorithm": "ppo", "tokens_per_pass": 40, "updates_per_iteration": 2}
+    plain, compiled = (make_trainer(compile=one, **options) for one in (False, True))
+    for number in range(3):
+        some = batch(number, rows=18 + number)
+        expected, told = plain.step(some), compiled.step(some)
+        assert told.pop("train/valid_token_share") < expected.pop("train/valid_token_share")
+        assert told == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert_close(copied(compiled), copied(plain), atol=5e-5)
+
+
 def test_what_is_exported_is_what_transformers_loads(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +339,41 @@ def test_what_is_exported_is_what_transformers_loads(
     exported = load_file(tmp_path / "model.safetensors")
     assert set(exported) == set(load_file(tiny_policy / "model.safetensors"))
     assert_close(exported, copied(trainer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_export_in_several_files_is_loaded_by_transformers(
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    from rl_bridge.generator.replica import Checkpoint
+    from rl_bridge.loops.sft import begin_checkpoint
+
+    name = str(dtype).removeprefix("torch.")
+    trainer, folder = make_trainer(dtype=name), tmp_path / "export"
+    begin_checkpoint(folder, tiny_policy)
+    trainer.export(folder)  # in one file, which the next one replaces
+    trainer.step(batch(0))
+    largest = max(tensor.numel() for tensor in copied(trainer).values()) * dtype.itemsize
+    trainer.export(folder, most_bytes=largest)
+    files = sorted(path.name for path in folder.glob("*.safetensors*"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files) - 1:05d}.safetensors"
+    assert files[-1] == "model.safetensors.index.json"
+    for file in files[:-1]:
+        with safe_open(folder / file, "pt") as opened:
+            tensors = [opened.get_tensor(key) for key in opened.keys()]  # noqa: SIM118 - it is no dict
+        assert {tensor.dtype for tensor in tensors} == {dtype}
+        assert sum(tensor.nbytes for tensor in tensors) <= largest
+    loaded = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).state_dict()
+    for key, tensor in copied(trainer).items():
+        assert torch.equal(loaded[key], tensor.to(dtype)), key
+    Checkpoint(tiny_policy).require_like(Checkpoint(folder).tensors())
+    # And back to one file: of those before none is left that an engine could take for a part.
+    trainer.export(folder)
+    assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
 
 
 def test_the_kl_is_zero_at_the_start_and_grows(

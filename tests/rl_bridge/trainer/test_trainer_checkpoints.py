@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,54 @@ def test_what_was_being_replaced_is_there_until_its_successor_is(
             trainer.save(1, {"number": 2})
     assert "step-1" not in whole(tmp_path)
     assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": 1}
+    assert whole(tmp_path) == ["step-1"]
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is written before it is set."""
+    from rl_bridge.trainer import checkpoints
+
+    released, write = threading.Event(), checkpoints.save_distributed
+
+    def later(*arguments: Any, **options: Any) -> Any:
+        assert released.wait(WAIT_S)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "save_distributed", later)
+    yield released
+    released.set()
+
+
+def test_the_training_goes_on_while_a_checkpoint_is_written(
+    trainer: Any, policy: Path, tmp_path: Path, slow_disk: threading.Event
+) -> None:
+    straight = alone(policy, tmp_path / "straight", **OPTIONS)
+    trainer.step(batch(0))
+    trainer.save(1, RUN_STATE, wait=False)
+    told = [trainer.step(batch(number)) for number in (1, 2)]
+    assert whole(tmp_path) == ["step-1.partial"]
+    assert newest_checkpoint(tmp_path) == 0
+    slow_disk.set()
+    trainer.save(3)  # waits for the one before
+    assert whole(tmp_path) == ["step-1", "step-3"]
+    # What was written first is what there was when it was asked for, to the last bit.
+    shutil.rmtree(tmp_path / "checkpoint" / "step-3")
+    resumed = alone(policy, tmp_path, **OPTIONS)
+    assert resumed.resume() == ResumeState(version=1, run_state=RUN_STATE)
+    assert [resumed.step(batch(number)) for number in (1, 2)] == told
+    assert told == [straight.step(batch(number)) for number in range(3)][1:]
+    assert_close(resumed.hf_state_dict(), straight.hf_state_dict())
+
+
+@pytest.mark.parametrize("end", ["export", "close"])
+def test_the_end_waits_for_the_last_checkpoint(
+    trainer: Any, tmp_path: Path, slow_disk: threading.Event, end: str
+) -> None:
+    trainer.step(batch(0))
+    trainer.save(1, wait=False)
+    threading.Timer(0.2, slow_disk.set).start()
+    trainer.export(tmp_path) if end == "export" else trainer.close()
     assert whole(tmp_path) == ["step-1"]
 
 
@@ -215,10 +264,11 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
             told[number] = those.raised()[0]
             number += 1
             if number % 3 == 0:
-                those.ask("save", number, {"number": number}, attachments)
+                those.ask("save", number, {"number": number}, attachments, wait=False)
                 partial = folder / "checkpoint" / f"step-{number}.partial"
                 killed(those, f"save {number}", partial / ("run.json" if number == 3 else "__0_0.distcp"))
                 those.raised()
+        those.call("finish")
         assert_close(those.call("hf_state_dict")[0], weights)
 
     told: dict[int, dict[str, float]] = {}
@@ -267,12 +317,21 @@ def test_a_full_disk_is_told_and_older_checkpoints_are_whole(
     assert newest_checkpoint(small_disk) == 2
 
 
-def test_a_full_disk_on_one_rank_is_told_to_all(pair: Ranks, policy: Path, small_disk: Path) -> None:
+@pytest.mark.parametrize("wait", [True, False], ids=["at once", "by the next steps"])
+def test_a_full_disk_on_one_rank_is_told_to_all(
+    pair: Ranks, policy: Path, small_disk: Path, wait: bool
+) -> None:
     pair.build(settings(policy, folder=small_disk, **OPTIONS))
     pair.call("step", batch(0))
-    pair.ask("save", 1, RUN_STATE, {"groups": os.urandom(shutil.disk_usage(small_disk).free)})
+    pair.ask("save", 1, RUN_STATE, {"groups": os.urandom(shutil.disk_usage(small_disk).free)}, wait=wait)
     answers = pair.answers()
+    deadline, version = time.monotonic() + WAIT_S, 1
+    while not wait and not any(isinstance(answer, Exception) for answer in answers):
+        assert time.monotonic() < deadline
+        pair.ask("step", batch(version))
+        answers, version = pair.answers(), version + 1
+    version -= not wait  # the last one has trained nothing
     assert all(isinstance(answer, CheckpointError) for answer in answers), answers
     assert whole(small_disk) == []
-    pair.call("save", 1, RUN_STATE)
-    pair.call("step", batch(1))
+    pair.call("save", version, RUN_STATE)
+    pair.call("step", batch(version))

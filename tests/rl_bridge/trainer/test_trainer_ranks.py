@@ -1,6 +1,8 @@
 """A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
 
+import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +106,22 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
         assert isinstance(answer, RankLostError), answer
 
 
+def test_no_group_of_ranks_waits_longer_than_configured(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    pair.build(settings(policy, folder=tmp_path, tensor_parallel=2, timeout_s=1234.0))
+    # That of all ranks, those of each mesh; and the one that waits for what is written, as long as that may take.
+    *waits, longest = pair.call("waits")[1]
+    assert len(waits) > 1
+    assert set(waits) == {timedelta(seconds=WAIT_S)}
+    assert longest == timedelta(seconds=1234.0)
+
+
 @pytest.mark.soak
-def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
+def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(
+    policy: Path, tmp_path: Path, spread: dict[str, int]
+) -> None:
     with ranks(tmp_path, 2, timeout_s=30.0) as two:
-        two.build(settings(policy, folder=tmp_path))
+        two.build(settings(policy, folder=tmp_path, **spread))
         two.call("step", batch(0))
         two.stop(1)
         two.ask("step", batch(1))
@@ -115,6 +129,21 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(policy: Path,
         [answer] = two.answers(0)
         assert isinstance(answer, RankLostError), answer
         assert 29.0 < time.monotonic() - stopped < WAIT_S
+
+
+@pytest.mark.soak
+def test_an_export_may_take_longer_than_a_collective(policy: Path, tmp_path: Path) -> None:
+    """Rank 0 writes into a pipe that nobody reads, while the other waits for it."""
+    limit_s = 20.0
+    os.mkfifo(pipe := tmp_path / "model.safetensors.partial")
+    with ranks(tmp_path, 2, timeout_s=limit_s) as two:
+        two.build(settings(policy, folder=tmp_path))
+        two.ask("export", tmp_path)
+        time.sleep(1.5 * limit_s)
+        written = pipe.read_bytes()
+        assert two.raised() == [None, None]
+        two.call("step", batch(0))
+    assert len(written) > 10_000
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
@@ -27,9 +28,10 @@ def settings(
     path: Path,
     *,
     folder: Path,
-    algorithm: dict[str, Any] | None = None,
+    algorithm: dict[str, Any] | str | None = None,
     temperature: float = 1.0,
     deterministic: bool = False,
+    dtype: str = "float32",
     lora: LoraConfig | None = None,
     **trainer: Any,
 ) -> TrainerSettings:
@@ -37,14 +39,16 @@ def settings(
     options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
     return TrainerSettings(
         model_path=str(path),
-        dtype="float32",
+        dtype=dtype,
         folder=str(folder),
         max_length=32,
         max_loss_tokens=8,
         temperature=temperature,
         seed=3,
         trainer=TrainerConfig.model_validate(options),
-        algorithm=AlgorithmConfig.model_validate(algorithm or {}),
+        algorithm=AlgorithmConfig.model_validate(
+            {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
+        ),
         lora=lora,
         deterministic=deterministic,
     )
@@ -204,6 +208,14 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             if method == "build":
                 trainer = Trainer(*arguments, rank)
                 end.send(None)
+            elif method == "finish":
+                assert trainer is not None
+                end.send(trainer._checkpoints.finish())
+            elif method == "waits":
+                groups = [
+                    one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
+                ]
+                end.send(sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups))
             elif method == "published":
                 assert trainer is not None
                 with trainer.weights(*arguments) as state:
