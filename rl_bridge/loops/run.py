@@ -221,6 +221,27 @@ class Run:
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
 
+    async def trainers_turn(self) -> None:
+        """Colocated, have the generators sleep: what the trainer is asked for takes the GPUs, until their turn."""
+        if self.config.monarch.colocate:
+            with span("turn", waits_for="policy"):
+                await self.policy.sleep.fanout()
+
+    async def generators_turn(self) -> None:
+        """Colocated, have the trainer leave the GPUs; generators wake when they are told of weights."""
+        if self.config.monarch.colocate:
+            with span("turn", waits_for="trainer"):
+                await self.trainer.end_turn.route()
+
+    @asynccontextmanager
+    async def trainers_turn_between(self) -> AsyncIterator[None]:
+        """Colocated, have the generators sleep within the block, and go on with the weights that they had."""
+        await self.trainers_turn()
+        yield
+        await self.generators_turn()
+        if self.config.monarch.colocate:
+            await self.policy.update_weights.fanout(self.version)
+
     async def log(
         self,
         iteration: Iteration,
@@ -339,8 +360,10 @@ class Run:
         }
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
-            async with self.deadline("a checkpoint"):
-                await self.trainer.save_checkpoint.route(self.version, state, written, now or last)
+            # Colocated it is waited for: its tensors leave the GPU afterwards.
+            wait = now or last or bool(self.config.monarch.colocate)
+            async with self.deadline("a checkpoint"), self.trainers_turn_between():
+                await self.trainer.save_checkpoint.route(self.version, state, written, wait)
 
     def preempt(self) -> None:
         """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""
