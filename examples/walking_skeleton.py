@@ -14,7 +14,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, Config, RolloutConfig, TrainerConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.vllm_api import ONE_THREAD
-from rl_bridge.services import Fleet
+from rl_bridge.services.fleet import Fleet
 from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.tokens.conversation import training_rows
@@ -57,10 +57,10 @@ async def main() -> None:
 
             first = await episode(seed=1)
             batch = TrainBatch.from_samples(training_rows(first, advantage=first.reward, index=0))
-            figures = await trainer.train_step.route(batch)
+            metrics = await trainer.train_step.route(batch)
             print(
-                f"one step: gradient norm {figures['train/grad_norm']:.3f}; engine and trainer differ by "
-                f"{figures['mismatch/logprob_max']:.1e} in the token's log-probability"
+                f"one step: gradient norm {metrics['train/grad_norm']:.3f}; engine and trainer differ by "
+                f"{metrics['mismatch/logprob_max']:.1e} in the token's log-probability"
             )
 
             await trainer.push_weights.route(1)

@@ -84,10 +84,11 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     if found is TargetKind.URL and not _URL.match(text):
         raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
     if found is TargetKind.PATH:
-        path = _path_of(text)
+        path, attribute = split_path(text)
         if not path.exists():
             raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
-        return Target(found, _absolute(text), _folder_around(path))
+        rest = f":{attribute}" if attribute else ""
+        return Target(found, f"{path.resolve()}{rest}", _folder_around(path))
     if found is TargetKind.MODULE:
         match = _MODULE.fullmatch(text)
         if match is None:
@@ -171,20 +172,37 @@ def provider_of(
 def _kind_of(text: str) -> TargetKind:
     if _URL.match(text):
         return TargetKind.URL
-    path = _path_of(text)
-    if path.is_file() or (path.is_dir() and (_is_path(text) or is_environment_folder(path))):
-        return TargetKind.PATH
-    if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
-        return TargetKind.MODULE
-    if _folder_of_name(text) is not None:
-        return TargetKind.NAME
+    if (found := _found_kind(text)) is not None:
+        return found
     if text.startswith((".", "/", "~")) or text.endswith(".py"):
         return TargetKind.PATH
+    match = _MODULE.fullmatch(text)
     if _IMAGE.fullmatch(text) and ("/" in text or ":" in text or _engine_knows(text)):
         # A module that cannot be found is a module still where no image can be called so.
         module = match is not None and "." in match["module"] and not _engine_knows(text)
         return TargetKind.MODULE if module else TargetKind.IMAGE
     return TargetKind.MODULE if match is not None else TargetKind.NAME
+
+
+def importable_kind(text: str) -> TargetKind:
+    """Tell which a text is of a path, a module and a name, in this order; which it looks like, where there is none.
+
+    It is what `target_of` tells of what is neither a URL nor an image.
+    """
+    if (found := _found_kind(text)) is not None:
+        return found
+    if ":" in text and not split_path(text)[1]:
+        return TargetKind.MODULE
+    return TargetKind.PATH if _is_path(text) or text.endswith(".py") else TargetKind.NAME
+
+
+def _found_kind(text: str) -> TargetKind | None:
+    path, _ = split_path(text)
+    if path.is_file() or (text and path.is_dir() and (_is_path(text) or is_environment_folder(path))):
+        return TargetKind.PATH
+    if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
+        return TargetKind.MODULE
+    return None if _folder_of_name(text) is None else TargetKind.NAME
 
 
 def exposed_port(image: str) -> int:
@@ -226,17 +244,12 @@ def _is_path(text: str) -> bool:
     return "/" in text or text.startswith(".")
 
 
-def _path_of(text: str) -> Path:
-    """Return the path in a text: `FILE:ATTRIBUTE` names a file too."""
+def split_path(text: str) -> tuple[Path, str]:
+    """Return the path in a text, and the attribute where it is `FILE:ATTRIBUTE`; "" where it is none."""
     path = Path(text).expanduser()
-    before = Path(text.rpartition(":")[0]).expanduser()
-    return before if not path.exists() and ":" in text and before.is_file() else path
-
-
-def _absolute(text: str) -> str:
-    path = _path_of(text)
-    rest = text[text.rindex(":") :] if not Path(text).expanduser().exists() and ":" in text else ""
-    return f"{path.resolve()}{rest}"
+    before, colon, attribute = text.rpartition(":")
+    file = Path(before).expanduser()
+    return (file, attribute) if colon and not path.exists() and file.is_file() else (path, "")
 
 
 def _folder_around(path: Path) -> Path | None:

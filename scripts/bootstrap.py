@@ -53,6 +53,7 @@ class Profile:
 # where the project is.
 RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 
+TRACKIO = ("trackio==0.43.0", "gradio-client==2.7.2", "brotli==1.2.1")
 TORCHSTORE = ("torchstore==0.1.2", "pygtrie==2.5.0")
 # Trainers that the adapters are tested with.
 TRAINERS = (
@@ -62,6 +63,8 @@ TRAINERS = (
     "func-timeout==4.3.5",
     "omegaconf==2.4.0",
     "stable-baselines3==2.9.2",
+    "renderers==0.1.12",
+    "prime-pydantic-config==0.4.3",
 )
 
 PROFILES = {
@@ -73,7 +76,7 @@ PROFILES = {
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile(
-        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS)
+        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO)
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.

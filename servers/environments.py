@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST
-from openenv_core.targets import find_module, package_of
+from openenv_core.targets import TargetKind, find_module, importable_kind, package_of, split_path
 from servers.target import APP, FORMS
 
 _SUFFIX: Final = "_env"
@@ -200,23 +200,15 @@ def source_of(target: str) -> Path:
     Raises:
         ConfigurationError: There is no such thing.
     """
-    path = Path(target)
-    before, colon, _ = target.rpartition(":")
-    if colon and not path.exists():
-        path = Path(before)
-        if not path.is_file():
-            return _of_module(before, target)
-    if path.exists() and not (path.is_dir() and _is_name(target) and not (path / MANIFEST).is_file()):
-        return _around(path.resolve())
-    if _is_name(target) and (package := package_of(target)) is not None:
+    kind = importable_kind(target)
+    if kind is TargetKind.MODULE:
+        return _of_module(target.rpartition(":")[0], target)
+    if kind is TargetKind.NAME and (package := package_of(target)) is not None:
         return _of_module(package, target)
-    if path.exists():
-        return _around(path.resolve())
-    raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")
-
-
-def _is_name(target: str) -> bool:
-    return target.replace("-", "_").isidentifier()
+    path, _ = split_path(target)
+    if kind is TargetKind.NAME or not path.exists():
+        raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")
+    return _around(path.resolve())
 
 
 def _of_module(module: str, target: str) -> Path:

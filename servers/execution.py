@@ -12,27 +12,21 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
-from openenv_core.protocol.errors import text_of
 from openenv_core.tools import is_tool_host
+from servers.threads import Outcome, ThreadCall, ThreadPool, contained, max_threads
 
 logger = logging.getLogger("servers")
 
 Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
 
 T = TypeVar("T")
-
-_MAX_THREADS: Final = 64
-"""Threads of the shared pool, unless the cap on sessions needs fewer."""
 
 _MIN_THREADS: Final = 4
 """Even one session's server needs a second thread, for the calls of plain HTTP and of closing."""
@@ -132,164 +126,6 @@ def name_of(factory: Callable[..., Any]) -> str:
     return str(getattr(factory, "__name__", type(factory).__name__))
 
 
-_Outcome: TypeAlias = tuple[bool, Any]
-"""(True, what was returned) or (False, what was raised)."""
-
-
-def _contained(error: BaseException) -> Exception:
-    """Return an exception that tells of one which would end more than the call that raised it.
-
-    Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
-    """
-    told = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
-    told.__cause__ = error
-    return told
-
-
-class _ThreadCall:
-    """One call that waits for a thread, or runs in one.
-
-    Attributes:
-        outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
-        on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
-            is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
-        running: A thread has taken it up; under the pool's lock, like the next two.
-        dropped: It was given up before that, and no thread takes it up any more.
-        left: It was given up after that, and its thread has been replaced.
-    """
-
-    __slots__ = ("_fn", "_loop", "dropped", "left", "on_begin", "on_late", "outcome", "running", "waiter")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        fn: Callable[[], Any],
-        on_begin: Callable[[], None] | None,
-    ) -> None:
-        self._loop = loop
-        self._fn = fn
-        self.waiter: asyncio.Future[_Outcome] = loop.create_future()
-        self.outcome: _Outcome | None = None
-        self.on_begin = on_begin
-        self.on_late: Callable[[_Outcome], None] | None = None
-        self.running = self.dropped = self.left = False
-
-    def run(self) -> None:
-        """Run the call; for the pool's threads."""
-        if self.on_begin is not None:
-            with suppress(RuntimeError):  # a closed loop, as below
-                self._loop.call_soon_threadsafe(self._begin, self.on_begin)
-        try:
-            outcome = (True, self._fn())
-        except (Exception, SystemExit) as error:
-            outcome = (False, error)
-        except BaseException as error:
-            outcome = (False, _contained(error))
-        with suppress(RuntimeError):  # a closed loop: nobody waits any more
-            self._loop.call_soon_threadsafe(self._deliver, outcome)
-
-    def _begin(self, told: Callable[[], None]) -> None:
-        if not self.waiter.done():
-            told()
-
-    def _deliver(self, outcome: _Outcome) -> None:
-        self.outcome = outcome
-        if not self.waiter.done():
-            self.waiter.set_result(outcome)
-        elif self.on_late is not None:
-            self.on_late(outcome)
-
-
-class ThreadPool:
-    """At most `size` daemon threads, started when first needed.
-
-    The standard pool joins its threads when the interpreter ends, so one hung step would keep a server from
-    ever stopping; and every call through it makes two futures. This one does neither.
-
-    Its queue is bounded by its callers: a session has one call at a time, and sessions are capped.
-
-    Args:
-        size: The greatest number of threads.
-        name: What the threads are called.
-    """
-
-    def __init__(self, size: int, name: str = "environment") -> None:
-        self.size = size
-        self._name = name
-        self._queue: SimpleQueue[_ThreadCall | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._outstanding = 0
-
-    def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> _ThreadCall:
-        """Queue a call from a running event loop.
-
-        Args:
-            fn: What to call.
-            on_begin: Called on the loop once a thread has taken it up.
-        """
-        call = _ThreadCall(asyncio.get_running_loop(), fn, on_begin)
-        with self._lock:
-            self._outstanding += 1
-            number = self._grow() if self._outstanding > self._threads else None
-        self._queue.put(call)
-        if number is not None:
-            self._start(number)
-        return call
-
-    def _grow(self) -> int | None:
-        """Return the number of a thread to start, where one more is of use; under the lock."""
-        if self._outstanding <= self._threads or self._threads >= self.size:
-            return None
-        self._threads += 1
-        return self._threads
-
-    def _start(self, number: int) -> None:
-        threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
-
-    def abort(self, call: _ThreadCall, replace: bool = True) -> bool:
-        """Stop waiting for a call; return whether it still holds a thread.
-
-        Args:
-            call: A call that nobody waits for any more.
-            replace: Another thread takes the place of the one that it holds, which ends with it.
-        """
-        with self._lock:
-            if not call.running:
-                call.dropped = True
-                return False
-            if not replace:
-                return True
-            call.left = True
-            self._threads -= 1
-            self._outstanding -= 1
-            number = self._grow()
-        if number is not None:
-            self._start(number)
-        return True
-
-    def close(self) -> None:
-        """Let every thread end after the calls that are already queued, without waiting for them.
-
-        A later call starts threads anew: an app may be served again after its server has stopped.
-        """
-        with self._lock:
-            threads, self._threads = self._threads, 0
-        for _ in range(threads):
-            self._queue.put(None)
-
-    def _work(self) -> None:
-        while (call := self._queue.get()) is not None:
-            with self._lock:
-                call.running = not call.dropped
-            if call.running:
-                call.run()
-            with self._lock:
-                if call.left:
-                    return
-                self._outstanding -= 1
-
-
 class Executor:
     """The threads that all sessions of one app share.
 
@@ -302,7 +138,7 @@ class Executor:
     """
 
     def __init__(self, sessions: int) -> None:
-        self.pool = ThreadPool(min(_MAX_THREADS, max(_MIN_THREADS, 2 * sessions)))
+        self.pool = ThreadPool(min(max_threads(), max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
         self.limit = _MAX_ABANDONED
 
@@ -349,7 +185,7 @@ class Executor:
         if pool is not self.pool:
             pool.close()
 
-    def abort(self, call: _ThreadCall, pool: ThreadPool, then: Callable[[_Outcome], None]) -> bool:
+    def abort(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
         """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
 
         The one thread of an environment that asked for one is not replaced: closing has to follow in it.
@@ -357,7 +193,7 @@ class Executor:
         if not pool.abort(call, replace=pool is self.pool):
             return False
 
-        def late(outcome: _Outcome) -> None:
+        def late(outcome: Outcome) -> None:
             self.abandoned -= 1
             then(outcome)
 
@@ -369,7 +205,7 @@ class Executor:
         call.on_late = late
         return True
 
-    def _reject(self, outcome: _Outcome, pool: ThreadPool) -> None:
+    def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
         """Close what a constructor has brought, if it has, after its caller had left."""
         succeeded, value = outcome
         if succeeded and _is_environment(value):
@@ -396,7 +232,7 @@ class EnvironmentRunner:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._late: _ThreadCall | None = None
+        self._late: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def reset(self, options: Mapping[str, Any]) -> Observation:
@@ -445,18 +281,24 @@ class EnvironmentRunner:
         plan = self.plan
         return not (plan.on_loop or plan.step_async or plan.reset_async)
 
-    def inline(self) -> "EnvironmentRunner":
-        """Return what runs the same methods at once, where it is called: for one who is in a thread already."""
-        here = EnvironmentRunner(self._environment, self._executor, self._pool)
-        here.plan = replace(self.plan, inline=True, on_loop=True)
-        return here
+    def reset_here(self, options: Mapping[str, Any]) -> Observation:
+        """Start an episode where this is called; of a plain method alone, like the next two."""
+        return _on_loop(self._reset, **self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
+
+    def step_here(self, action: Action) -> Observation:
+        """Apply an action where this is called."""
+        return _on_loop(self._step, action)  # type: ignore[no-any-return]
+
+    def state_here(self) -> State:
+        """Read the environment's state where this is called."""
+        return _on_loop(getattr, self._environment, "state")  # type: ignore[no-any-return]
 
     @property
     def pool(self) -> ThreadPool:
         """Where its plain methods run."""
         return self._pool
 
-    def abandon(self, call: _ThreadCall) -> None:
+    def abandon(self, call: ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
         call.waiter.cancel()
         if call.outcome is None:
@@ -522,7 +364,7 @@ class EnvironmentRunner:
         if late is not None:
             follow = late.on_late
 
-            def both(outcome: _Outcome) -> None:
+            def both(outcome: Outcome) -> None:
                 if follow is not None:
                     follow(outcome)
                 self.on_free(then)
@@ -567,17 +409,17 @@ class EnvironmentRunner:
                 raise
             if not succeeded:
                 raise result
-        if not whole or not inspect.isawaitable(result):
+        if not whole or isinstance(result, Observation) or not inspect.isawaitable(result):
             return result
         try:
             return await result
         except (*FATAL, asyncio.CancelledError):
             raise
         except BaseException as error:
-            raise _contained(error) from error
+            raise contained(error) from error
 
-    def _abandon(self, call: _ThreadCall, then: Callable[[], None]) -> None:
-        def late(outcome: _Outcome) -> None:
+    def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
+        def late(outcome: Outcome) -> None:
             self._late = None
             _drop(outcome)
             then()
@@ -586,7 +428,7 @@ class EnvironmentRunner:
             self._late = call
 
 
-def _drop(outcome: _Outcome) -> None:
+def _drop(outcome: Outcome) -> None:
     """Let go of what nobody waits for any more; of an async method it is what was to be awaited."""
     _, value = outcome
     if inspect.iscoroutine(value):
@@ -599,7 +441,7 @@ def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     except FATAL:
         raise
     except BaseException as error:
-        raise _contained(error) from error
+        raise contained(error) from error
 
 
 _kept: set[asyncio.Task[Any]] = set()

@@ -66,6 +66,7 @@ def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[st
 
 
 SETTINGS: Final[dict[str, Any]] = {
+    "loop": "auto",  # uvloop's, where that is installed
     "http": "servers.protocols:HttpProtocol",
     # The sans-I/O protocol takes about two thirds of the default one's CPU a message, and frames of a few
     # hundred bytes are not worth compressing; 14 kB of compressed frames can be 15 MB.

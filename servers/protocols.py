@@ -20,6 +20,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -32,7 +33,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from servers.routes.websocket import ABORT
+from servers.routes.websocket import ABORT, SEND_TEXT
 
 try:
     from websockets.speedups import apply_mask
@@ -194,6 +195,7 @@ class HttpProtocol(_Watched, H11Protocol):
 
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
+_WHOLE_BINARY: Final = 0x82
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
@@ -278,6 +280,66 @@ class _ReceiveQueue:
         return not self._events
 
 
+_GATHERED_BYTES: Final = 16 * 1024
+"""How much of one connection waits for the end of a turn."""
+
+
+class _Outbox:
+    """What is written in one turn of an event loop, and goes out together at its end.
+
+    A write wakes whoever waits at the other end. Between two writes that some work lies between, it falls asleep again;
+    that wake-up is the dearer half of a short reply.
+    """
+
+    def __init__(self) -> None:
+        self._writers: list[_Writer] = []
+
+    def add(self, writer: "_Writer") -> None:
+        """Have a connection flushed at the end of this turn."""
+        if not self._writers:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._writers.append(writer)
+
+    def _flush(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.flush()
+
+
+_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictionary()
+
+
+class _Writer:
+    """A transport whose writes wait for the end of the turn; all else is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._data = b""
+        self._add = _outboxes.setdefault(asyncio.get_running_loop(), _Outbox()).add
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write at the end of the turn; at once what is large, so that it shows whether it is read."""
+        if not self._data:
+            self._add(self)
+        self._data += data
+        if len(self._data) > _GATHERED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what there is."""
+        data, self._data = self._data, b""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close, after what has been written."""
+        self.flush()
+        self._transport.close()
+
+
 class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
     """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once."""
 
@@ -295,6 +357,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         """Begin."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=0)
+        self.transport = _Writer(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with every timer."""
@@ -350,24 +413,39 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         except UnicodeDecodeError:
             return None
 
+    def send_text(self, text: str) -> bool:
+        """Send a text frame at once; False where it has to go the general way, by `send`."""
+        return self._send_frame(_WHOLE_TEXT, text.encode())
+
+    def _send_frame(self, kind: int, payload: bytes) -> bool:
+        if (
+            not self._plain
+            or not self.writable.is_set()
+            or not self.handshake_complete
+            or self.disconnected
+            or self.close_sent
+            or self.conn.state is not State.OPEN
+        ):
+            return False
+        head = _head(kind, len(payload))
+        if len(payload) < _GATHERED_BYTES:
+            self.transport.write(head + payload)
+        else:  # perhaps megabytes of arrays, which are not copied again
+            self.transport.write(head)
+            self.transport.flush()
+            self.transport.write(payload)
+        return True
+
     async def send(self, message: Any) -> None:
         """Send a frame, or accept, refuse or close."""
         kind = message["type"]
-        if (
-            self._plain
-            and kind == "websocket.send"
-            and self.writable.is_set()
-            and self.handshake_complete
-            and not self.disconnected
-            and not self.close_sent
-            and self.conn.state is State.OPEN
-            and (text := message.get("text")) is not None
-        ):
-            payload = text.encode()
-            size = len(payload)
-            head = bytes((_WHOLE_TEXT, size)) if size < _SHORT else _long_head(size)
-            self.transport.write(head + payload)
-            return
+        if kind == "websocket.send":
+            text = message.get("text")
+            whole, payload = (
+                (_WHOLE_BINARY, message["bytes"]) if text is None else (_WHOLE_TEXT, text.encode())
+            )
+            if self._send_frame(whole, payload):
+                return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
             # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
             # application cannot know; to uvicorn that is a fault of the application.
@@ -382,6 +460,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             # The task that was made has not run yet.
             extensions: Any = self.scope["extensions"]
             extensions[ABORT] = self.transport.abort
+            extensions[SEND_TEXT] = self.send_text
 
     def handle_cont(self, event: Frame) -> None:
         """Join a fragment to those before it, so that many small ones take no more room than one large one."""
@@ -414,8 +493,10 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
 
-def _long_head(size: int) -> bytes:
-    """Return the head of an unmasked text frame whose length does not fit into its first two bytes."""
+def _head(kind: int, size: int) -> bytes:
+    """Return the head of an unmasked frame."""
+    if size < _SHORT:
+        return bytes((kind, size))
     if size < 1 << 16:
-        return struct.pack("!BBH", _WHOLE_TEXT, 126, size)
-    return struct.pack("!BBQ", _WHOLE_TEXT, 127, size)
+        return struct.pack("!BBH", kind, 126, size)
+    return struct.pack("!BBQ", kind, 127, size)

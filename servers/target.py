@@ -20,7 +20,7 @@ from typing import Any, Final
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
-from openenv_core.targets import package_of
+from openenv_core.targets import TargetKind, importable_kind, package_of, split_path
 from servers.released import NAMES
 
 APP: Final = "server.app:app"
@@ -81,31 +81,26 @@ def is_asgi(app: object) -> bool:
 
 
 def _load(target: str) -> Any:
-    path, attribute = Path(target), "app"
-    if not path.exists() and ":" in target:
-        before, _, attribute = target.rpartition(":")
-        if not Path(before).is_file():
-            return _attribute(_import(before, target), attribute, target)
-        path = Path(before)
+    kind = importable_kind(target)
+    if kind is TargetKind.NAME:
+        return _by_name(target)
+    if kind is TargetKind.MODULE:
+        module, _, attribute = target.rpartition(":")
+        return _attribute(_import(module, target), attribute, target)
+    path, attribute = split_path(target)
     if path.is_file() and path.name == MANIFEST:
         path = path.parent
-    if target and path.is_dir() and ((found := _app_of(path.resolve())) or _is_path(target)):
-        if found is None:
-            raise ConfigurationError(
-                f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
-                "name the folder that holds them"
-            )
-        module, _, attribute = found.partition(":")
-        return _attribute(_from_folder(path.resolve(), module, target), attribute, target)
     if path.is_file():
-        return _attribute(_from_file(path.resolve(), target), attribute, target)
-    if _is_path(target):
+        return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
+    if not path.is_dir():
         raise ConfigurationError(f"expected a folder or file at {target}, got none; {FORMS}")
-    return _by_name(target)
-
-
-def _is_path(target: str) -> bool:
-    return "/" in target or target.startswith(".") or target.endswith(".py")
+    if (found := _app_of(path.resolve())) is None:
+        raise ConfigurationError(
+            f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
+            "name the folder that holds them"
+        )
+    module, _, attribute = found.partition(":")
+    return _attribute(_from_folder(path.resolve(), module, target), attribute, target)
 
 
 def _app_of(folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Teach, look, go on in two ways for the same time, look again."""
+"""Teach, evaluate, go on in two ways for the same time, evaluate again."""
 
 import asyncio
 from functools import partial
@@ -26,7 +26,7 @@ SEED: Final = "seed"
 SETTLED: Final = "settled"
 """Whether teaching ended since the validation loss had stopped falling (1), or at a limit (0). Of the taught policy."""
 TAUGHT, REINFORCED = "taught", "reinforced"
-IMITATED, IMITATED_TO_THE_END = "taught for longer, best look", "taught for longer, last look"
+IMITATED, IMITATED_TO_THE_END = "taught for longer, best validation", "taught for longer, last validation"
 
 _ENDLESS: Final = 1_000_000
 _LAST: Final = "last"
@@ -47,7 +47,7 @@ def measure(plan: Plan, parts: Parts) -> None:
 def _teach(plan: Plan, recipe: RecipeConfig, name: str, folder: Path, figures: Figures) -> None:
     result = teach(recipe, folder)
     played = _play(_config(recipe, plan, folder / POLICY), folder / "played")
-    _add(figures, TAUGHT, name, played, steps=result.kept.update, seconds=result.looks[-1].seconds)
+    _add(figures, TAUGHT, name, played, steps=result.kept.update, seconds=result.validations[-1].seconds)
     figures.add(SETTLED, TAUGHT, name, float(result.settled))
 
 
@@ -67,10 +67,10 @@ def _imitate(
     for file in (TRACES, VALIDATION):
         (folder / file).write_bytes((origin / file).read_bytes())
     result = imitate(for_longer(recipe, seed, plan.seconds), folder, origin / POLICY, last=folder / _LAST)
-    newest = result.looks[-1]
-    for who, look, policy in ((IMITATED, result.kept, POLICY), (IMITATED_TO_THE_END, newest, _LAST)):
+    newest = result.validations[-1]
+    for who, validation, policy in ((IMITATED, result.kept, POLICY), (IMITATED_TO_THE_END, newest, _LAST)):
         played = _play(_config(recipe, plan, folder / policy), folder / f"{policy}-played")
-        _add(figures, who, name, played, steps=look.update, seconds=newest.seconds, seed=seed)
+        _add(figures, who, name, played, steps=validation.update, seconds=newest.seconds, seed=seed)
 
 
 def for_longer(recipe: RecipeConfig, seed: int, seconds: float) -> RecipeConfig:

@@ -1,4 +1,4 @@
-"""What came out of a run: figures beside the baselines, as JSON, as a table and as pictures."""
+"""What came out of a run: metrics beside the baselines, as JSON, as a table and as pictures."""
 
 import json
 import math

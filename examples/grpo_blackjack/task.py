@@ -35,7 +35,7 @@ class BlackjackTask(Task):
         """A random one of Qwen3's architecture, decided by the run's seed."""
         return make_tiny_policy(self.folder / "initial_policy", chat.texts(), seed=self.config.seed)
 
-    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """The share of hands won while exploring."""
         return {"blackjack/win_rate": sum(t.reward > 0 for t in trajectories) / len(trajectories)}
 

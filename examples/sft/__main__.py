@@ -14,7 +14,7 @@ from openenv_core.errors import OpenEnvError
 from rl_bridge.config import load_config, load_section, require_name
 from rl_bridge.data.traces import Solver, Trace, load_traces, samples_of, save_traces
 from rl_bridge.errors import BridgeError, ConfigError
-from rl_bridge.loops.sft import Look, SftResult, begin_checkpoint, fine_tune, trainer_settings
+from rl_bridge.loops.sft import SftResult, Validation, begin_checkpoint, fine_tune, trainer_settings
 from rl_bridge.rollout import ToolTask
 from rl_bridge.types import TrainSample
 
@@ -80,7 +80,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     # 3. Imitation, until the validation loss stops falling.
     result = imitate(recipe, folder, initial)
     print(
-        f"{'settled' if result.settled else 'stopped'} after {result.looks[-1].update} updates; kept those of "
+        f"{'settled' if result.settled else 'stopped'} after {result.validations[-1].update} updates; kept those of "
         f"{result.kept.update}, validation loss {result.kept.validation_loss:.4f}\n"
         f"go on with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
     )
@@ -88,13 +88,13 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
 
 
 def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path | None = None) -> SftResult:
-    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, figures beside it.
+    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, metrics beside it.
 
     Args:
         recipe: How.
         folder: Has `traces.jsonl` and `validation.jsonl`.
         model_path: The checkpoint.
-        last: A folder to be made for the last weights too, which are those of the best look or not.
+        last: A folder to be made for the last weights too, which are those of the best validation or not.
 
     Returns:
         What came out.
@@ -117,17 +117,17 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     learner = Trainer(trainer_settings(recipe.sft, folder, model_path))
     with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
 
-        def told(look: Look) -> None:
-            print(json.dumps(asdict(look)), file=file, flush=True)
-            loss = "     -" if look.loss is None else f"{look.loss:.4f}"
+        def told(one: Validation) -> None:
+            print(json.dumps(asdict(one)), file=file, flush=True)
+            loss = "     -" if one.loss is None else f"{one.loss:.4f}"
             print(
-                f"update {look.update:5d}  loss {loss}  validation {look.validation_loss:.4f}  {look.seconds:.0f} s"
+                f"update {one.update:5d}  loss {loss}  validation {one.validation_loss:.4f}  {one.seconds:.0f} s"
             )
 
         result = fine_tune(
             learner, rows(TRACES), rows(VALIDATION), recipe.sft, folder=folder / POLICY, told=told, last=last
         )
-    draw_losses(result.looks, folder / LOSSES, kept=result.kept)
+    draw_losses(result.validations, folder / LOSSES, kept=result.kept)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import matplotlib as mpl
 import numpy as np
 
-from rl_bridge.loops.sft import Look
+from rl_bridge.loops.sft import Validation
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
@@ -51,17 +51,19 @@ def draw_success_curves(runs: Mapping[str, Path], picture: Path, *, title: str) 
     plt.close(figure)
 
 
-def draw_losses(looks: Sequence[Look], picture: Path, *, kept: Look) -> None:
+def draw_losses(validations: Sequence[Validation], picture: Path, *, kept: Validation) -> None:
     """The loss of traces that are learned from, and of those that are not, against updates.
 
     Args:
-        looks: What there was to see, in order.
+        validations: What there was to see, in order.
         picture: Where the PNG goes.
-        kept: The look whose weights were kept.
+        kept: The validation whose weights were kept.
     """
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    learned = [(look.update, look.loss) for look in looks if look.loss is not None]
-    seen = [(look.update, look.validation_loss) for look in looks]
+    learned = [
+        (validation.update, validation.loss) for validation in validations if validation.loss is not None
+    ]
+    seen = [(validation.update, validation.validation_loss) for validation in validations]
     for curve, label in ((learned, "of the newest batch"), (seen, "of validation")):
         marker = "o" if len(curve) == 1 else None
         axes.plot([update for update, _ in curve], [loss for _, loss in curve], marker=marker, label=label)

@@ -1,4 +1,4 @@
-"""TRL: `GRPOTrainer(environment_factory=...)` on any served environment.
+"""TRL: `GRPOTrainer(environment_factory=...)`, or `rollout_func=...`, on any served environment.
 
     environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
     trainer = GRPOTrainer(
@@ -8,16 +8,18 @@
         reward_funcs=environments.reward_funcs,
     )
 
-docs/trainers.md says what each argument does to a training.
+docs/trainers.md says what each argument does to a training, and when to take which of the two.
 """
 
+import asyncio
+import copy
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from openenv_core.adapters.episode import TextEpisode, resolve
@@ -77,6 +79,7 @@ class TRLEnvironments:
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
         self._servers: list[SyncEnvClient[Any, Any, Any]] = []
+        self._sessions: dict[str | None, list[TextEpisode]] = {}
 
     @cached_property
     def environment_factory(self) -> "_Factory | dict[str, _Factory]":
@@ -87,19 +90,66 @@ class TRLEnvironments:
 
     @cached_property
     def train_dataset(self) -> "Dataset":
-        """A row each episode: `prompt`, the options of its reset, and `environment` where there are several."""
+        """A row each episode: `prompt`, the options of its reset, and `environment` where there are several.
+
+        The prompt's message has the number of its row as `episode`: it is all that `rollout_func` is told.
+        """
         from datasets import Dataset
 
-        prompt = [{"role": "user", "content": self._prompt}]
-        if isinstance(self._target, str):
-            return Dataset.from_list([{"prompt": prompt, **options} for options in self._episodes])
         return Dataset.from_list(
             [
-                {"prompt": prompt, "environment": name, **options}
-                for options in self._episodes
-                for name in self._target
+                {"prompt": [{"role": "user", "content": self._prompt, "episode": number}], **row}
+                for number, row in enumerate(self._rows)
             ]
         )
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        if isinstance(self._target, str):
+            return [dict(options) for options in self._episodes]
+        return [{"environment": name, **options} for options in self._episodes for name in self._target]
+
+    def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
+        """Play the episodes of a batch, side by side; what `GRPOTrainer(rollout_func=...)` takes.
+
+        The policy answers in text, with one `<tool_call>` each turn, and is answered as a user. Its tokens are kept as
+        they were sampled. An episode ends with the environment's, where it would grow beyond `max_completion_length`,
+        or after `max_tool_calling_iterations` calls.
+
+        Args:
+            prompts: Of `train_dataset`, an episode each.
+            trainer: The GRPOTrainer; its model answers, by its own settings.
+
+        Returns:
+            `prompt_ids`, `completion_ids`, `env_mask` (1: the policy's token, 0: the environment's), `logprobs` where
+            the engine tells them, and `environment_reward` for `reward_funcs`. A list an episode.
+        """
+        factories = self.environment_factory
+        players: list[_Player] = []
+        free = {name: iter(sessions) for name, sessions in self._sessions.items()}
+        for prompt in prompts:
+            row = self._rows[prompt[-1]["episode"]]
+            name = row.get("environment") if isinstance(factories, dict) else None
+            if (episode := next(free.get(name, iter(())), None)) is None:
+                episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
+                self._sessions.setdefault(name, []).append(episode)
+            options = {key: value for key, value in row.items() if key != "environment"}
+            players.append(_Player(episode, prompt, options, trainer))
+        shared_loop().run(_together, [player.begin for player in players])
+        turns = trainer.max_tool_calling_iterations
+        while live := [player for player in players if player.going and (not turns or player.turns < turns)]:
+            context = [[*player.prompt_ids, *player.completion_ids] for player in live]
+            answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
+            told = logprobs or [None] * len(live)
+            acts = [partial(player.hear, *one) for player, *one in zip(live, answers, told, strict=True)]
+            shared_loop().run(_together, acts)
+        return {
+            "prompt_ids": [player.prompt_ids for player in players],
+            "completion_ids": [player.completion_ids for player in players],
+            "env_mask": [player.mask for player in players],
+            "logprobs": [player.logprobs for player in players] if trainer.use_vllm else None,
+            "environment_reward": [player.episode.reward for player in players],
+        }
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
@@ -108,6 +158,10 @@ class TRLEnvironments:
 
     def close(self) -> None:
         """Stop what was started. Idempotent."""
+        sessions = [episode for name in self._sessions for episode in self._sessions[name]]
+        self._sessions.clear()
+        if sessions:
+            shared_loop().run(_together, [episode.close for episode in sessions])
         while self._servers:
             self._servers.pop().close()
 
@@ -218,8 +272,90 @@ class _TRLEnvironment:
         return self._episode.reward
 
 
-def environment_reward(environments: Iterable[_TRLEnvironment], **_: Any) -> list[float | None]:
-    """Return what each roll-out's environment says that it was worth; None where it cannot say."""
+async def _together(acts: Sequence[Callable[[], Any]]) -> None:
+    """Do several things at once; whatever one of them raises ends all."""
+    async with asyncio.TaskGroup() as group:
+        for act in acts:
+            group.create_task(act())
+
+
+@dataclass(slots=True)
+class _Player:
+    """One roll-out of `rollout_func`: an episode, and its tokens."""
+
+    episode: TextEpisode
+    prompt: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
+    trainer: Any
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: int = 0
+    going: bool = True
+
+    async def begin(self) -> None:
+        """Reset the environment, and put its first observation and its tools behind the prompt."""
+        observation = await self.episode.reset(**self.options)
+        *before, last = ({"role": one["role"], "content": one["content"]} for one in self.prompt)
+        parts = (last["content"], self.episode.instructions, observation)
+        text = "\n\n".join(part for part in parts if part)
+        self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
+
+    async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
+        """Carry out what the policy said, and say what came of it."""
+        room = self.trainer.max_completion_length - len(self.completion_ids)
+        self._add(answer[:room], 1, logprobs)
+        self.turns += 1
+        if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
+            self.going = False  # cut off: what it was about to say is not known
+            return
+        reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
+        said = self._reply(reply)
+        self.going = not self.episode.done and self.episode.failure is None and len(answer) + len(said) < room
+        if self.going:
+            self._add(said, 0)
+
+    def _add(self, tokens: Sequence[int], mask: int, logprobs: Sequence[float] | None = None) -> None:
+        self.completion_ids += tokens
+        self.mask += [mask] * len(tokens)
+        self.logprobs += (logprobs or [0.0] * len(tokens))[: len(tokens)]
+
+    def _reply(self, text: str) -> list[int]:
+        """Return the tokens between the end of an answer and the beginning of the next one."""
+        asked, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
+        chat = [asked, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
+        ids = self._render(chat, answer=True)
+        ends = [place for place, token in enumerate(ids) if token == end]
+        answer = self._render([asked]).count(end)  # of the ends, the one that is the answer's
+        if len(ends) <= answer:
+            raise ConfigurationError(
+                "the chat template does not end an answer with the tokenizer's eos_token"
+            )
+        return ids[ends[answer] + 1 :]
+
+    def _render(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
+        trainer = self.trainer
+        ids: list[int] = trainer.processing_class.apply_chat_template(
+            copy.deepcopy(chat), add_generation_prompt=answer, tokenize=True, return_dict=False,
+            chat_template=trainer.chat_template, **trainer.chat_template_kwargs,
+        )  # fmt: skip
+        return ids
+
+
+def environment_reward(
+    environments: Iterable[_TRLEnvironment] | None = None,
+    environment_reward: Sequence[float | None] = (),
+    **_: Any,
+) -> list[float | None]:
+    """Return what each roll-out was worth, as its environment says; None where it cannot say.
+
+    Args:
+        environments: Of `environment_factory`.
+        environment_reward: Of `rollout_func`, which has asked already.
+    """
+    if environments is None:
+        return list(environment_reward)
     return [environment._reward() for environment in environments]
 
 

@@ -24,7 +24,7 @@ from rl_bridge.config.schema import (
     ModelConfig,
     RolloutConfig,
 )
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 __all__ = [
     "CONFIG_FILE",
@@ -39,6 +39,7 @@ __all__ = [
     "EvaluationConfig",
     "GeneratorConfig",
     "LoraConfig",
+    "MetricsConfig",
     "ModelConfig",
     "MonarchConfig",
     "RecordsConfig",

@@ -119,14 +119,14 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, data: Any) -> Any:
+    def _read_name(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         name = data.get("name", "grpo")
         return {**PRESETS.get(name, {}), **data} if isinstance(name, str) else data
 
     @model_validator(mode="after")
-    def _that_go_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.dual_clip is not None and self.objective != "clip":
             raise ValueError(
                 f"expected algorithm.dual_clip with algorithm.objective=clip alone, got {self.objective}"

@@ -1,6 +1,7 @@
 """Keys that do nothing because of another key, and what a configuration still lacks before a run can begin."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
 
@@ -101,7 +102,10 @@ def ready_to_train(config: Config) -> None:
     Raises:
         ConfigError: It lacks something; the message lists every fault.
     """
-    whys = (_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable())
+    whys = (
+        *(_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable()),
+        *map(_tracks, config.metrics.sinks),
+    )
     faults = [fault for fault in whys if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
@@ -133,6 +137,12 @@ def _asks(config: Config) -> str | None:
             except ConfigurationError as error:
                 return f"{env_key(name, 'url')}: {error}"
     return None
+
+
+def _tracks(sink: str) -> str | None:
+    if find_spec(sink) is not None:
+        return None
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
 
 
 def _reaches(config: Config) -> str | None:

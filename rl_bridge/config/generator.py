@@ -28,7 +28,7 @@ class GeneratorConfig(Section):
 
     @field_validator("url")
     @classmethod
-    def _an_address_and_no_more(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
         try:
@@ -46,7 +46,7 @@ class GeneratorConfig(Section):
 
     @field_validator("key_variable")
     @classmethod
-    def _a_name_and_no_key(cls, name: str | None) -> str | None:
+    def _check_key_variable(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(
                 "expected generator.key_variable to be the name of an environment variable, got something that is no "
@@ -55,7 +55,7 @@ class GeneratorConfig(Section):
         return name
 
     @model_validator(mode="after")
-    def _a_server_where_one_is_asked(self) -> Self:
+    def _check_server(self) -> Self:
         if self.engine == "openai":
             if self.url is None or self.model is None:
                 raise ValueError(

@@ -40,7 +40,7 @@ class RolesConfig(Section):
     """On the controller's host too; `rl_bridge.environments.servers.coder_urls()` tells where."""
 
     @model_validator(mode="after")
-    def _a_process_a_gpu(self) -> Self:
+    def _check_gpus(self) -> Self:
         for name in ("policy", "trainer", "reference", "reward"):
             role: RoleConfig = getattr(self, name)
             if role.gpus not in (0, role.procs * role.hosts):
@@ -51,7 +51,7 @@ class RolesConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _what_a_role_can_be(self) -> Self:
+    def _check_roles(self) -> Self:
         if self.trainer.replicas != 1:
             raise ValueError(
                 f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
@@ -91,7 +91,7 @@ class RestartPolicy(Section):
     max_backoff_s: NonNegative = 30.0
 
     @model_validator(mode="after")
-    def _backoff_within_its_bound(self) -> Self:
+    def _check_backoff(self) -> Self:
         if self.backoff_s > self.max_backoff_s:
             raise ValueError(
                 "expected monarch.restarts.backoff_s of at most monarch.restarts.max_backoff_s, "
@@ -131,7 +131,7 @@ class MonarchConfig(Section):
     """GPUs on each of them."""
 
     @model_validator(mode="after")
-    def _the_cluster_fits(self) -> Self:
+    def _check_cluster(self) -> Self:
         if self.workers and self.job is not None:
             raise ValueError("expected monarch.workers or monarch.job, got both")
         if self.cpu_mesh is not None and self.job is None:

@@ -10,7 +10,7 @@ from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.gpus import Dtype, dtype_on, roles_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
@@ -30,8 +30,8 @@ class LoraConfig(Section):
     that the trainer's probabilities would be others.
     """
 
-    rank: Count = 16
-    """Rows of A, columns of B."""
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rows of A, columns of B. vLLM takes 512 at most."""
     alpha: Positive = 32.0
     """The product B A is multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
@@ -95,13 +95,13 @@ class EnvConfig(Section):
         return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
-    def _seeds_are_the_runs(self) -> Self:
+    def _check_reset(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
         return self
 
     @model_validator(mode="after")
-    def _one_kind_of_server(self) -> Self:
+    def _check_kind(self) -> Self:
         if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
@@ -205,7 +205,7 @@ class RolloutConfig(Section):
     """Share of its GPU's memory for the engine, which has it to itself."""
 
     @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
+    def _check_groups(self) -> Self:
         if self.batch_size % self.group_size:
             raise ValueError(
                 f"expected rollout.batch_size to be a multiple of rollout.group_size, "
@@ -261,6 +261,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 
@@ -306,7 +307,7 @@ class Config(Section):
         return lora if lora is not None and lora.push == "adapter" else None
 
     @model_validator(mode="after")
-    def _adapters_that_can_be_taken(self) -> Self:
+    def _check_adapters(self) -> Self:
         if self.pushed_adapter is not None and self.rollout.weight_update == "continue":
             raise ValueError(
                 'expected rollout.weight_update "drain" with model.lora.push=adapter, got "continue": vLLM finishes an '
@@ -315,7 +316,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_thing_to_learn_from(self) -> Self:
+    def _check_source(self) -> Self:
         """Neither may come later: see `ready_to_train`."""
         if self.env is not None and self.data is not None:
             raise ValueError(
@@ -327,13 +328,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _task_of_a_world(self) -> Self:
+    def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": TASK_OF_A_WORLD}))
         return self
 
     @model_validator(mode="after")
-    def _settled_by_gpus(self) -> Self:
+    def _settle_by_gpus(self) -> Self:
         """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
 
         One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
@@ -378,7 +379,7 @@ class Config(Section):
         }
 
     @model_validator(mode="after")
-    def _ranks_in_whole_tensor_groups(self) -> Self:
+    def _check_ranks(self) -> Self:
         role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
         if role.procs * role.hosts % degree:
             raise ValueError(
@@ -388,7 +389,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _repeatable(self) -> Self:
+    def _check_deterministic(self) -> Self:
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
@@ -412,7 +413,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_trajectory_an_update(self) -> Self:
+    def _check_updates(self) -> Self:
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(
                 f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "
@@ -422,7 +423,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _algorithm_by_name(cls, data: Any) -> Any:
+    def _read_algorithm(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("algorithm"), str):
             return {**data, "algorithm": {"name": data["algorithm"]}}
         return data

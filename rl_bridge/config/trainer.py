@@ -61,7 +61,7 @@ class TrainerConfig(Section):
     """CPU threads of the trainer's process."""
 
     @model_validator(mode="after")
-    def _layers_together(self) -> Self:
+    def _check_layers(self) -> Self:
         if self.pipeline_parallel != 1:
             raise ValueError(
                 f"expected trainer.pipeline_parallel of 1, got {self.pipeline_parallel}: a model's layers stay "
@@ -81,6 +81,15 @@ class RecordsConfig(Section):
 
 def _none_of_them(value: object) -> object:
     return () if value is None else value
+
+
+class MetricsConfig(Section):
+    """`metrics.*`: where the metrics of each iteration go, beside `metrics.jsonl` and the console."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """TensorBoard's event files, Weights & Biases, Trackio."""
+    project: str = Field(default="ropewalk", min_length=1)
+    """The project of the latter two; a run is called after its folder there."""
 
 
 class RewardConfig(Section):
@@ -110,7 +119,7 @@ class RewardConfig(Section):
     """A reward model instead of functions: a checkpoint for sequence classification with one label."""
 
     @model_validator(mode="after")
-    def _one_kind_of_reward(self) -> Self:
+    def _check_kind(self) -> Self:
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
@@ -118,7 +127,7 @@ class RewardConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_weight_a_vote(self) -> Self:
+    def _check_weights(self) -> Self:
         if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(
                 f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"

@@ -23,10 +23,10 @@ class Finding:
         what: The thing.
         told: What was found and, where it is not good, what to do.
         level: How bad it is.
-        figures: What was measured, by name with its unit.
+        metrics: What was measured, by name with its unit.
     """
 
     what: str
     told: str
     level: Severity = Severity.GOOD
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)

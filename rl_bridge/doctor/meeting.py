@@ -146,14 +146,14 @@ def _results(
         f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
         f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
     )
-    figures = {name: answer[name] for name in ("small_us", "reduce_gbps")}
+    metrics = {name: answer[name] for name in ("small_us", "reduce_gbps")}
     return [
-        Finding(what=WHAT, told=told, figures=figures),
+        Finding(what=WHAT, told=told, metrics=metrics),
         *(
             Finding(
                 what=f"to {hosts[int(rank) // meeting.per_host]}",
                 told=f"{gbps:.1f} Gbps, from here",
-                figures={"pair_gbps": gbps},
+                metrics={"pair_gbps": gbps},
             )
             for rank, gbps in answer["pair_gbps"].items()
         ),

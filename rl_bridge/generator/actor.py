@@ -12,7 +12,7 @@ from monarch.actor import concurrent_endpoint
 
 from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError
-from rl_bridge.generator.replica import PolicyReplica, UpdateFigures
+from rl_bridge.generator.replica import PolicyReplica, UpdateMetrics
 from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.options import own_seed
@@ -93,7 +93,7 @@ class PolicyActor(ServiceActor):
         return await self._alive(self._replica.generate_many(prompts, sampling, seeds))
 
     @concurrent_endpoint
-    async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
+    async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """See `PolicyReplica.update_weights`."""
         return await self._alive(self._replica.update_weights(version))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadFigures, require_tokens
+from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadMetrics, require_tokens
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
@@ -93,7 +93,7 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
@@ -221,11 +221,11 @@ class AsyncVllmEngine:
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadFigures:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
         async with self._replacing:
             told = time.monotonic()
             lora = self._config.pushed_adapter
@@ -258,7 +258,7 @@ class AsyncVllmEngine:
                 self._thread.end(failure)
                 raise failure from error
             now = time.monotonic()
-            return LoadFigures(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+            return LoadMetrics(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """As in `VllmEngine`."""

@@ -20,7 +20,7 @@ from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rl_bridge.generator.engine import LoadFigures
+    from rl_bridge.generator.engine import LoadMetrics
 
 STOP_TIMEOUT_S = 10.0
 LONGEST_BESIDE = 4 << 20
@@ -90,7 +90,7 @@ class EndpointEngine:
         """
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor]") -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor]") -> "Future[LoadMetrics]":
         """Refuse.
 
         Raises:

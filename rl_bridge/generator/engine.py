@@ -36,7 +36,7 @@ CLOSED = "the engine is closed"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class LoadFigures:
+class LoadMetrics:
     """What taking new weights cost.
 
     Attributes:
@@ -202,7 +202,7 @@ def fail(future: "Future[Any]", error: GeneratorError) -> None:
 class _Load:
     version: PolicyVersion
     state: Mapping[str, Tensor]
-    future: "Future[LoadFigures]" = field(default_factory=Future)
+    future: "Future[LoadMetrics]" = field(default_factory=Future)
 
 
 class VllmEngine:
@@ -267,7 +267,7 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
         """Take new weights.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
@@ -407,7 +407,7 @@ class VllmEngine:
         self._engine.set_weight_version(str(command.version))
         self.version = command.version
         now = time.monotonic()
-        answer(command.future, LoadFigures(pause_s=now - asked, load_s=now - began))
+        answer(command.future, LoadMetrics(pause_s=now - asked, load_s=now - began))
 
     def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """Nothing is answered with the one before any more; without tensors there is none afterwards."""

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rl_bridge.config import Config, LoraConfig
+from rl_bridge.config import Config
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.engine import LoadFigures, VllmEngine
+from rl_bridge.generator.engine import LoadMetrics, VllmEngine
 from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
-from rl_bridge.weights.peft import adapter_shapes
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
@@ -49,7 +48,7 @@ class Engine(Protocol):
     ) -> "Future[list[Completion]]":
         """Answer prompts, in order. Cancelling the future ends the work on them."""
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadFigures]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
         """Take new weights."""
 
     def check(self) -> None:
@@ -77,7 +76,7 @@ INITIAL: PolicyVersion = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class UpdateFigures:
+class UpdateMetrics:
     """What taking new weights cost.
 
     Attributes:
@@ -113,7 +112,7 @@ class PolicyReplica:
     ) -> None:
         self._config = config
         self._store = store
-        self._checkpoint = Checkpoint(model_path, adapters=config.pushed_adapter)
+        self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
         self._device = "cuda" if config.generator.engine == "vllm" and torch.cuda.is_available() else "cpu"
@@ -164,7 +163,7 @@ class PolicyReplica:
         )
         return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
 
-    async def update_weights(self, version: PolicyVersion) -> UpdateFigures:
+    async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """Take a version: the first from the checkpoint, the others from the store. One at a time, in order.
 
         Raises:
@@ -176,7 +175,7 @@ class PolicyReplica:
             began = time.monotonic()
             if version == INITIAL:
                 if self._engine.version == INITIAL:
-                    return UpdateFigures(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+                    return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
                 # With adapters the engine's own weights are still those.
                 adapters = self._config.pushed_adapter is not None
                 first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
@@ -186,22 +185,23 @@ class PolicyReplica:
             if self._store is None:
                 raise WeightsError(f"expected a store of weights to take version {version} from, got none")
             async with self._store.open(version, device=self._device) as state:
-                self._checkpoint.require_like(without_data(state))
+                if self._config.pushed_adapter is None:
+                    self._checkpoint.require_like(without_data(state))
                 return await self._load(version, state, began)
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor], began: float) -> UpdateFigures:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor], began: float) -> UpdateMetrics:
         transport_s = time.monotonic() - began
         loading = asyncio.wrap_future(self._engine.load(version, state))
         try:
-            figures = await asyncio.shield(loading)
+            metrics = await asyncio.shield(loading)
         except asyncio.CancelledError:
             await asyncio.wait({loading})  # the engine reads what our caller would give back
             raise
-        return UpdateFigures(
+        return UpdateMetrics(
             version=version,
-            transport_s=transport_s + figures.handover_s,
-            pause_s=figures.pause_s,
-            load_s=figures.load_s,
+            transport_s=transport_s + metrics.handover_s,
+            pause_s=metrics.pause_s,
+            load_s=metrics.load_s,
         )
 
     def version(self) -> PolicyVersion:
@@ -233,12 +233,10 @@ class Checkpoint:
 
     Args:
         path: The folder; its weights are in `*.safetensors`.
-        adapters: What is trained beside its weights, and comes in their place.
     """
 
-    def __init__(self, path: str | Path, *, adapters: LoraConfig | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._adapters = adapters
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -253,7 +251,7 @@ class Checkpoint:
         return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
-        """Check that a state dict has every tensor of the checkpoint, or every adapter for it, in its shape.
+        """Check that a state dict has every tensor of the checkpoint, in its shape.
 
         vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
         some tensors have been replaced already.
@@ -269,8 +267,6 @@ class Checkpoint:
                 for name, shape in _shapes(file).items()
                 if not (name == OUTPUT and self._tied())
             }
-            if self._adapters is not None:
-                self._shapes = adapter_shapes(self._shapes, self._adapters)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(

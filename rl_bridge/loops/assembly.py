@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from rl_bridge.loops.settings import (
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.metrics.trackers import TRACKERS
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.reference.actor import ReferenceActor
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
@@ -45,8 +46,12 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
-from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
+from rl_bridge.services.actor import BoundOptions, ServiceActor
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService, Roster
+from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.options import by_need
+from rl_bridge.services.service import Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
@@ -420,12 +425,8 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         assert roles.trainer is not None
-        sinks: list[Sink] = [
-            JsonlSink(folder / METRICS_FILE),
-            TensorBoardSink(folder / "tensorboard"),
-            *(EnvironmentSink(task.folder / METRICS_FILE, name) for name, task in tasks.items() if name),
-        ]
-        metrics = stack.enter_context(MetricsLog(sinks))
+        # In a thread: a tracker asks its server first.
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
             overlapped=config.rollout.max_staleness > 0,
@@ -534,6 +535,18 @@ def _store(config: Config) -> WeightStore:
     return WeightStore.create(
         transport="shared_memory" if monarch.alone else "rdma", transfer_timeout_s=timeout_s
     )
+
+
+def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+    yield JsonlSink(folder / METRICS_FILE)
+    for name, task in tasks.items():
+        if name:
+            yield EnvironmentSink(task.folder / METRICS_FILE, name)
+    for sink in dict.fromkeys(config.metrics.sinks):
+        if sink == "tensorboard":
+            yield TensorBoardSink(folder / "tensorboard")
+        else:
+            yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
 def _buffer(config: Config) -> ReplayBuffer:

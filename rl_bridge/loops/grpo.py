@@ -11,7 +11,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import overlong
-from rl_bridge.loops.weight_sync import SyncFigures
+from rl_bridge.loops.weight_sync import SyncMetrics
 from rl_bridge.reference.spread import reference_logprobs
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import training_samples
@@ -28,11 +28,11 @@ async def train(run: Run) -> None:
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
 
-    async def synchronise(version: PolicyVersion) -> SyncFigures:
+    async def synchronise(version: PolicyVersion) -> SyncMetrics:
         push_s = await trainer.push_weights.route(version)
         taken = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
-        return SyncFigures.of(push_s, taken.values.values())
+        return SyncMetrics.of(push_s, taken.values.values())
 
     while run.version < run.config.trainer.iterations:
         iteration = run.iteration()
@@ -50,7 +50,7 @@ async def train(run: Run) -> None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
                 shares = await asyncio.to_thread(run.shares, batch)
                 run.require_the_trainer()  # one that has been started again since may be at this version too
-                figures = await trainer.train_step.route(shares, run.version)
+                metrics = await trainer.train_step.route(shares, run.version)
             run.version += 1
 
         # 3. The new weights: from the trainer to the generators; above a staleness of 0 while the loop goes on.
@@ -58,7 +58,7 @@ async def train(run: Run) -> None:
             await run.sync.begin(synchronise(run.version))
 
         # 4. Last the checkpoint: what it knows of has been logged, and a resumed run drops what was logged after it.
-        await run.log(iteration, groups, samples, figures)
+        await run.log(iteration, groups, samples, metrics)
         await run.checkpoint()
 
 

@@ -50,11 +50,11 @@ class SpanCollector:
         answers = await ask_all(self._fleet, "spans")
         self._answers = {name: self._answers.get(name, {}) | found for name, found in answers.items()}
 
-    async def figures(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, float]:
         """Collect, and return each role's shares since the last call, by the names that the log uses."""
         await self.collect()
         spent = by_role(self._window.advance(self.known))
-        return {name: share for role, totals in spent.items() for name, share in totals.figures(role).items()}
+        return {name: share for role, totals in spent.items() for name, share in totals.metrics(role).items()}
 
 
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
@@ -104,7 +104,7 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
             pids=() if server.pid is None else (server.pid,),
             restarts=server.restarts,
         )
-        for number, server in enumerate(servers.status)
+        for number, server in enumerate(servers.started)
     )
     given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
     return ServiceRow(name=name, replicas=started or given)
@@ -195,7 +195,7 @@ class RunObserver:
 
     async def metrics(self) -> dict[str, float]:
         """What processes and generators have done since the last call, by the names that the log uses."""
-        spent, answers = await asyncio.gather(self.spans.figures(), ask_all(self._fleet, "statistics"))
+        spent, answers = await asyncio.gather(self.spans.metrics(), ask_all(self._fleet, "statistics"))
         told = {
             replica: totals
             for replica, totals in answers.get("policy", {}).items()

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
-from rl_bridge.algorithms.advantages import group_advantages
 from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
@@ -38,13 +37,15 @@ from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_figures
+from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import EvaluationResult, Policy
-from rl_bridge.services import Fleet, LocalService
+from rl_bridge.rollout.single_turn import DatasetReport
+from rl_bridge.rollout.task import Task
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.shares import rank_batches
-from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
+from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 HISTORY_FILE = "groups.jsonl"
 
@@ -114,25 +115,12 @@ class Iteration:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Seconds of wall time, as `time/<part>_s`."""
         return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
 
 
 _TRAINER_GONE = "the trainer is gone"
-
-
-class Report(Protocol):
-    """What a task says of a run."""
-
-    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Figures of its own to log with each iteration."""
-
-    async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Look at the greedy policy."""
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write and print what came out."""
 
 
 class PreemptedError(Exception):
@@ -164,7 +152,7 @@ class Run:
         advantage: Makes advantages of a group's rewards.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
-        newest: The figures of the last iteration.
+        newest: The metrics of the last iteration.
         preempted: Whether the run was told to go.
         trainer_lost: Set when a process of the trainer is gone, until the run goes back.
     """
@@ -172,7 +160,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    tasks: Mapping[str, Report]
+    tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
     policy: Any
     trainer: Any
@@ -186,7 +174,7 @@ class Run:
     history: GroupHistory
     records: RolloutRecords
     console: Console
-    advantage: AdvantageFunction = group_advantages
+    advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
@@ -238,9 +226,9 @@ class Run:
         iteration: Iteration,
         groups: Sequence[Group],
         samples: Sequence[TrainSample],
-        figures: Mapping[str, float],
+        metrics: Mapping[str, float],
     ) -> None:
-        """Write the figures of the iteration just trained, with a probe of the policy where one is due."""
+        """Write the metrics of the iteration just trained, with a probe of the policy where one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
             tallies = self.dispatcher.take_tallies()
@@ -251,9 +239,9 @@ class Run:
                     for name in self.tasks
                     for metric, value in self._environment_metrics(name, groups, tallies[name]).items()
                 },
-                **figures,
+                **metrics,
                 **self._account(),
-                **iteration.figures(),
+                **iteration.metrics(),
                 **(self.sync.newest.named() if self.sync.newest is not None else {}),
             }
         if self.version == iterations or (every and self.version % every == 0):
@@ -264,7 +252,7 @@ class Run:
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
-            with self._writing(f"the figures of iteration {self.version}"):
+            with self._writing(f"the metrics of iteration {self.version}"):
                 self.metrics.write(self.version, complete)
                 self.history.write(self.version)
                 with span("keep rollouts"):
@@ -278,7 +266,7 @@ class Run:
             )
 
     def _rollout_metrics(self, groups: Sequence[Group], tally: Tally) -> Mapping[str, float]:
-        return rollout_figures(
+        return rollout_metrics(
             groups,
             version=self.version - 1,
             tally=tally,
@@ -289,7 +277,7 @@ class Run:
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
         """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
         own = [group for group in groups if group.environment == name]
-        told = dict(self.tasks[name].figures([t for group in own for t in group.trajectories])) if own else {}
+        told = dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
         if name:
             told.update(self._rollout_metrics(own, tally))
             told.update(_episode_metrics(self.dispatcher.health[name].counts))
@@ -385,7 +373,7 @@ class Run:
             BridgeError: What came after it cannot be taken out of the run's files.
         """
         self.version = self._first_version = version
-        with self._writing(f"the figures up to iteration {version}"):
+        with self._writing(f"the metrics up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)
             self.records.rewind(version)
@@ -407,7 +395,7 @@ BEGAN = time.time()
 
 
 def snapshot(run: Run, fleet: Fleet, servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
-    """Take a snapshot; nothing is waited for. Figures that are not finite are left out."""
+    """Take a snapshot; nothing is waited for. Metrics that are not finite are left out."""
     return StatusSnapshot(
         name=run.folder.name,
         folder=str(run.folder.absolute()),
@@ -428,5 +416,5 @@ def snapshot(run: Run, fleet: Fleet, servers: Mapping[str, EnvironmentServers]) 
         events=event_rows(fleet),
         spans=run.observer.spans.known,
         # What is no number JSON has no word for, and whoever asks would not understand the rest either.
-        figures={name: value for name, value in run.newest.items() if math.isfinite(value)},
+        metrics={name: value for name, value in run.newest.items() if math.isfinite(value)},
     )

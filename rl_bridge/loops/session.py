@@ -124,7 +124,7 @@ def _next_steps(config: Config, folder: Path) -> str:
     """Where everything is, and what may be done with it."""
     steps = {
         f"ropewalk rollouts {folder}": "read what was played",
-        f"tensorboard --logdir {config.output_dir}": "see the figures",
+        f"tensorboard --logdir {config.output_dir}": "see the metrics",
         f"ropewalk train --resume {folder} trainer.iterations={2 * config.trainer.iterations}": "train on",
     }
     width = max(map(len, steps)) + 3

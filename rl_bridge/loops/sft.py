@@ -44,10 +44,10 @@ class SftConfig(Section):
     max_seconds: Positive | None = None
     """After how long no update is begun any more; None for no limit."""
     evaluate_every: Count = 25
-    """Updates between two looks at the validation loss, the first of which is before any update."""
+    """Updates between two validations, the first of which is before any update."""
     patience: Count | None = 4
-    """How many looks in a row may be no better than the best before it ends. None goes on whatever they say, until a
-    limit comes. Either way the weights of the best look are kept."""
+    """How many validations in a row may be no better than the best before it ends. None goes on until a limit comes,
+    whatever they say. Either way the weights of the best validation are kept."""
     dtype: Dtype = "auto"
     """What the passes compute in; auto is bfloat16 on a GPU, float32 on a CPU. Master weights are float32."""
     activation_checkpointing: Checkpointing = "none"
@@ -64,7 +64,7 @@ class Learner(Protocol):
     """What fine-tuning asks of `rl_bridge.trainer.trainer.Trainer`."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Make one update, and tell its figures, of which `loss/total` is one."""
+        """Make one update, and tell its metrics, of which `loss/total` is one."""
 
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token under the weights as they are, shape [T]."""
@@ -74,7 +74,7 @@ class Learner(Protocol):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Look:
+class Validation:
     """What there was to see after some updates.
 
     Attributes:
@@ -95,13 +95,13 @@ class SftResult:
     """What came out.
 
     Attributes:
-        looks: In order.
+        validations: In order.
         kept: The one whose weights were written.
         settled: Whether the validation loss had stopped falling; False where a limit came first.
     """
 
-    looks: Sequence[Look]
-    kept: Look
+    validations: Sequence[Validation]
+    kept: Validation
     settled: bool
 
 
@@ -139,7 +139,7 @@ def fine_tune(
     config: SftConfig,
     *,
     folder: Path,
-    told: Callable[[Look], None],
+    told: Callable[[Validation], None],
     last: Path | None = None,
 ) -> SftResult:
     """Train until the validation loss stops falling, or a limit comes first.
@@ -152,36 +152,36 @@ def fine_tune(
         validation: Likewise, of traces that are never trained on.
         config: How.
         folder: Where the weights go that are kept; see `begin_checkpoint`.
-        told: Told each look.
-        last: Where the weights of the last look go too, be it the best or not.
+        told: Told each validation.
+        last: Where the weights of the last validation go too, be it the best or not.
 
     Returns:
         What came out. The weights are in the folder.
 
     Raises:
-        ValueError: There is no trace to train on, or none to look at.
+        ValueError: There is no trace to train on, or none to validate on.
         rl_bridge.errors.ConfigError: A trace is longer than `max_length`.
         rl_bridge.errors.NonFiniteLossError: The loss is not finite.
         rl_bridge.errors.CheckpointError: The weights could not be written.
     """
     if not training or not validation:
         raise ValueError(
-            f"expected traces to train on and to look at, got {len(training)} and {len(validation)}"
+            f"expected traces to train on and to validate on, got {len(training)} and {len(validation)}"
         )
     _require_room(training, "to train on", config)
-    _require_room(validation, "to look at", config)
+    _require_room(validation, "to validate on", config)
     began = time.monotonic()
     kept_apart = _batch(validation)
-    looks: list[Look] = []
+    validations: list[Validation] = []
 
-    def look(update: int, loss: float | None, seconds: float) -> Look:
+    def validate(update: int, loss: float | None, seconds: float) -> Validation:
         validation_loss = -float(np.mean(learner.logprobs(kept_apart), dtype=np.float64))
-        seen = Look(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
-        looks.append(seen)
+        seen = Validation(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
+        validations.append(seen)
         told(seen)
         return seen
 
-    best = look(0, None, 0.0)
+    best = validate(0, None, 0.0)
     learner.export(folder)
     for update, chosen in enumerate(_batches(len(training), config), 1):
         loss = learner.step(_batch([training[place] for place in chosen]))["loss/total"]
@@ -191,15 +191,17 @@ def fine_tune(
         )
         if update % config.evaluate_every and not ended:
             continue
-        newest = look(update, loss, seconds)
+        newest = validate(update, loss, seconds)
         if newest.validation_loss < best.validation_loss:
             best = newest
             learner.export(folder)
-        settled = config.patience is not None and len(looks) - 1 - looks.index(best) >= config.patience
+        settled = (
+            config.patience is not None and len(validations) - 1 - validations.index(best) >= config.patience
+        )
         if settled or ended:
             if last is not None:
                 learner.export(last)
-            return SftResult(looks=looks, kept=best, settled=settled)
+            return SftResult(validations=validations, kept=best, settled=settled)
     raise AssertionError("the batches are endless")
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 from rl_bridge.errors import RoleError
 
 if TYPE_CHECKING:
-    from rl_bridge.generator.replica import UpdateFigures
+    from rl_bridge.generator.replica import UpdateMetrics
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class SyncFigures:
+class SyncMetrics:
     """What bringing one version cost, in seconds; of several generators that of the slowest.
 
     Attributes:
@@ -28,7 +28,7 @@ class SyncFigures:
     load_s: float
 
     @classmethod
-    def of(cls, push_s: float, taken: "Iterable[UpdateFigures]") -> Self:
+    def of(cls, push_s: float, taken: "Iterable[UpdateMetrics]") -> Self:
         """Put together what the trainer and the generators told."""
         told = list(taken)
         return cls(
@@ -64,10 +64,10 @@ class WeightSync:
         self._overlapped = overlapped
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
-        self.newest: SyncFigures | None = None
+        self.newest: SyncMetrics | None = None
         """Of the last version that was brought: where it goes on beside the loop, of the one before the loop's."""
 
-    async def begin(self, work: Coroutine[Any, Any, SyncFigures]) -> None:
+    async def begin(self, work: Coroutine[Any, Any, SyncMetrics]) -> None:
         """Begin to bring a version, after the one before it is there.
 
         Args:
@@ -103,7 +103,7 @@ class WeightSync:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _bring(self, work: Coroutine[Any, Any, SyncFigures]) -> None:
+    async def _bring(self, work: Coroutine[Any, Any, SyncMetrics]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
                 self.newest = await work

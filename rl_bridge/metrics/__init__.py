@@ -1,4 +1,4 @@
-"""What a run measures: figures and where they go, and how each process spends its time."""
+"""What a run measures: metrics and where they go, and how each process spends its time."""
 
 from rl_bridge.metrics.sinks import (
     EnvironmentSink,

@@ -28,22 +28,22 @@ TROUBLES: frozenset[str] = frozenset({"rollout/ending/failed_environment", "roll
 
 
 def iteration_line(
-    iteration: int, iterations: int, figures: Mapping[str, float], *, remaining_s: float
+    iteration: int, iterations: int, metrics: Mapping[str, float], *, remaining_s: float
 ) -> str:
     """The line of one iteration; `remaining_s` is an estimate."""
     cells = [
-        f"{heading} {figures[name]:{form}}"
+        f"{heading} {metrics[name]:{form}}"
         for name, heading, form in COLUMNS
-        if name in figures and (figures[name] or name not in TROUBLES)
+        if name in metrics and (metrics[name] or name not in TROUBLES)
     ]
     environments = [
         f"{found[1]} {value:+.3f}"
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if (found := re.fullmatch("env/(.*)/reward/mean", name))
     ]
     probes = [
         f"{name.removeprefix('env/').replace('probe/', '', 1)} {value:+.4f}"
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if name.startswith("probe/") or (name.startswith("env/") and "/probe/" in name)
     ]
     minutes, seconds = divmod(round(remaining_s), 60)

@@ -1,4 +1,4 @@
-"""Figures of each iteration to TensorBoard and to JSON lines."""
+"""Metrics of each iteration to TensorBoard and to JSON lines."""
 
 import contextlib
 import json
@@ -9,23 +9,23 @@ from typing import Protocol, Self
 
 
 class Sink(Protocol):
-    """Takes the figures of one iteration at a time."""
+    """Takes the metrics of one iteration at a time."""
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
-        """Take the figures of one iteration."""
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one iteration."""
         ...
 
     def rewind(self, iteration: int) -> None:
         """Forget what came after an iteration: it is trained again."""
         ...
 
-    def close(self) -> None:
-        """Flush and let go."""
+    def close(self, *, failed: bool = False) -> None:
+        """Flush and let go; `failed` says whether the run did."""
         ...
 
 
 class JsonlSink:
-    """One JSON object a line: `iteration`, then the figures by name.
+    """One JSON object a line: `iteration`, then the metrics by name.
 
     Args:
         path: Appended to, so that a resumed run continues its file.
@@ -35,9 +35,9 @@ class JsonlSink:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Append a line, and flush it: a run that is cut off keeps what it has measured."""
-        self._file.write(json.dumps({"iteration": iteration, **figures}) + "\n")
+        self._file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
         self._file.flush()
 
     def rewind(self, iteration: int) -> None:
@@ -46,7 +46,7 @@ class JsonlSink:
         rewind(self._path, iteration)
         self._file = self._path.open("a", encoding="utf-8")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Close the file."""
         with contextlib.suppress(OSError):  # of a line that could not be written, as `write` has said
             self._file.close()
@@ -69,15 +69,11 @@ class EnvironmentSink(JsonlSink):
         super().__init__(path)
         self._prefix = environment_prefix(name)
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Append its own metrics, and those of the whole run that it has no own ones of."""
-        own = {
-            name.removeprefix(self._prefix): value
-            for name, value in figures.items()
-            if name.startswith(self._prefix)
-        }
-        shared = {name: value for name, value in figures.items() if not name.startswith("env/")}
-        super().write(iteration, {**shared, **own})
+        shared = {name: value for name, value in metrics.items() if not name.startswith("env/")}
+        own = {name: value for name, value in metrics.items() if name.startswith(self._prefix)}
+        super().write(iteration, shared | {name.removeprefix(self._prefix): own[name] for name in own})
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
@@ -124,9 +120,9 @@ class TensorBoardSink:
         self._make: Callable[..., SummaryWriter] = SummaryWriter
         self._writer = SummaryWriter(self._folder)
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Add one scalar a figure."""
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, iteration)
 
     def rewind(self, iteration: int) -> None:
@@ -134,13 +130,13 @@ class TensorBoardSink:
         self._writer.close()
         self._writer = self._make(self._folder, purge_step=iteration + 1)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Flush and close."""
         self._writer.close()
 
 
 class MetricsLog:
-    """Hands figures to every sink.
+    """Hands metrics to every sink.
 
     Args:
         sinks: Closed with the log.
@@ -149,10 +145,10 @@ class MetricsLog:
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self._sinks = list(sinks)
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
-        """Hand the figures of one iteration to every sink."""
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics of one iteration to every sink."""
         for sink in self._sinks:
-            sink.write(iteration, figures)
+            sink.write(iteration, metrics)
 
     def rewind(self, iteration: int) -> None:
         """Have every sink forget what came after an iteration."""
@@ -165,5 +161,6 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for sink in self._sinks:
-            sink.close()
+        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+            for sink in self._sinks:
+                closing.callback(sink.close, failed=error is not None)

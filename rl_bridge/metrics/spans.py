@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeAlias
 REST: Final = "rest"
 """What a process does while nobody has work for it."""
 SPAN: Final = "span"
-"""What the names of these figures begin with."""
+"""What the names of these metrics begin with."""
 _NUMBERS: Final = re.compile(r"(-\d+)+$")
 
 Key: TypeAlias = tuple[str, str | None]
@@ -85,7 +85,7 @@ class SpanTotals:
             seconds={key: self.seconds.get(key, 0.0) + other.seconds.get(key, 0.0) for key in keys},
         )
 
-    def figures(self, process: str) -> dict[str, float]:
+    def metrics(self, process: str) -> dict[str, float]:
         """Shares of the wall time, by the names that the log uses.
 
         Args:
@@ -102,15 +102,15 @@ class SpanTotals:
         return {f"{SPAN}/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
 
     @classmethod
-    def from_figures(cls, figures: Mapping[str, float], wall_s: float) -> dict[str, Self]:
+    def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
         """Totals of a stretch of time, by process, from the shares that the log has of it.
 
         Args:
-            figures: As `figures` named them, among others.
+            metrics: As `metrics` named them, among others.
             wall_s: How long the stretch was.
         """
         found: dict[str, tuple[float, dict[Key, float]]] = {}
-        for figure, share in figures.items():
+        for figure, share in metrics.items():
             top, _, rest = figure.partition("/")
             process, _, part = rest.partition("/")
             kind, _, word = part.partition("/")

@@ -83,7 +83,7 @@ class StatusSnapshot(Row):
         served: The weights that every serving generator holds.
         groups: How many groups are in which state, by the ledger.
         spans: How each process has spent its time since it began.
-        figures: The newest iteration's metrics, as far as they are finite.
+        metrics: The newest iteration's metrics, as far as they are finite.
     """
 
     name: str
@@ -101,7 +101,7 @@ class StatusSnapshot(Row):
     leases: tuple[LeaseRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     spans: Mapping[str, Totals] = Field(default_factory=dict)
-    figures: Mapping[str, float] = Field(default_factory=dict)
+    metrics: Mapping[str, float] = Field(default_factory=dict)
 
     @property
     def hosts(self) -> frozenset[str]:

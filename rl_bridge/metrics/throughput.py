@@ -111,7 +111,7 @@ class Throughput:
         rows = _rows(file)
         merged: dict[str, SpanTotals] = {}
         for earlier, row in itertools.pairwise(rows):
-            for process, totals in SpanTotals.from_figures(row, row[ELAPSED] - earlier[ELAPSED]).items():
+            for process, totals in SpanTotals.from_metrics(row, row[ELAPSED] - earlier[ELAPSED]).items():
                 merged[process] = merged[process].merged(totals) if process in merged else totals
         if not merged:
             raise StatusError(
@@ -132,7 +132,7 @@ def _rows(file: Path) -> list[Mapping[str, float]]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise StatusError(
-            f"expected the figures of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
+            f"expected the metrics of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
         ) from error
     return [row for row in map(_row, lines) if ELAPSED in row]
 

@@ -1,4 +1,4 @@
-"""Groups of siblings: which are worth training, into samples, and into figures."""
+"""Groups of siblings: which are worth training, into samples, and into metrics."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -291,7 +291,7 @@ def training_samples(
     return samples
 
 
-def rollout_figures(
+def rollout_metrics(
     groups: Sequence[Group],
     *,
     version: int,

@@ -133,7 +133,7 @@ class DatasetReport:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Nothing beside what every run logs."""
         return {}
 

@@ -195,8 +195,8 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def figures(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Figures of its own to log with each iteration, for example a rate of wins."""
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Metrics of its own to log with each iteration, for example a rate of wins."""
         return {}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import ThreadPool
 from servers.mcp.requests import Exchange, McpRequestRefusedError, is_mcp, parse_request
 from servers.routes.http import json_answer, retry_headers
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
+from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:

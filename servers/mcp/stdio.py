@@ -15,11 +15,12 @@ from mcp.server.stdio import stdio_server
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.execution import EnvironmentRunner, ThreadPool, end
+from servers.execution import EnvironmentRunner, end
 from servers.mcp.context import RequestSeat
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
+from servers.threads import ThreadPool
 
 logger = logging.getLogger("servers")
 

@@ -37,6 +37,13 @@ ABORT: Final = "ropewalk.abort"
 """The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
 connection at once, with whatever the client has left unread."""
 
+SEND_TEXT: Final = "ropewalk.send_text"
+"""The extension that holds a function of the server's protocol, where it has it: it sends a text frame at once, or
+returns False where that cannot be and `send` has to be awaited. For who has been given the protocol's own `send`."""
+
+_READ_AHEAD_AFTER_S: Final = 0.05
+"""A socket whose session takes longer over a request, or to begin, is read ahead from then on."""
+
 _MAX_PIPELINED: Final = 32
 """Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
 clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
@@ -78,9 +85,12 @@ class Conversation(ABC):
         "_ahead",
         "_ahead_size",
         "_dialect",
+        "_long",
         "_patience_s",
+        "_reading",
         "_receive",
         "_send",
+        "_send_text",
         "_sessions",
         "_waiter",
         "_watch",
@@ -105,13 +115,20 @@ class Conversation(ABC):
         self._send = send
         self._sessions = sessions
         self._dialect = dialect
-        self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        extensions = scope.get("extensions") or {}
+        self._abort: Callable[[], None] | None = extensions.get(ABORT)
+        send_text: Any = extensions.get(SEND_TEXT)
+        # Whoever stands between and has wrapped `send` is to see what is sent.
+        unwrapped = send_text is not None and getattr(send, "__self__", None) is send_text.__self__
+        self._send_text: Callable[[str], bool] | None = send_text if unwrapped else None
         self._patience_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop)
-        # Where an environment may take its time, requests are read ahead: a client that leaves in mid-step is noticed.
-        self._ahead: deque[str | bytes] | None = None if sessions.inline else deque()
+        # Where an environment takes its time, requests are read ahead: a client that leaves in mid-step is noticed.
+        self._long = None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._begin_to_read_ahead)
+        self._ahead: deque[str | bytes] | None = None
         self._ahead_size = 0
+        self._reading: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.busy = True
         self.leaving = self.over = False
@@ -123,13 +140,14 @@ class Conversation(ABC):
         await self._send(self.accept)
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
-        reading = None if self._ahead is None else asyncio.create_task(self._read_ahead(self._ahead, task))
         try:
             await asyncio.wait([task])
         finally:
             await end(task)
-            if reading is not None:
-                await end(reading)
+            if self._long is not None:
+                self._long.close()
+            if self._reading is not None:
+                await end(self._reading)
             if task.done():
                 self._watch.close()
             else:
@@ -147,7 +165,11 @@ class Conversation(ABC):
         last: str | None = None
         try:
             sockets.enter(self)
+            if self._long is not None:
+                self._long.start()
             async with entering as held:
+                if self._long is not None:
+                    self._long.stop()
                 code = await self._talk(held)
         except RefusalError as refusal:
             last = self._dialect.refusal(refusal)
@@ -178,6 +200,11 @@ class Conversation(ABC):
         frame = self._ahead.popleft()
         self._ahead_size -= len(frame)
         return frame
+
+    def _begin_to_read_ahead(self) -> None:
+        if self._reading is None and self.task is not None:
+            self._ahead = deque()
+            self._reading = asyncio.create_task(self._read_ahead(self._ahead, self.task))
 
     async def _read_ahead(self, ahead: deque[str | bytes], task: asyncio.Task[None]) -> None:
         """Take requests as they come, a bounded number, until the client leaves."""
@@ -274,15 +301,20 @@ class _SessionConversation(Conversation):
             held.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
-        answer = self._answering
+        answer, long, send_text = self._answering, self._long, self._send_text
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
             self.busy = True
+            if long is not None:
+                long.start()
             reply = await answer(held, frame)
+            if long is not None:
+                long.stop()
             if reply is None:
                 return NORMAL_CLOSURE
-            await self._say(reply)
+            if send_text is None or self.over or not send_text(reply):
+                await self._say(reply)
             if held.over and not self.leaving:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY

@@ -4,7 +4,9 @@ import inspect
 import math
 import pickle
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -70,7 +72,7 @@ def config(folder: Path, **options: Any) -> Any:
     return GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=8,
-        max_completion_length=64,
+        max_completion_length=options.pop("max_completion_length", 64),
         max_tool_calling_iterations=4,
         report_to=[],
         use_cpu=True,
@@ -159,6 +161,93 @@ def test_a_server_that_is_killed_in_the_middle_of_hands_becomes_no_reward(
     logged = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert len(logged) == 3
     assert all(math.isfinite(reward) for reward in logged)
+
+
+def test_rollouts_keep_the_tokens_that_were_sampled_and_what_the_environment_gave(
+    policy: tuple[Any, Any], tmp_path: Path
+) -> None:
+    from trl import GRPOTrainer
+
+    played: list[dict[str, Any]] = []
+    rewards: list[float | None] = []
+
+    def rollout_func(prompts: Any, trainer: Any) -> dict[str, Any]:
+        played.append(environments.rollout_func(prompts, trainer))
+        return played[-1]
+
+    def watched(**told: Any) -> list[float | None]:
+        rewards.extend(environment_reward(**told))
+        return rewards[-len(told["prompts"]) :]
+
+    targets = {"table": "blackjack", "other": "blackjack"}
+    with TRLEnvironments(targets, prompt="Play.", unfinished_reward=-1) as environments:
+        before = {name: weight.clone() for name, weight in policy[0].named_parameters()}
+        trainer = GRPOTrainer(
+            model=policy[0],
+            processing_class=policy[1],
+            train_dataset=environments.train_dataset,
+            rollout_func=rollout_func,
+            reward_funcs=[watched],
+            args=config(tmp_path, max_steps=3, num_generations=4, max_completion_length=512),
+        )
+        trainer.train()
+        assert any(not weight.equal(before[name]) for name, weight in policy[0].named_parameters())
+        assert len(rewards) == 24
+        assert {reward for batch in played for reward in batch["environment_reward"]} <= {-1.0, 0.0, 1.0}
+        assert rewards == [reward for batch in played for reward in batch["environment_reward"]]
+        tokenizer = policy[1]
+        answers = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ANSWERS)}
+        longest = 0
+        for batch in played:
+            # Siblings are asked about the same hand.
+            assert all(
+                batch["prompt_ids"][place] == batch["prompt_ids"][place // 4 * 4] for place in range(8)
+            )
+            assert "You hold" in tokenizer.decode(batch["prompt_ids"][0])
+            assert '"name": "act"' in tokenizer.decode(batch["prompt_ids"][0])
+            for ids, mask in zip(batch["completion_ids"], batch["env_mask"], strict=True):
+                assert len(ids) == len(mask) <= 512
+                sampled = [token for token, own in zip(ids, mask, strict=True) if own]
+                assert set(sampled) <= answers
+                given = tokenizer.decode([token for token, own in zip(ids, mask, strict=True) if not own])
+                longest = max(longest, given.count("<|im_start|>user"))
+                assert given.count("<|im_start|>user") == given.count("<|im_start|>assistant")
+        assert longest, "no hand had a second answer"
+
+
+def test_the_example_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["trl_blackjack.py", "1"])
+    shown = runpy.run_module("examples.trl_blackjack", run_name="__main__")
+    (row,) = (row for row in shown["trainer"].state.log_history if "reward" in row)
+    assert -1 <= row["reward"] <= 1
+    assert shown["trainer"].state.global_step == 1
+
+
+def test_a_roll_out_whose_server_is_lost_has_no_reward(policy: tuple[Any, Any], tmp_path: Path) -> None:
+    with serve(app="envs.blackjack_env.server.app:app") as server:
+        environments = TRLEnvironments(f"http://{server.address}", episodes=1, unfinished_reward=-1)
+        trainer = SimpleNamespace(
+            processing_class=policy[1],
+            _tokenizer=policy[1],
+            chat_template=None,
+            chat_template_kwargs={},
+            max_completion_length=512,
+            max_tool_calling_iterations=None,
+            use_vllm=True,
+        )
+        end = policy[1].eos_token_id
+
+        def answer(contexts: list[list[int]], *_: Any) -> Any:
+            server.process.kill()
+            server.process.wait()
+            said = [*policy[1].convert_tokens_to_ids(ANSWERS[:1]), end]
+            return [said] * len(contexts), [[-0.5, -0.25]] * len(contexts)
+
+        trainer._generate_single_turn = answer
+        found = environments.rollout_func([environments.train_dataset[0]["prompt"]], trainer)
+        assert (found["environment_reward"], found["env_mask"]) == ([None], [[1, 1]])
+        assert found["logprobs"] == [[-0.5, -0.25]]
+        environments.close()
 
 
 def test_several_environments_are_told_apart_by_name_and_each_has_its_own_tools() -> None:

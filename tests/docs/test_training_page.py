@@ -1,7 +1,6 @@
-"""docs/training.md and docs/algorithms.md: example, endings, settings, keys and figures are those of the code."""
+"""docs/training.md and docs/algorithms.md: example, endings, settings, keys and metrics are those of the code."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ import torch
 
 from envs.shop_env.server.environment import ShopEnvironment
 from openenv_core import StepResult
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import PRESETS, AlgorithmConfig, Config
 from rl_bridge.config.schema import ModelConfig, RolloutConfig
 from rl_bridge.rollout import EvaluationResult, ToolTask
-from rl_bridge.rollout.groups import rollout_figures
+from rl_bridge.rollout.groups import rollout_metrics
 from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
@@ -37,7 +36,7 @@ def test_every_preset_and_every_key_is_named() -> None:
     assert set(first_column(section("What can be chosen"))) <= set(AlgorithmConfig.model_fields)
 
 
-def logged_by_the_loss(settings: LossSettings, **more: torch.Tensor) -> set[str]:
+def logged_by_the_loss(settings: AlgorithmConfig, **more: torch.Tensor) -> set[str]:
     """With the least of a batch: a token, of older weights than the trainer's."""
     one = {"logprobs": torch.zeros(1), "entropy": torch.zeros(1), "old_logprobs": torch.zeros(1)}
     _, told = policy_loss(LossInputs(**one, advantages=torch.zeros(1), **more), settings)
@@ -47,14 +46,14 @@ def logged_by_the_loss(settings: LossSettings, **more: torch.Tensor) -> set[str]
     return set(metrics.reduced(lambda sums: sums, lambda most: most))
 
 
-LEAST = LossSettings(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, kl_coef=0.0)
+LEAST = AlgorithmConfig()
 
 
 def test_what_the_loss_tells_is_listed() -> None:
     always, _, sometimes = section("What is always logged").partition("Where there is such a thing")
     least = logged_by_the_loss(LEAST)
     more = {"reference_logprobs": torch.zeros(1), "proximal_logprobs": torch.zeros(1)}
-    everything = logged_by_the_loss(replace(LEAST, dual_clip=3.0, correction="truncated"), **more)
+    everything = logged_by_the_loss(AlgorithmConfig(dual_clip=3.0, correction="truncated"), **more)
     assert len(everything) > len(least)
     for name in everything - {"train/valid_token_share"}:
         assert f"`{name}`" in (always if name in least else sometimes), name
@@ -65,7 +64,7 @@ def test_what_is_always_logged_always_is() -> None:
     one = Trajectory(seed=0, turns=[Turn(prompt=[1], completion=answer)], ending=Ending.COMPLETED, reward=0.0)
     logged = {
         *logged_by_the_loss(LEAST),
-        *rollout_figures([Group(seed=0, trajectories=[one, one])], version=1),
+        *rollout_metrics([Group(seed=0, trajectories=[one, one])], version=1),
     }
     always, _, _ = section("What is always logged").partition("Where there is such a thing")
     for name in first_column(always):

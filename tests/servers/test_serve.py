@@ -62,6 +62,15 @@ def test_a_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
         assert "PATH" in said
 
 
+def test_the_event_loop_is_uvloop_where_that_is_installed(tmp_path: Path) -> None:
+    with serve(app="tell_environ:app") as server:
+        assert server.get("/loop") == (200, "uvloop")
+    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('on purpose')")
+    with serve(app="tell_environ:app", PYTHONPATH=str(tmp_path)) as server:
+        assert server.get("/loop") == (200, "asyncio")
+    assert server.process.returncode == 0
+
+
 @slow
 def test_tokens_of_options_outrank_those_of_the_environment() -> None:
     with serve("--token", TOKEN, "--host", "0.0.0.0", ROPEWALK_TOKENS=OTHER) as server:

@@ -13,8 +13,9 @@ from server_apps import app_of, step
 from serving import ask, eventually, serving, socket_to
 from websockets.exceptions import ConnectionClosed
 
-from servers.execution import Executor, _ThreadCall
+from servers.execution import Executor
 from servers.sessions import SessionTable
+from servers.threads import ThreadCall
 
 CLIENTS = 60
 AT_ONCE = 12
@@ -143,13 +144,13 @@ async def test_the_only_slot_is_free_for_whoever_comes_right_after_another(
 async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Counted.fresh()
     table = SessionTable(env, 1, Executor(1))
-    deliver = _ThreadCall._deliver
+    deliver = ThreadCall._deliver
 
-    def deliver_and_cancel(call: _ThreadCall, outcome: Any) -> None:
+    def deliver_and_cancel(call: ThreadCall, outcome: Any) -> None:
         deliver(call, outcome)
         task.cancel()
 
-    monkeypatch.setattr(_ThreadCall, "_deliver", deliver_and_cancel)
+    monkeypatch.setattr(ThreadCall, "_deliver", deliver_and_cancel)
 
     async def take() -> None:
         async with table.session():

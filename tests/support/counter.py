@@ -189,11 +189,21 @@ class CutOff(Counter):
         return Count(total=action.amount, done=True, truncated=True, **why)
 
 
+class Fragile(Counter):
+    """Seven breaks the machine that it runs on; everything else earns itself, and ends the episode."""
+
+    def step(self, action: Add) -> Count:
+        if action.amount == 7:
+            return Count(infrastructure_error="no disk", reward=7)
+        return Count(total=action.amount, reward=action.amount, done=True)
+
+
 class Unbuildable(Counter):
     def __init__(self) -> None:
         raise RuntimeError("no such counter")
 
 
 app = create_app(Counter, Add, Count, env_name="counter", max_concurrent_envs=64, state_cls=CountState)
+fragile_app = create_app(Fragile, Add, Count, env_name="counter", max_concurrent_envs=64)
 cut_off_app = create_app(CutOff, Add, Count, env_name="counter")
 solo_app = create_app(Counter, Add, Count, env_name="counter")

@@ -1,4 +1,4 @@
-"""A foreign ASGI app that tells the names and values of its environment."""
+"""A foreign ASGI app that tells the names and values of its environment; on /loop where its event loop is from."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         sys.stdout.write("hanging now\n")
         sys.stdout.flush()
         await asyncio.sleep(3600)
-    body = json.dumps(json.dumps(dict(os.environ))).encode()
+    loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
+    body = json.dumps(loop if scope["path"] == "/loop" else json.dumps(dict(os.environ))).encode()
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""What the policy reads, how strictly its answer is read, and the report's figures by hand."""
+"""What the policy reads, how strictly its answer is read, and the report's metrics by hand."""
 
 import json
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def test_the_rate_of_wins(task: BlackjackTask) -> None:
         return Trajectory(seed=0, turns=[], ending=Ending.COMPLETED, reward=reward)
 
     # A push is no win.
-    assert task.figures([hand(1.0), hand(0.0), hand(-1.0), hand(-1.5)]) == {"blackjack/win_rate": 0.25}
+    assert task.metrics([hand(1.0), hand(0.0), hand(-1.0), hand(-1.5)]) == {"blackjack/win_rate": 0.25}
 
 
 class FakePolicy:
@@ -101,8 +101,8 @@ async def exact(folder: Path, answers: dict[tuple[int, bool, int], str], *overri
 
 async def test_a_probe_knows_a_policys_exact_return(tmp_path: Path) -> None:
     best = dict(optimal_policy())
-    figures = await exact(tmp_path, best)
-    assert figures == pytest.approx({"exact_return": optimal_return(), "agreement": 1.0})
+    metrics = await exact(tmp_path, best)
+    assert metrics == pytest.approx({"exact_return": optimal_return(), "agreement": 1.0})
     stands = await exact(tmp_path, dict.fromkeys(DECISION_STATES, "stand"))
     assert stands["exact_return"] == pytest.approx(-0.187, abs=1e-3)
     assert 0.3 < stands["agreement"] < 0.7
@@ -111,7 +111,7 @@ async def test_a_probe_knows_a_policys_exact_return(tmp_path: Path) -> None:
     assert folds == pytest.approx({"exact_return": -3.0, "agreement": 0.0})
     # About one hand in 21 is a natural, and most win half a bet more: 0.045 * 0.5 is about 0.022.
     paid = await exact(tmp_path, best, "env.reset.natural=true")
-    assert 0.015 < paid["exact_return"] - figures["exact_return"] < 0.03
+    assert 0.015 < paid["exact_return"] - metrics["exact_return"] < 0.03
 
 
 CONFIG = load_config(CONFIG_FILE, ["trainer.iterations=3", "rollout.batch_size=32", "seed=5"])

@@ -17,7 +17,7 @@ from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig
 from examples.sft.report import summarize, wilson_interval, write_report
 from rl_bridge.config import load_config, load_section
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.sft import Look
+from rl_bridge.loops.sft import Validation
 from rl_bridge.rollout import EvaluationResult, ToolTask
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
 from rl_bridge.types import Ending
@@ -164,12 +164,12 @@ def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
         "sft.warmup_updates=2", "sft.learning_rate=0.003",
     ]  # fmt: skip
     assert sft.main(["--config", str(FOLDER / f"{name}.yaml"), "--name", "toy", *toy]) == 0
-    looks = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
-    assert (looks[0]["update"], looks[0]["loss"]) == (0, None)
-    assert looks[-1]["loss"] < 0.7 * looks[1]["loss"]
+    validations = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
+    assert (validations[0]["update"], validations[0]["loss"]) == (0, None)
+    assert validations[-1]["loss"] < 0.7 * validations[1]["loss"]
     drawn = pixels(tmp_path / "toy" / "losses.png")
-    seen = [Look(**look) for look in looks]
-    kept = min(seen, key=lambda look: look.validation_loss)
+    seen = [Validation(**validation) for validation in validations]
+    kept = min(seen, key=lambda validation: validation.validation_loss)
     draw_losses(seen, tmp_path / "again.png", kept=kept)
     assert np.array_equal(drawn, pixels(tmp_path / "again.png"))
     draw_losses(seen[:1], tmp_path / "less.png", kept=seen[0])

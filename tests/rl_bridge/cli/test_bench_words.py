@@ -52,7 +52,7 @@ def log(folder: Path) -> None:
     totals = SpanTotals(began=0.0, wall_s=1.0, cpu_s=0.5, seconds=seconds)
     sink = JsonlSink(folder / "metrics.jsonl")
     for iteration in (1, 2, 3):
-        sink.write(iteration, {"time/elapsed_s": 5.0 * iteration, **totals.figures("trainer")})
+        sink.write(iteration, {"time/elapsed_s": 5.0 * iteration, **totals.metrics("trainer")})
     sink.close()
 
 

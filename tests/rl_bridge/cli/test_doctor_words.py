@@ -72,4 +72,4 @@ def test_what_would_fail_decides_the_exit_status(
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == [level.value, "a:", "b"]
-    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "figures": {}}
+    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "metrics": {}}

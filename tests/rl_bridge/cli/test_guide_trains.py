@@ -41,10 +41,10 @@ def test_an_environment_with_a_task_of_its_own(tmp_path: Path) -> None:
         *("rollout.task=examples.grpo_blackjack.task:BlackjackTask", "rollout.max_length=32"),
         "rollout.max_new_tokens=1",
     )
-    figures = rows(run)
-    assert [row["iteration"] for row in figures] == [1, 2]
+    metrics = rows(run)
+    assert [row["iteration"] for row in metrics] == [1, 2]
     # A hand's return and a penalty are halves at the least: what else there is, the reward function gave.
-    assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in figures)
+    assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in metrics)
     told = load_config(run / "config.yaml")
     assert (told.rollout.num_turns, told.trainer.gradient_accumulation_steps) == (8, 4)
     assert (told.model.path, told.model.dtype) == (None, "float32")

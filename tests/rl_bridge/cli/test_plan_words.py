@@ -13,7 +13,7 @@ BLACKJACK = str(Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "con
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def plan(*words: str) -> int:

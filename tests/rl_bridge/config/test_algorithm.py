@@ -8,7 +8,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from rl_bridge.config import PRESETS, AlgorithmConfig, load_config, save_config
+from rl_bridge.config import PRESETS, AlgorithmConfig, LoraConfig, load_config, save_config
+from rl_bridge.config.effects import without_effect
+from rl_bridge.errors import ConfigError
 
 RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch_size: 64, group_size: 8}\n"
 
@@ -82,3 +84,24 @@ def test_what_does_not_go_together_is_refused(keys: dict[str, Any], message: str
     with pytest.raises(ValidationError) as caught:
         AlgorithmConfig.model_validate(keys)
     assert message in str(caught.value)
+
+
+def test_adapters_are_made_by_nothing_but_their_section(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN + "algorithm: {kl_coef: 0.1}\n")
+    assert load_config(file).has_reference
+    lora = load_config(file, ["model.lora={}"])
+    assert lora.model.lora == LoraConfig()
+    assert (lora.has_reference, lora.pushed_adapter) == (False, None)
+    alone = load_config(file, ["model.lora.push=adapter", "model.lora.rank=4"])
+    assert alone.pushed_adapter == LoraConfig(rank=4, push="adapter")
+    with pytest.raises(ConfigError, match=r'weight_update "drain" with model\.lora\.push=adapter'):
+        load_config(file, ["model.lora.push=adapter", "rollout.weight_update=continue"])
+    with pytest.raises(ConfigError, match=r"unknown key; did you mean 'model\.lora\.rank'"):
+        load_config(file, ["model.lora.rang=4"])
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets"):
+        load_config(file, ["model.lora.targets=[lm_head]"])
+    idle = load_config(file, ["model.lora={}", "monarch.roles.reference.replicas=2"])
+    assert without_effect(idle) == [
+        "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
+    ]

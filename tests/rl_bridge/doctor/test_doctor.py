@@ -65,8 +65,8 @@ def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch
     allowed = CgroupLimits(memory=3 << 20, memory_used=1 << 20, cores=0.5)
     monkeypatch.setattr(machine_module, "limits", lambda: allowed)
     found = named(machine())
-    assert found["cores"].figures["cores"] == 0.5
-    assert found["memory"].figures["free_gb"] == pytest.approx(2 * 2**20 / 1e9)
+    assert found["cores"].metrics["cores"] == 0.5
+    assert found["memory"].metrics["free_gb"] == pytest.approx(2 * 2**20 / 1e9)
     assert "limit (cgroup)" in found["memory"].told
     monkeypatch.setattr(machine_module, "limits", lambda: CgroupLimits(memory=1 << 59, cores=1e4))
     assert not any("limit" in named(machine())[what].told for what in ("cores", "memory"))

@@ -56,8 +56,8 @@ def test_two_processes_of_one_host() -> None:
     (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
     assert found.level is Severity.GOOD
     assert "2 processes on 1 host (" in found.told
-    assert found.figures["small_us"] > 0
-    assert found.figures["reduce_gbps"] > 0
+    assert found.metrics["small_us"] > 0
+    assert found.metrics["reduce_gbps"] > 0
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
     found = [json.loads(line) for line in (*told[0][-3:-1], told[1][-2])]
     assert [one["level"] for one in found] == ["good"] * 3, found
     assert "2 processes on 2 hosts" in found[2]["told"]
-    assert found[1]["figures"]["pair_gbps"] > 0
+    assert found[1]["metrics"]["pair_gbps"] > 0
 
 
 @pytest.mark.soak

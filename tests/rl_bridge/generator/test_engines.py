@@ -176,9 +176,9 @@ def test_answer_goes_on_under_new_weights(
     plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
     answering = engine.generate(MANY, WARM, SEEDS)
     until_generating(engine)
-    figures = engine.load(3, weights(3)).result(WAIT_S)
+    metrics = engine.load(3, weights(3)).result(WAIT_S)
     assert not answering.done()  # nothing was waited for
-    assert 0 < figures.load_s <= figures.pause_s
+    assert 0 < metrics.load_s <= metrics.pause_s
     answers = answering.result(WAIT_S)
     models = {0: reference, 3: Qwen3ForCausalLM(reference.config).eval()}
     models[3].load_state_dict({**weights(3), "lm_head.weight": weights(3)["model.embed_tokens.weight"]})

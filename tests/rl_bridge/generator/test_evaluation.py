@@ -120,9 +120,9 @@ def test_figures_by_hand_of_an_evaluation() -> None:
         unscored=1,
         last_absence="it was lost",
     )
-    figures = summary(result)
-    assert figures.pop("ci95") == pytest.approx([-1.8371, 1.8371], abs=1e-4)
-    assert figures == {
+    metrics = summary(result)
+    assert metrics.pop("ci95") == pytest.approx([-1.8371, 1.8371], abs=1e-4)
+    assert metrics == {
         "episodes": 4,
         "mean_reward": 0.0,
         "endings": {"completed": 3, "illegal_answer": 1},
@@ -142,10 +142,10 @@ def test_figures_by_hand_of_an_evaluation() -> None:
 
 @pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
 def test_binary_rewards_have_wilsons_interval(rewards: list[float]) -> None:
-    figures = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
-    low, high = figures["ci95"]
+    metrics = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
+    low, high = metrics["ci95"]
     assert (low, high) == wilson_interval(sum(map(int, rewards)), len(rewards))
-    assert 0.0 <= low <= figures["mean_reward"] <= high <= 1.0
+    assert 0.0 <= low <= metrics["mean_reward"] <= high <= 1.0
     assert low < high
 
 

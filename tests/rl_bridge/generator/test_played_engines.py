@@ -203,7 +203,7 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     time.sleep(0.05)
     assert "pause keep" not in calls(engine)
     played(engine).enough = True
-    figures = loading.result(WAIT_S)
+    metrics = loading.result(WAIT_S)
     played(engine).enough = False
     assert all(future.done() for future in earlier)
     later = engine.generate([[3]], HOW).result(WAIT_S)
@@ -211,8 +211,8 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     assert later[0].versions == [5] * 4
     assert engine.version == 5
     assert played(engine).weights["weight"].tolist() == [5.0, 5.0, 5.0]
-    assert 0.02 <= figures.load_s <= figures.pause_s
-    assert figures.handover_s > 0.0
+    assert 0.02 <= metrics.load_s <= metrics.pause_s
+    assert metrics.handover_s > 0.0
     asked = [call for call in calls(engine) if not call.startswith("add")]
     assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
 

@@ -12,7 +12,7 @@ from generator_fixtures import engine_config
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError, WeightsError
-from rl_bridge.generator.engine import LoadFigures
+from rl_bridge.generator.engine import LoadMetrics
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.types import Completion
 
@@ -22,11 +22,11 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.version = 0
-        self.loads: list[tuple[int, dict[str, Tensor], Future[LoadFigures]]] = []
+        self.loads: list[tuple[int, dict[str, Tensor], Future[LoadMetrics]]] = []
         self.asked: list[tuple[Any, ...]] = []
 
-    def load(self, version: int, state: dict[str, Tensor]) -> "Future[LoadFigures]":
-        future: Future[LoadFigures] = Future()
+    def load(self, version: int, state: dict[str, Tensor]) -> "Future[LoadMetrics]":
+        future: Future[LoadMetrics] = Future()
         self.loads.append((version, state, future))
         return future
 
@@ -36,7 +36,7 @@ class FakeEngine:
             future.set_exception(failure)
             return
         self.version = version
-        future.set_result(LoadFigures(pause_s=0.5, load_s=0.25, handover_s=100.0))
+        future.set_result(LoadMetrics(pause_s=0.5, load_s=0.25, handover_s=100.0))
 
     def generate(self, *asked: Any) -> "Future[list[Completion]]":
         self.asked.append(asked)
@@ -105,9 +105,9 @@ async def test_snapshot_is_held_until_it_is_loaded() -> None:
     assert stage.store.held == [2]
     assert stage.engine.loads[0][1]["weight"].tolist() == [2.0, 2.0]
     stage.engine.finish()
-    figures = await task
-    assert (figures.version, figures.pause_s, figures.load_s) == (2, 0.5, 0.25)
-    assert 100.0 <= figures.transport_s < 200.0  # what the engine copied before its pause is a part of it
+    metrics = await task
+    assert (metrics.version, metrics.pause_s, metrics.load_s) == (2, 0.5, 0.25)
+    assert 100.0 <= metrics.transport_s < 200.0  # what the engine copied before its pause is a part of it
     assert stage.store.held == []
     assert stage.replica.version() == 2
 

@@ -58,7 +58,7 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
         await store.put(1, perturbed(tiny_policy, seed=1))
         fanout = await policy.update_weights.fanout(1)
         assert (sorted(fanout.values), fanout.failed) == ([0, 1], {})
-        assert all(figures.version == 1 and figures.load_s > 0 for figures in fanout.values.values())
+        assert all(metrics.version == 1 and metrics.load_s > 0 for metrics in fanout.values.values())
         answers = await ask(policy)
         assert {answer.version for answer in answers} == {1}
         assert [answer.logprobs for answer in answers] != [answer.logprobs for answer in before]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
@@ -141,7 +142,7 @@ class Rollout:
 
 
 class Task:
-    def figures(self, trajectories: Any) -> dict[str, float]:
+    def metrics(self, trajectories: Any) -> dict[str, float]:
         return {"task/trajectories": float(len(trajectories))}
 
     async def probe(self, policy: Any) -> dict[str, float]:
@@ -222,6 +223,7 @@ class Stage:
                     history=GroupHistory(self.folder, buffer.ledger),
                     records=RolloutRecords(self.folder, str, config.records),
                     console=Console(file=io.StringIO()),
+                    advantage=load_advantage(config.algorithm.advantage_function),
                 )
                 self.run = run
                 try:

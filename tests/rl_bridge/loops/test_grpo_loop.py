@@ -12,7 +12,7 @@ from loop_stage import Stage, hang
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.weight_sync import SyncFigures
+from rl_bridge.loops.weight_sync import SyncMetrics
 from rl_bridge.rollout.groups import training_samples
 
 
@@ -50,11 +50,13 @@ async def test_batches_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
 
     def noted(*arguments: Any, **settings: Any) -> Any:
+        assert settings["relative"] is stage.run.advantage
         threads.append(threading.current_thread())
         return training_samples(*arguments, **settings)
 
     monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
-    await Stage(tmp_path).train()
+    stage = Stage(tmp_path)
+    await stage.train()
     assert len(threads) == 2
     assert threading.current_thread() not in threads
 
@@ -119,8 +121,8 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     def taken(*seconds: float) -> Any:
         return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
 
-    figures = SyncFigures.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
-    assert figures == SyncFigures(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
+    metrics = SyncMetrics.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    assert metrics == SyncMetrics(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
 
 
 @pytest.mark.parametrize("file", ["groups.jsonl"])

@@ -32,12 +32,12 @@ def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
         "continue",
         "p ('before', run.version)",
         # By breakpoints: `until` and `next` stop in `collect` too, which goes on while this one waits.
-        f"tbreak {LOOP}:{line_of('figures = await trainer.train_step')}",
+        f"tbreak {LOOP}:{line_of('metrics = await trainer.train_step')}",
         "continue",
         "p ('groups', [group.id for group in groups], len(batch))",
         f"tbreak {LOOP}:{line_of('run.version += 1')}",
         "continue",
-        "p ('figures', figures)",
+        "p ('metrics', metrics)",
         "continue",
         "p ('again', run.version)",
         "clear 1",
@@ -55,7 +55,7 @@ def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
     for expected in (
         "('before', 0)",
         "('groups', [0, 1, 2, 3], 8)",
-        "('figures', {'loss/total': 0.0})",
+        "('metrics', {'loss/total': 0.0})",
         "('again', 1)",
     ):
         assert expected in ran.stdout, ran.stdout + ran.stderr

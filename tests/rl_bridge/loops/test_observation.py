@@ -46,11 +46,11 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     trainer = Service(r0=spent(10, 5))
     run = fleet(trainer=trainer)
     collector = SpanCollector(run, own=Spans())
-    assert (await collector.figures())["span/trainer/work/train"] == 0.5
+    assert (await collector.metrics())["span/trainer/work/train"] == 0.5
     trainer.totals = {0: spent(20, 14), 1: spent(10, 10)}
-    figures = await collector.figures()
-    assert figures["span/trainer/work/train"] == 19 / 20
-    assert figures["span/controller/unaccounted"] == 1.0
+    metrics = await collector.metrics()
+    assert metrics["span/trainer/work/train"] == 19 / 20
+    assert metrics["span/controller/unaccounted"] == 1.0
     assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
@@ -93,11 +93,11 @@ def test_mesh_and_versions() -> None:
 
 def test_environment_servers_are_a_service_too() -> None:
     started = SimpleNamespace(state="restarting", pid=None, restarts=2)
-    row = server_row(SimpleNamespace(status=[started], urls=()))  # type: ignore[arg-type]
+    row = server_row(SimpleNamespace(started=[started], urls=()))  # type: ignore[arg-type]
     assert row.name == "environment"
     (server,) = row.replicas
     assert (server.state, server.pids, server.restarts) == ("restarting", (), 2)
-    given = server_row(SimpleNamespace(status=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
+    given = server_row(SimpleNamespace(started=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
     assert [server.host for server in given.replicas] == ["http://a:1", "http://b:2"]
     assert {server.pids for server in given.replicas} == {()}  # they count for no host
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.sft import Look, SftConfig, SftResult, fine_tune
+from rl_bridge.loops.sft import SftConfig, SftResult, Validation, fine_tune
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -30,7 +30,7 @@ def trace(token: int) -> list[TrainSample]:
 
 
 class ScriptedLearner:
-    """Has the validation losses that it is told, one a look; remembers what it was asked."""
+    """Has the validation losses that it is told, one a validation; remembers what it was asked."""
 
     def __init__(self, losses: Sequence[float] = ()) -> None:
         self._losses = list(losses)
@@ -58,8 +58,8 @@ class ScriptedLearner:
 
 def run(
     learner: ScriptedLearner, traces: int = 4, *, last: Path | None = None, **config: Any
-) -> tuple[SftResult, list[Look]]:
-    told: list[Look] = []
+) -> tuple[SftResult, list[Validation]]:
+    told: list[Validation] = []
     result = fine_tune(
         learner,
         [trace(10 + number) for number in range(traces)],
@@ -76,7 +76,7 @@ def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best
     learner = ScriptedLearner([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
     result, told = run(learner, patience=3)
     assert result.settled
-    assert [look.validation_loss for look in told] == pytest.approx([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
+    assert [one.validation_loss for one in told] == pytest.approx([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
     assert result.kept == told[4]
     assert (result.kept.update, result.kept.loss) == (8, 8.0)
     # Each time that it was the best so far: before any update, and after 2, 4 and 8. As good as the best is no better.
@@ -89,7 +89,7 @@ def test_what_it_begins_from_is_kept_where_nothing_is_better() -> None:
     assert result.settled
     assert result.kept == told[0]
     assert (told[0].update, told[0].loss, told[0].seconds) == (0, None, 0.0)
-    assert [look.update for look in told] == [0, 2, 4]
+    assert [validation.update for validation in told] == [0, 2, 4]
     assert learner.exported_after == [0]
 
 
@@ -98,7 +98,7 @@ def test_a_limit_of_updates_comes_first() -> None:
     result, _ = run(learner, patience=3, max_updates=5)
     assert not result.settled
     # Looked at before any, after 2, 4 and the last.
-    assert [look.update for look in result.looks] == [0, 2, 4, 5]
+    assert [validation.update for validation in result.validations] == [0, 2, 4, 5]
     assert learner.exported_after == [0, 2, 4, 5]
 
 
@@ -115,7 +115,7 @@ def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> No
     assert again.learned == learner.learned != other.learned
 
 
-@pytest.mark.parametrize("what", ["to train on", "to look at"])
+@pytest.mark.parametrize("what", ["to train on", "to validate on"])
 def test_a_trace_that_is_too_long_is_told_before_anything_is_learned(what: str) -> None:
     long = [replace(trace(10)[0], tokens=[1] * 9, loss_mask=[False] * 8 + [True])]
     learner = ScriptedLearner()
@@ -125,7 +125,7 @@ def test_a_trace_that_is_too_long_is_told_before_anything_is_learned(what: str) 
         fine_tune(
             learner,
             [trace(10), long if what == "to train on" else trace(11)],
-            [trace(12), long if what == "to look at" else trace(13)],
+            [trace(12), long if what == "to validate on" else trace(13)],
             SftConfig(max_length=8),
             folder=Path("nowhere"),
             told=lambda _: None,

@@ -42,7 +42,7 @@ def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -
         ),
         events=(EventRow(at=1500.0, service="policy", replica=1, what="lost [signal 9]"),),
         spans={"trainer-0": SpanTotals(began=1.0, wall_s=wall_s, cpu_s=wall_s / 2, seconds=seconds)},
-        figures={"reward/mean": -0.25},
+        metrics={"reward/mean": -0.25},
     )
 
 

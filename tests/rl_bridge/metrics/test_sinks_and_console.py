@@ -1,4 +1,4 @@
-"""Where the figures of a run go, and what a person sees of them."""
+"""Where the metrics of a run go, and what a person sees of them."""
 
 import json
 from pathlib import Path

@@ -126,15 +126,15 @@ def test_shares_in_the_log_are_read_back() -> None:
         ("rest", "batches"): 2,
     }
     trainer = SpanTotals(began=7, wall_s=10, cpu_s=4, seconds=seconds)
-    figures = trainer.figures("trainer")
-    assert figures == {
+    metrics = trainer.metrics("trainer")
+    assert metrics == {
         "span/trainer/unaccounted": pytest.approx(0.1),
         "span/trainer/cpu": 0.4,
         "span/trainer/work/train": 0.5,
         "span/trainer/idle/disk": 0.2,
         "span/trainer/rest/batches": 0.2,
     }
-    read = SpanTotals.from_figures({"iteration": 3, "train/loss": 1.0, **figures}, 20.0)["trainer"]
+    read = SpanTotals.from_metrics({"iteration": 3, "train/loss": 1.0, **metrics}, 20.0)["trainer"]
     assert (read.wall_s, read.cpu_s, read.work, read.idle) == (
         20,
         8,

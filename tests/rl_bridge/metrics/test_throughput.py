@@ -46,10 +46,10 @@ def logged(folder: Path, rows: int, *, groups: bool = True) -> Path:
     file = folder / "metrics.jsonl"
     sink = JsonlSink(file)
     for iteration in range(1, rows + 1):
-        figures = trainer(10, 6, 3.5).figures("trainer") | {
+        metrics = trainer(10, 6, 3.5).metrics("trainer") | {
             ELAPSED: 100.0 if iteration == 1 else 100.0 + 10 * iteration
         }
-        sink.write(iteration, figures | ({GROUPS: 8.0} if groups else {}))
+        sink.write(iteration, metrics | ({GROUPS: 8.0} if groups else {}))
     sink.close()
     return file
 

@@ -1,5 +1,6 @@
-"""What becomes of groups: filters, samples, figures, a report; and of runs whose actions are refused."""
+"""What becomes of groups: filters, samples, metrics, a report; and of runs whose actions are refused."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,14 @@ from hypothesis import strategies as st
 from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.groups import (
+    ALL_TRUNCATED,
+    TOO_FEW,
     EpisodeCounts,
     GroupFilter,
     Overlong,
-    rollout_figures,
+    Tally,
+    cannot_be_trained,
+    rollout_metrics,
     training_samples,
 )
 from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
@@ -61,6 +66,10 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
         (1, 2, 5.0, -1.0),
         (1, 3, 7.0, 1.0),
     ]
+    last = training_samples(
+        groups, normalize_std=False, relative=lambda rewards, **_: [0.0] * (len(rewards) - 1) + [9.0]
+    )
+    assert {sample.advantage for sample in last} == {0.0, 9.0}
     normalised = training_samples(groups, normalize_std=True)
     assert [s.advantage for s in normalised] == pytest.approx([1, -1, -1, -1, 1], abs=1e-5)
 
@@ -98,7 +107,7 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
-    assert rollout_figures(groups, version=4, max_staleness=2) == {
+    assert rollout_metrics(groups, version=4, max_staleness=2) == {
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,
@@ -209,6 +218,15 @@ def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
     assert DYNAMIC.refusal(group(one, other), first=0) is None
     assert DYNAMIC.refusal(group(one, long), first=0) == NO_VARIANCE
     assert replace(DYNAMIC, overlong=PENALTY).refusal(group(one, long), first=0) is None
+
+
+def test_what_a_filter_refuses_is_not_lost() -> None:
+    reasons = {ALL_TRUNCATED: 1, f"{TOO_FEW}: 1 dropped": 2, NO_VARIANCE: 4, "nobody solved it": 8}
+    assert [reason for reason in reasons if cannot_be_trained(reason)] == list(reasons)[:2]
+    trained = [group(said(1.0), said(0.0))]
+    found = rollout_metrics(trained, version=0, tally=Tally(refused=Counter(reasons)))
+    assert found["rollout/refused_groups"] == 12
+    assert found["rollout/zero_variance_share"] == 4 / 13  # of all, those whose rewards agreed
 
 
 RUN, NUMBER = st.integers(0, 2**31 - 1), st.integers(0, 2**40)

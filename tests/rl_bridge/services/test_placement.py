@@ -3,7 +3,6 @@
 import pytest
 
 from rl_bridge.errors import RoleError
-from rl_bridge.services import RestartPolicy
 from rl_bridge.services.options import (
     FIRST,
     HOST_AVOIDANCE_S,
@@ -11,6 +10,7 @@ from rl_bridge.services.options import (
     Placement,
     ReplicaSlot,
     RestartBudget,
+    RestartPolicy,
     ServiceOptions,
     by_need,
     own_seed,

@@ -203,7 +203,7 @@ def test_a_tiny_model_of_the_same_architecture_trains_by_it(name: str, tmp_path:
     path = make_checkpoint(tmp_path / "model", TINY[name])
     trainer = Trainer(trainer_settings(config, tmp_path, path))
     before = {key: tensor.clone() for key, tensor in trainer.hf_state_dict().items()}
-    figures = trainer.step(documents())
-    assert figures["train/grad_norm"] > 0
+    metrics = trainer.step(documents())
+    assert metrics["train/grad_norm"] > 0
     after = trainer.hf_state_dict()
     assert all(not before[key].equal(after[key]) for key in before)

@@ -1,0 +1,124 @@
+"""verl: any served environment as an agent loop.
+
+# agent_loops.yaml, for actor_rollout_ref.rollout.agent.agent_loop_config_path
+- name: ropewalk
+  _target_: openenv_core.adapters.verl.ServedAgentLoop
+  base_url: http://localhost:8000
+  unfinished_reward: -1.0
+"""
+
+from typing import Any, Final
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from openenv_core.adapters.episode import TextEpisode
+from openenv_core.errors import EnvironmentFailureError
+
+MAX_TURNS: Final = 16
+
+
+class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has no types
+    """Plays one episode of a served environment: the policy answers in text, with one call of a tool each turn.
+
+    The data set's row has the options of the reset in `extra_info["reset"]`. Where the environment fails, or nobody can
+    say what the episode is worth, `run` raises: verl marks the prompt's group as failed, and replaces it.
+
+    Args:
+        args: What verl gives to every agent loop.
+        base_url: Where the server is.
+        max_turns: Answers at most.
+        token: As `TextEpisode` has it; likewise the three after it.
+        reset_timeout_s: Likewise.
+        step_timeout_s: Likewise.
+        unfinished_reward: Likewise.
+        tools: verl's own, which are not used.
+        options: What verl gives to every agent loop.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        base_url: str,
+        max_turns: int = MAX_TURNS,
+        token: str | None = None,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 60.0,
+        unfinished_reward: float | None = None,
+        tools: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self._max_turns = max_turns
+        self._episode = TextEpisode(
+            base_url,
+            token=token,
+            reset_timeout_s=reset_timeout_s,
+            step_timeout_s=step_timeout_s,
+            unfinished_reward=unfinished_reward,
+        )
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Play an episode.
+
+        Args:
+            sampling_params: Of the policy.
+            row: Of the data set, with `raw_prompt`.
+
+        Raises:
+            ClientError: The episode could not be started.
+            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+        """
+        try:
+            return await self._play(sampling_params, **row)
+        finally:
+            await self._episode.close()
+
+    async def _play(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        episode, most = self._episode, self.rollout_config.response_length
+        observation = await episode.reset(**((row.get("extra_info") or {}).get("reset") or {}))
+        first = _user(f"{episode.instructions}\n\n{observation}")
+        messages = [*row["raw_prompt"], first]
+        ids = prompt = await self.ct_build_initial_tokens(messages)
+        mask: list[int] = []
+        logprobs: list[float] | None = None
+        turns, request_id = 0, uuid4().hex
+        while True:
+            said = await self.server_manager.generate(
+                request_id=request_id, prompt_ids=ids, sampling_params=sampling_params
+            )
+            if not turns and said.log_probs:
+                logprobs = []
+            merged, mask, logprobs = await self.ct_merge_assistant_token(
+                ids, said.token_ids, mask, logprobs, assistant_logprobs=said.log_probs or None
+            )
+            ids, turns = merged.token_ids, turns + 1
+            if len(mask) >= most:
+                break
+            text = self.tokenizer.decode(said.token_ids, skip_special_tokens=True)
+            reply = await episode.answer(text)
+            if episode.done or episode.failure is not None or turns == self._max_turns:
+                break
+            before = [*messages, {"role": "assistant", "content": text}]
+            messages = [*before, _user(reply)]
+            merged, mask, logprobs = await self.ct_merge_context_msg(before, messages, ids, mask, logprobs)
+            ids = merged.token_ids
+            if len(mask) >= most:
+                break
+        if episode.reward is None:
+            raise EnvironmentFailureError(
+                f"the episode has no reward: {episode.failure or 'it was not scored'}"
+            )
+        return AgentLoopOutput(
+            prompt_ids=prompt,
+            response_ids=ids[len(prompt) :][:most],
+            response_mask=mask[:most],
+            response_logprobs=None if logprobs is None else logprobs[:most],
+            reward_score=episode.reward,
+            num_turns=2 * turns,
+            metrics=AgentLoopMetrics(),
+        )
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

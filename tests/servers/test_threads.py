@@ -1,0 +1,218 @@
+"""The pool of threads: short calls share one, long ones hold up nobody, and none is lost, late or left running."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from serving import eventually
+
+from servers import threads
+from servers.threads import ThreadPool, max_threads
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Opens in the end, for whoever waits at it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def living(name: str) -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(f"{name}-")]
+
+
+async def results(pool: ThreadPool, *calls: Callable[[], object]) -> list[object]:
+    outcomes = await asyncio.gather(*(pool.submit(call).waiter for call in calls))
+    return [value for _, value in outcomes]
+
+
+async def test_short_calls_share_a_thread_and_begin_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_LONG_S", 60.0)
+    pool = ThreadPool(8, "short")
+    seen: list[int] = []
+    for _ in range(3):
+        names = await results(
+            pool, *(lambda n=n: seen.append(n) or threading.current_thread().name for n in range(100))
+        )
+        assert set(names) == {"short-1"}
+    assert seen == [*range(100)] * 3
+    pool.close()
+    await eventually(lambda: not living("short"))
+
+
+async def test_a_thousand_calls_that_wait_are_under_way_at_once(gate: threading.Event) -> None:
+    pool = ThreadPool(threads.MAX_THREADS, "waiting")
+    inside = []
+
+    def wait() -> None:
+        inside.append(1)
+        gate.wait(60)
+
+    calls = [pool.submit(wait) for _ in range(1000)]
+    await eventually(lambda: len(inside) == 1000)
+    gate.set()
+    await asyncio.gather(*(call.waiter for call in calls))
+    pool.close()
+    await eventually(lambda: not living("waiting"))
+
+
+async def test_calls_that_compute_get_no_more_threads_than_can_take_turns(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def busy() -> float:
+        looks.append(1)
+        return time.monotonic()
+
+    monkeypatch.setattr(threads, "MAX_COMPUTING", 3)
+    monkeypatch.setattr(threads, "_MAX_TICK_S", threads._TICK_S)
+    monkeypatch.setattr(time, "process_time", busy)
+    pool = ThreadPool(64, "computing")
+    calls = [pool.submit(lambda: gate.wait(60)) for _ in range(10)]
+    await eventually(lambda: len(looks) > 60)
+    assert len(living("computing")) == 3
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)  # they wait for something, it turns out
+    await eventually(lambda: len(living("computing")) == 10)
+    gate.set()
+    await asyncio.gather(*(call.waiter for call in calls))
+    pool.close()
+
+
+async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate: threading.Event) -> None:
+    pool = ThreadPool(4, "hanging")
+    hangs = pool.submit(lambda: gate.wait(60))
+    before = pool.submit(lambda: "before")
+    for _ in range(20):
+        assert await results(pool, lambda: 1, lambda: 2) == [1, 2]
+    assert await before.waiter == (True, "before")
+    assert pool.abort(hangs)
+    assert not hangs.waiter.done()
+    more = [pool.submit(lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
+    await eventually(lambda: all(call.begun for call in more))
+    assert len(living("hanging")) == 5
+    gate.set()
+    await asyncio.gather(*(call.waiter for call in more))
+    pool.close()
+    await eventually(lambda: not living("hanging"))
+
+
+async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_LONG_S", 0.5)  # nothing before the last call is taken for long
+    pool, begin = ThreadPool(1, "held"), threading.Event()
+    pool.submit(lambda: begin.wait(60))
+    short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
+    begin.set()
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
+    assert not long.waiter.done()
+    pool.close()
+
+
+async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_LONG_S", 60.0)
+    monkeypatch.setattr(ThreadPool, "_tick_later", lambda *_: None)
+    pool = ThreadPool(4, "resting")
+    for count in (1, 5, 1):
+        assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 20) == [1] * count
+    pool.close()
+
+
+async def test_an_outcome_that_fails_on_the_loop_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    pool = ThreadPool(1, "failing")
+    late = pool.submit(lambda: "late")
+    late.waiter.cancel()
+    late.on_late = lambda _: 1 / 0
+    assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 20) == [1] * 10
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    pool.close()
+
+
+async def test_idle_threads_end_but_the_only_one_of_a_pool_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_S", 0.01)
+    several, one = ThreadPool(2, "several"), ThreadPool(1, "one")
+    for _ in range(3):
+        assert await results(several, lambda: 1) == [1]
+        await eventually(lambda: not living("several"))
+    first = await results(one, threading.current_thread)
+    await asyncio.sleep(0.1)
+    assert await results(one, threading.current_thread) == first
+    one.close()
+    await eventually(lambda: not living("one"))
+
+
+async def test_a_closed_pool_ends_what_is_queued_and_may_be_used_again() -> None:
+    pool = ThreadPool(1, "closed")
+    calls = [pool.submit(lambda: 1) for _ in range(20)]
+    pool.close()
+    await asyncio.gather(*(call.waiter for call in calls))
+    await eventually(lambda: not living("closed"))
+    assert await results(pool, lambda: 2) == [2]
+    pool.close()
+    await eventually(lambda: not living("closed"))
+
+
+async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: threading.Event) -> None:
+    pool = ThreadPool(1, "ended")
+    late: list[object] = []
+    call = pool.submit(lambda: "ended")
+    call.waiter.cancel()
+    call.on_late = late.append
+    while call.thread is not None or not call.begun:
+        time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
+    assert pool.abort(call)  # its outcome is on its way
+    hangs = pool.submit(lambda: gate.wait(60))
+    await eventually(lambda: hangs.begun and late == [(True, "ended")])
+    assert pool._threads == len(living("ended")) == 1
+    pool.close()
+
+
+async def test_a_call_that_was_dropped_does_not_begin(gate: threading.Event) -> None:
+    pool = ThreadPool(1, "dropped")
+    hangs, ran = pool.submit(lambda: gate.wait(60)), []
+    dropped, kept = pool.submit(lambda: ran.append("dropped")), pool.submit(lambda: ran.append("kept"))
+    assert not pool.abort(dropped)
+    gate.set()
+    await asyncio.gather(hangs.waiter, kept.waiter)
+    assert ran == ["kept"]
+    pool.close()
+
+
+async def test_calls_wait_for_a_thread_where_the_system_gives_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, refusals = threading.Thread.start, iter(range(5))
+
+    def refuse(thread: threading.Thread) -> None:
+        if next(refusals, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool = ThreadPool(4, "refused")
+    with caplog.at_level(logging.ERROR, "servers"):
+        assert await asyncio.wait_for(results(pool, lambda: 1), 20) == [1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the system gives no thread beside 0: can't start new thread; calls wait"
+    ]
+    pool.close()
+
+
+def test_a_container_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "pids.max"
+    monkeypatch.setattr(threads, "_PIDS_LIMITS", (str(tmp_path / "missing"), str(limit)))
+    for text, expected in (("256\n", 64), ("1\n", 1), ("max\n", 1024), ("32768\n", 1024)):
+        limit.write_text(text)
+        assert max_threads() == expected
