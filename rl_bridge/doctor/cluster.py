@@ -37,13 +37,10 @@ def _gpus(config: Config, gpus: int, node_rank: int | None) -> Iterator[Finding]
         told = f"monarch.gpus_per_node says {there}, {gpus} are here"
         if there > gpus:
             told, level = f"{told}; see why torch can use no more, or say fewer", Severity.BAD
-    elif (
-        monarch.alone
-    ):  # otherwise they are on other hosts, where this can be asked again; see colocate_if_needed
-        what, needed = (
-            "GPUs of the roles",
-            (monarch.roles.most_gpus() if monarch.colocate is None else monarch.gpus),
-        )
+    elif monarch.alone:  # otherwise they are on other hosts, where this can be asked again
+        what, needed = "GPUs of the roles", monarch.gpus
+        if monarch.colocate is None:  # see colocate_if_needed
+            needed = monarch.roles.most_gpus()
         told = f"the roles use {needed}, {gpus} are here"
         if needed > gpus:
             told += "; give the roles fewer (trainer.num_gpus=0 is the CPU), or name the hosts that have them"
