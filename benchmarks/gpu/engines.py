@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.child import SkipError, Telling
 from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkpoint
 
+NARROW = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
 
 
@@ -55,7 +56,8 @@ def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
 
 def reload(telling: Telling) -> None:
     """The engine of one model is given another's weights, and then answers as that one's own engine."""
-    device, dtype = telling.device(), torch.float32 if telling.dry else torch.bfloat16
+    telling.device()
+    dtype = torch.float32 if telling.dry else torch.bfloat16
     prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         paths = [
@@ -65,9 +67,7 @@ def reload(telling: Telling) -> None:
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
         began = time.perf_counter()
         engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8)
-        telling.figure(
-            "start, with graphs" if device == "cuda" else "start", time.perf_counter() - began, "s"
-        )
+        telling.figure("start", time.perf_counter() - began, "s")
         before = _answers(engine, prompts, temperature=0, tokens=16)
         for _ in range(3):  # over again, as in a run
             load = engine.load(1, state).result(ANSWER_TIMEOUT_S)
@@ -77,10 +77,10 @@ def reload(telling: Telling) -> None:
         fresh = _engine(paths[1], telling, share=0.25, max_length=64, at_once=8)
         expected = _answers(fresh, prompts, temperature=0, tokens=16)
         fresh.close()
-    same = sum(one.tokens == other.tokens for one, other in zip(before, after, strict=True))
-    telling.figure("answers that the new weights left alone, of 4", same, at_most=0)
-    other_ = sum(one.tokens != other.tokens for one, other in zip(after, expected, strict=True))
-    telling.figure("answers that a fresh engine gives otherwise, of 4", other_, at_most=0)
+    same = [one.tokens == other.tokens for one, other in zip(before, after, strict=True)]
+    telling.figure("answers that the new weights left alone, of 4", sum(same), at_most=0)
+    same = [one.tokens == other.tokens for one, other in zip(after, expected, strict=True)]
+    telling.figure("answers that a fresh engine gives otherwise, of 4", 4 - sum(same), at_most=0)
     given, wanted = ([at for one in some for at in one.logprobs] for some in (after, expected))
     apart = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
     telling.figure("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if telling.dry else 0.02)
@@ -93,7 +93,8 @@ def decode(telling: Telling) -> None:
     if device == "cuda" and 2.4 * one.parameters > torch.cuda.mem_get_info()[0]:
         raise SkipError(f"{2.4 * one.parameters / 1e9:.0f} GB have no room on this card")
     with tempfile.TemporaryDirectory() as folder:
-        path = write_checkpoint(Path(folder) / "policy", size, device="cpu", dtype=torch.bfloat16)
+        path = write_checkpoint(Path(folder) / "policy", size, device=device, dtype=torch.bfloat16)
+        torch.cuda.empty_cache()  # of which the engine counts what is free
         began = time.perf_counter()
         engine = _engine(path, telling, share=0.85, max_length=before + tokens, at_once=count)
         telling.figure("start", time.perf_counter() - began, "s")
@@ -117,11 +118,17 @@ def blackjack(telling: Telling) -> None:
     if device == "cpu":
         how, words = "on the CPU", ["rollout.batch_size=64"]
     elif torch.cuda.device_count() > 1:
-        how, words = "a card each for trainer and generator", ["trainer.num_gpus=1"]
+        how, words = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
     elif "colocate" in MonarchConfig.model_fields:
-        how, words = "trainer and generator share the card", ["monarch.colocate=true", "trainer.num_gpus=1"]
+        how, words = (
+            "trainer and generator share the card",
+            ["monarch.colocate=true", "trainer.num_gpus=1", *NARROW],
+        )
     else:
-        how, words = "the generator has the card, the trainer the CPU", ["monarch.roles.policy={gpus: 1}"]
+        how, words = (
+            "the generator has the card, the trainer the CPU",
+            ["monarch.roles.policy={gpus: 1}", *NARROW],
+        )
     telling.figure("how", how)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -153,9 +160,7 @@ def blackjack(telling: Telling) -> None:
     if len(rows) != 3:
         raise RuntimeError(f"expected three iterations, got {len(rows)}")
     apart = max(row["mismatch/logprob_max"] for row in rows)
-    bound = (
-        1e-4 if device == "cpu" else 0.05
-    )  # a card multiplies float32 in other roundings than another kernel
+    bound = 1e-4 if device == "cpu" else 0.2
     telling.figure("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
     for name in ("time/rollout_s", "time/train_s", "time/sync_s", "train/tokens_per_s"):
         telling.figure(f"{name}, the last iteration", rows[-1][name])

@@ -1,4 +1,4 @@
-"""Checks of the trainer's side: the stack, kernels, the last layer, a step, weights through the store."""
+"""Checks of the trainer's side: a step, kernels, its speed and memory, weights through the store."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,72 +16,11 @@ from torch import Tensor
 
 from benchmarks.gpu.child import SkipError, Telling
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
+from benchmarks.gpu.stack import seconds
+from rl_bridge.titan.architecture import Architecture
 
-GIB = 1 << 30
-MOST_HELD = 4.1
-"""Times what is sent: two versions in the publisher's segments, and its reader's mappings of them, here one process."""
-
-
-def seconds(work: Callable[[], object], *, times: int = 5) -> float:
-    """The median of so many times, after one that does not count."""
-    taken = []
-    for _ in range(times + 1):
-        began = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return sorted(taken[1:])[times // 2]
-
-
-def versions(telling: Telling) -> None:
-    """The stack, the card, and whether it multiplies and copies as it should."""
-    telling.figure("python", sys.version.split()[0])
-    telling.figure("torch", torch.__version__)
-    telling.figure("torch's CUDA", str(torch.version.cuda))
-    try:
-        from rl_bridge.doctor.machine import packages
-    except ModuleNotFoundError as error:
-        telling.figure("packages", f"not looked at: {error.name} is not installed")
-    else:
-        for finding in packages()[1:]:
-            telling.figure(finding.what, finding.told)
-    told = "nvidia-smi --query-gpu=driver_version,memory.total --format=csv,noheader"
-    try:
-        driver = subprocess.run(told.split(), capture_output=True, text=True, timeout=30, check=True).stdout
-        telling.figure("driver, memory", "; ".join(driver.split("\n")).strip("; "))
-    except (OSError, subprocess.SubprocessError) as error:
-        telling.figure("driver", f"nvidia-smi does not say: {error}")
-    if not telling.dry and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"torch {torch.__version__} sees no GPU: "
-            + (
-                "it is built without CUDA"
-                if torch.version.cuda is None
-                else "is the driver as new as its CUDA?"
-            )
-        )
-    device, size = telling.device(), 256 if telling.dry else 8192
-    if device == "cuda":
-        card = torch.cuda.get_device_properties(0)
-        telling.figure("card", f"{card.name}, {card.total_memory / GIB:.1f} GiB, {card.major}.{card.minor}")
-        telling.figure("bf16", str(torch.cuda.is_bf16_supported(including_emulation=False)))
-    one, other = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    exact = one[:64].cpu().double() @ other.cpu().double()
-    error_ = ((one @ other)[:64].cpu().double() - exact).norm() / exact.norm()
-    telling.figure("bf16 product, relative error", float(error_), at_most=0.01)
-    flops = 2 * size**3 / seconds(lambda: one @ other)
-    telling.figure("bf16 products", flops / 1e12, "TFLOP/s")
-    if device == "cuda":
-        from rl_bridge.trainer.metrics import peak_flops
-
-        if (peak := peak_flops(torch.cuda.get_device_name())) is not None:
-            telling.figure("of its peak", flops / peak)
-        there = torch.empty(GIB, dtype=torch.uint8, device=device)
-        for name, host in (("pageable", there.cpu()), ("pinned", there.cpu().pin_memory())):
-            onto, back = (seconds(partial(a.copy_, b)) for a, b in ((there, host), (host, there)))
-            telling.figure(f"{name} memory to the card", GIB / 1e9 / onto, "GB/s")
-            telling.figure(f"the card to {name} memory", GIB / 1e9 / back, "GB/s")
+ROOM = 0.92
+"""Of a card's free memory, what a plan may fill: libraries and fragments have the rest."""
 
 
 STEP_FILE = "GPU_CHECK_STEP"
@@ -101,7 +40,11 @@ def step(telling: Telling) -> None:
         if not values.exists():
             raise SkipError(f"on the CPU: {Path(folder, 'told').read_text()[-300:]}")
         there = torch.load(values)
-    here = _step_values()
+    compare(telling, _step_values(), there)
+
+
+def compare(telling: Telling, here: dict[str, Any], there: dict[str, Any]) -> None:
+    """Tell how far apart the values of two machines are."""
     telling.figure("parameters", len(here["gradients"]))
     for what in ("loss", "the trainer's loss", "its gradient's norm"):
         apart = abs(here[what] - there[what]) / max(1e-3, abs(there[what]))
@@ -118,52 +61,55 @@ def step(telling: Telling) -> None:
 
 def _step_values() -> dict[str, Any]:
     """Of a model that is the same everywhere; in bfloat16 a GPU has all documents in one row (`RowAttention`)."""
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.devices import own_device
     from rl_bridge.titan.model import TitanModel
-    from rl_bridge.trainer.settings import TrainerSettings
-    from rl_bridge.trainer.trainer import Trainer
 
     torch.set_float32_matmul_precision("highest")
-    device = own_device()
+    found: dict[str, Any] = {}
+    batch = documents([3, 40, 17, 40, 64, 9], vocabulary=512)
     with tempfile.TemporaryDirectory() as folder:
         policy = write_checkpoint(Path(folder) / "policy", "tiny", device="cpu", dtype=torch.float32)
-        batch = documents([3, 40, 17, 40, 64, 9], vocabulary=512)
-        found: dict[str, Any] = {}
-        for dtype in ("float32", "bfloat16"):
-            model = TitanModel(policy, dtype=dtype, max_length=64, trainable=True, device=device)
+        for dtype in ("bfloat16", "float32"):
+            model = TitanModel(policy, dtype=dtype, max_length=64, trainable=True, device=own_device())
             with model.spmd():
                 outputs = model.outputs(model.pack(batch))
                 assert outputs.entropy is not None
                 loss = -(outputs.logprobs.mean() + 0.1 * outputs.entropy.mean())
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             found[dtype] = outputs.logprobs.detach().cpu()
-            if dtype == "float32":
-                found["loss"] = float(loss)
-                found["gradients"] = {
-                    name: _whole(one.grad)
-                    for name, one in model.module.named_parameters()
-                    if one.grad is not None
-                }
-        settings = TrainerSettings(
-            model_path=str(policy),
-            dtype="float32",
-            folder=folder,
-            max_length=64,
-            max_loss_tokens=64,
-            temperature=1.0,
-            seed=0,
-            trainer=TrainerConfig(iterations=1, learning_rate=1e-3),
-            algorithm=AlgorithmConfig(),
-        )
-        told = Trainer(settings).step(batch)
-    found["the trainer's loss"], found["its gradient's norm"] = told["loss/total"], told["train/grad_norm"]
-    return found
+        told = _trainer(policy, dtype="float32", max_length=64).step(batch)
+    found["gradients"] = {name: _whole(one.grad) for name, one in model.module.named_parameters()}
+    return found | {
+        "loss": float(loss),
+        "the trainer's loss": told["loss/total"],
+        "its gradient's norm": told["train/grad_norm"],
+    }
 
 
 def _whole(tensor: Any) -> Tensor:
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().float().cpu()
+
+
+def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
+    """Of one rank, which keeps no checkpoints."""
+    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.trainer.settings import TrainerSettings
+    from rl_bridge.trainer.trainer import Trainer
+
+    return Trainer(
+        TrainerSettings(
+            model_path=str(policy),
+            dtype=dtype,
+            folder=str(policy.parent),
+            max_length=max_length,
+            max_loss_tokens=max_length,
+            temperature=1.0,
+            seed=0,
+            trainer=TrainerConfig(iterations=8, activation_checkpointing="full"),  # as on GPUs
+            algorithm=AlgorithmConfig(),
+        )
+    )
 
 
 def attention(telling: Telling) -> None:
@@ -184,9 +130,11 @@ def attention(telling: Telling) -> None:
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).unsqueeze(0)
     positions = torch.cat([torch.arange(n) for n in lengths]).unsqueeze(0)
 
+    row = RowAttention.Config().build()
+
     def varlen(q: Tensor, k: Tensor, v: Tensor, places: Tensor = positions) -> Tensor:
         metadata = create_varlen_metadata_for_document(places.to(device))
-        found: Tensor = RowAttention.Config().build()(q, k, v, attention_masks=metadata, enable_gqa=True)
+        found: Tensor = row(q, k, v, attention_masks=metadata, enable_gqa=True)
         return found
 
     def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -204,12 +152,9 @@ def attention(telling: Telling) -> None:
         rounded = [one.to(dtype) for one in exact]
         wanted = _apart([one.float() for one in rounded], lengths, shared)
         found = _with_gradients(kernel, [one.to(device) for one in rounded])
-        for what, one, other in zip(
-            ("output", "d queries", "d keys", "d values"), found, wanted, strict=True
-        ):
-            telling.figure(
-                f"{name}: {what}, relative error", float((one - other).norm() / other.norm()), at_most=bound
-            )
+        for what, one, other in zip(("output", "d q", "d k", "d v"), found, wanted, strict=True):
+            apart = float((one - other).norm() / other.norm())
+            telling.figure(f"{name}: {what}, relative error", apart, at_most=bound)
     if device == "cpu":
         telling.figure("one row, bfloat16", "not on a CPU, which has no kernel for it")
         return
@@ -246,55 +191,20 @@ def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor
     return _with_gradients(kernel, inputs)
 
 
-def loss(telling: Telling) -> None:
-    """The last layer's memory at Qwen3's vocabulary, which must not grow with the tokens."""
-    from benchmarks.loss import CHUNK, MOST, VOCABULARY, arithmetic, peak, peak_on_gpu
-
-    if telling.device() == "cpu":
-        expected = arithmetic(vocabulary=8192, chunk=CHUNK)
-        for tokens in (1024, 2048):
-            found = peak(tokens, vocabulary=8192, chunk=CHUNK)
-            telling.figure(f"{tokens:,} tokens, over the arithmetic", found / expected, at_most=MOST)
-        return
-    width, dtype = 1024, torch.bfloat16
-    expected = arithmetic(vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype)
-    telling.figure("by arithmetic", expected / 1e9, "GB")
-    for tokens in (4096, 16_384, 32_768):
-        found, taken = peak_on_gpu(tokens, vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype)
-        telling.figure(f"{tokens:,} tokens", found / 1e9, "GB")
-        telling.figure(f"{tokens:,} tokens, over the arithmetic", found / expected, at_most=MOST)
-        telling.figure(f"{tokens:,} tokens, forward and backward", 1000 * taken, "ms")
-
-
 def train(telling: Telling) -> None:
     """A step of the trainer in bfloat16, with as many layers as the card has room for."""
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
-    from rl_bridge.trainer.settings import TrainerSettings
-    from rl_bridge.trainer.trainer import Trainer
-
     device, size = telling.device(), telling.size
     lengths = [32, 20, 32, 7] if telling.dry else [2048] * 16
-    layers = _layers_that_fit(size) if device == "cuda" else None
-    one = shape_of(size, layers)
-    telling.figure(
-        "layers", f"{one.layers} of {shape_of(size).layers}, {one.parameters / 1e9:.2f}e9 parameters"
-    )
+    free = ROOM * torch.cuda.mem_get_info()[0] if device == "cuda" else float("inf")
+    one = whole = shape_of(size)
+    while _planned(one, max(lengths)) > free and one.layers > 1:
+        one = replace(one, layers=one.layers - 1)
+    telling.figure("layers", f"{one.layers} of {whole.layers}, {one.parameters / 1e9:.3g}e9 parameters")
+    telling.figure("memory by ropewalk plan", _planned(one, max(lengths)) / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
-        policy = write_checkpoint(
-            Path(folder) / "policy", size, device=device, dtype=torch.bfloat16, layers=layers
-        )
-        settings = TrainerSettings(
-            model_path=str(policy),
-            dtype="bfloat16",
-            folder=folder,
-            max_length=max(lengths),
-            max_loss_tokens=max(lengths),
-            temperature=1.0,
-            seed=0,
-            trainer=TrainerConfig(iterations=8, learning_rate=1e-6),
-            algorithm=AlgorithmConfig(),
-        )
-        trainer = Trainer(settings)
+        path = Path(folder) / "policy"
+        write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=one.layers)
+        trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths))
     batch = documents(lengths, vocabulary=one.vocabulary)
     found = []
     for _ in range(2 if telling.dry else 4):
@@ -304,26 +214,24 @@ def train(telling: Telling) -> None:
         telling.figure(name, value)
 
 
-def _layers_that_fit(size: str) -> int:
-    """Within nine tenths of what is free, after what does not depend on the layers."""
-    free = 0.9 * torch.cuda.mem_get_info()[0]
-    layers = shape_of(size).layers
-    while (
-        layers > 1
-        and 16 * shape_of(size, layers).parameters + 8 * shape_of(size).output_parameters + 4e9 > free
-    ):
-        layers -= 1
-    return layers
+def _planned(one: Architecture, max_length: int) -> int:
+    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
+    from rl_bridge.config import Config
+    from rl_bridge.planning.memory import ModelSize, memory_of_roles
+
+    keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
+    size = ModelSize(parameters=one.parameters, architecture=one)
+    return memory_of_roles(Config.model_validate(keys), size)[0].process_bytes
 
 
 def weights(telling: Telling) -> None:
     """Master weights in float32 on the card, through shared memory in bfloat16, onto the card again."""
-    device, size, layers = telling.device(), telling.size, shape_of(telling.size).layers
-    while device == "cuda" and 4.5 * shape_of(size, layers).parameters > torch.cuda.mem_get_info()[0]:
-        layers -= 1
-    telling.figure("layers", f"{layers} of {shape_of(size).layers}")
-    state = random_weights(shape_of(size, layers), device=device, dtype=torch.float32)
-    asyncio.run(_through_the_store(telling, state))
+    device = telling.device()
+    one = whole = shape_of(telling.size)
+    while device == "cuda" and 4.5 * one.parameters > torch.cuda.mem_get_info()[0]:
+        one = replace(one, layers=one.layers - 1)
+    telling.figure("layers", f"{one.layers} of {whole.layers}")
+    asyncio.run(_through_the_store(telling, random_weights(one, device=device, dtype=torch.float32)))
 
 
 async def _through_the_store(telling: Telling, state: dict[str, Tensor]) -> None:
@@ -331,40 +239,43 @@ async def _through_the_store(telling: Telling, state: dict[str, Tensor]) -> None
     from rl_bridge.weights.directory import WeightDirectory
 
     device = next(iter(state.values())).device
-    sent = sum(2 * tensor.numel() for tensor in state.values())
-    telling.figure("sent", sent / 1e9, "GB")
+    sent = sum(2 * tensor.numel() for tensor in state.values()) / 1e9
+    telling.figure("sent", sent, "GB")
     store = WeightStore(WeightDirectory(), transport="shared_memory")
     before = _shared_memory()
     try:
-        # The ring's second segment is written for the first time by the second.
-        for version, which in enumerate(("first", "second", "steady")):
+        for version in range(4):  # both of the publisher's segments are new to it once
             began = time.perf_counter()
             await store.put(version, state, dtype=torch.bfloat16)
-            taken = time.perf_counter() - began
-            telling.figure(f"push, {which}", taken, "s")
-            telling.figure(f"push, {which}", sent / 1e9 / taken, "GB/s")
-            began, wrong = time.perf_counter(), 0
+            pushed = time.perf_counter() - began
+            if version == 0:
+                telling.figure("first push", pushed, "s")
             async with store.open(version, device=device) as there:
-                for name, tensor in there.items():
-                    moved = tensor.to(device)
-                    if which == "steady":
-                        continue
-                    wrong += int((moved != state[name].to(torch.bfloat16)).any())
-            if which != "steady":
-                telling.figure(f"tensors that came otherwise, {which}", wrong, at_most=0)
-                continue
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            taken = time.perf_counter() - began
-            telling.figure("take, onto the device", taken, "s")
-            telling.figure("take, onto the device", sent / 1e9 / taken, "GB/s")
-        held = (_shared_memory() - before) / sent
-        telling.figure("host memory, over what is sent", held, at_most=MOST_HELD)
+                began = time.perf_counter()
+                if version == 0:
+                    wrong = [x for x, one in there.items() if not _same(one.to(device), state[x])]
+                    telling.figure("tensors that came otherwise", len(wrong), at_most=0)
+                    continue
+                for tensor in there.values():
+                    tensor.to(device)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                taken = time.perf_counter() - began
+        for what, took in (("push", pushed), ("take, onto the device", taken)):
+            telling.figure(what, took, "s")
+            telling.figure(what, sent / took, "GB/s")
+        # Each byte is mapped twice here: the reader is in the publisher's process.
+        held = (_shared_memory() - before) / 2e9 / sent
+        telling.figure("host memory of the publisher, over what is sent", held, at_most=2.1)
     finally:
         await store.close()
 
 
+def _same(narrow: Tensor, wide: Tensor) -> bool:
+    return torch.equal(narrow, wide.to(narrow.dtype))
+
+
 def _shared_memory() -> int:
-    """Bytes that this process has of it: the publisher's segments, and the reader's mappings of the same."""
+    """Bytes that this process has mapped of it."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssShmem:"))
     return int(line.split()[1]) * 1024

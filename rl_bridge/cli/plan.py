@@ -2,22 +2,48 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.cli.reporting import exit_status
+from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
     from rl_bridge.planning.memory import ModelSize
     from rl_bridge.planning.plan import RentedFleet, RunPlan
 
-FAILED = 1
-MISUSED = 2
 PARTS = ("memory", "broadcast", "cost")
 GBPS = "100,200,400"
+OPTIONS = {
+    "memory": (
+        ("parameters", "N", "of the policy, as 8B or 8e9; by default those of model.path"),
+        ("gpu_gb", "GB", "of one GPU: says what does not fit, and what is left for the key-value cache"),
+    ),
+    "broadcast": (
+        ("gb", "GB", "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"),
+        ("rollout_s", "S", "work of a generator between two versions: its idle share"),
+    ),
+    "cost": (
+        ("hours", "H", "how long the GPUs are rented"),
+        ("spot_gpus", "N", "by default the generators', with rollout.spot_eligible"),
+        ("on_demand_gpus", "N", "by default all other GPUs of the roles"),
+        ("spot_price", "X", "of a spot GPU an hour"),
+        ("on_demand_price", "X", "of another GPU an hour"),
+        (
+            "spot_kind_on_demand_price",
+            "X",
+            "what a GPU of the spot kind costs on demand, where it is of another kind than the others",
+        ),
+    ),
+}
+"""Of each part: option, metavar, help."""
+ABOVE_ZERO = ("gpu_gb", "gb", "rollout_s", "hours")
+WHOLE = ("spot_gpus", "on_demand_gpus")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,69 +55,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to work out, by default whatever is known enough of; and changed keys of the file",
     )
     parser.add_argument("--config", metavar="FILE", help="the run's YAML file; it need not be complete")
-    memory = parser.add_argument_group("memory")
-    memory.add_argument(
-        "--parameters", metavar="N", help="of the policy, as 8B or 8e9; by default those of model.path"
-    )
-    memory.add_argument("--gpu_gb", type=float, metavar="GB", help="of one GPU: says what does not fit")
-    broadcast = parser.add_argument_group("broadcast")
-    broadcast.add_argument(
-        "--gb", type=float, metavar="GB", help="what is sent; by default all parameters in float32"
-    )
-    broadcast.add_argument(
-        "--gbps", default=GBPS, metavar="N,N", help="bandwidths, in 10^9 bits a second (%(default)s)"
-    )
-    broadcast.add_argument(
-        "--rollout_s",
-        type=float,
-        metavar="S",
-        help="work of a generator between two versions: its idle share",
-    )
-    cost = parser.add_argument_group("cost")
-    cost.add_argument("--hours", type=float, metavar="H", help="how long the GPUs are rented")
-    cost.add_argument(
-        "--spot_gpus", type=int, metavar="N", help="by default the generators', with rollout.spot_eligible"
-    )
-    cost.add_argument(
-        "--on_demand_gpus", type=int, metavar="N", help="by default all other GPUs of the roles"
-    )
-    cost.add_argument("--spot_price", type=float, metavar="X", help="of a spot GPU an hour")
-    cost.add_argument("--on_demand_price", type=float, metavar="X", help="of another GPU an hour")
-    cost.add_argument(
-        "--spot_kind_on_demand_price",
-        type=float,
-        metavar="X",
-        help="what a GPU of the spot kind costs on demand, where it is of another kind than the others",
-    )
+    for part, options in OPTIONS.items():
+        group = parser.add_argument_group(part)
+        for name, metavar, told in options:
+            kind = str if name == "parameters" else int if name in WHOLE else float
+            group.add_argument(f"--{name}", type=kind, metavar=metavar, help=told)
+        if part == "broadcast":
+            told = "bandwidths, in 10^9 bits a second (%(default)s)"
+            group.add_argument("--gbps", default=GBPS, metavar="N,N", help=told)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+    return exit_status("plan", lambda: _print(arguments))
 
-    try:
-        found = _plan(arguments)
-        if arguments.json:
-            print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
-        else:
-            from rich.console import Console
 
-            from rl_bridge.cli.plan_view import view
+def _print(arguments: argparse.Namespace) -> int:
+    found = _plan(arguments)
+    if arguments.json:
+        print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
+    else:
+        from rich.console import Console
 
-            Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk plan: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except BridgeError as error:
-        print(f"ropewalk plan: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+        from rl_bridge.cli.plan_view import view
+
+        Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
     return 0
 
 
 def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.memory import sent_bytes
     from rl_bridge.planning.plan import RunPlan
 
@@ -99,7 +93,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     overrides = [word for word in arguments.words if word not in PARTS]
     if overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {overrides[0]!r}, or one of {', '.join(PARTS)}")
-    _numbers(arguments)
+    _require_numbers(arguments)
     config = None if arguments.config is None else load_config(arguments.config, overrides)
     asked, found = named or set(PARTS), RunPlan()
     sent = None if arguments.gb is None else arguments.gb * 1e9
@@ -111,43 +105,35 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
             sent = sent_bytes(size, config)
     if sent is not None and "broadcast" in asked:
         found = found.with_broadcasts(sent, _bandwidths(arguments.gbps), arguments.rollout_s, config)
-    fleet = _fleet(arguments, config, needed="cost" in named) if "cost" in asked else None
-    if fleet is not None:
-        found = found.with_fleet(fleet)
-    if found == RunPlan() and config is not None:
-        raise ConfigError(
-            f"expected model.path in {arguments.config}, which tells how large the policy is, got none: its task makes "
-            "one when it runs; give --parameters N"
-        )
+    if "cost" in asked:
+        found = replace(found, fleet=_fleet(arguments, config, needed="cost" in named))
     if found == RunPlan():
         raise ConfigError(
             "expected something to plan: --config FILE or --parameters N, --gb GB, or --hours and prices; got nothing"
+            if config is None
+            else f"expected model.path in {arguments.config}, which tells how large the policy is, got none: its task "
+            "makes one when it runs; give --parameters N"
         )
     return found
 
 
 def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.memory import ModelSize, parse_count
-    from rl_bridge.planning.plan import policy_size
 
     if arguments.parameters is not None:
         try:
             return ModelSize(parameters=parse_count(arguments.parameters))
         except ValueError as error:
             raise ConfigError(f"--parameters: {error}") from error
-    if config is not None and (needed or config.model.path is not None):
-        return policy_size(config)
-    if needed:
+    path = None if config is None else config.model.path
+    if path is None and needed:
         raise ConfigError(
-            "expected --config FILE or --parameters N, to know how large the policy is; got neither"
+            "expected --parameters N, or --config FILE with model.path, to know how large the policy is; got neither"
         )
-    return None
+    return None if path is None else ModelSize.of_folder(Path(path).expanduser())
 
 
 def _bandwidths(text: str) -> Sequence[float]:
-    from rl_bridge.errors import ConfigError
-
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -158,48 +144,28 @@ def _bandwidths(text: str) -> Sequence[float]:
 
 
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.plan import RentedFleet, gpus_of
 
-    spot, on_demand = (None, None) if config is None else gpus_of(config)
-    spot = spot if arguments.spot_gpus is None else arguments.spot_gpus
-    on_demand = on_demand if arguments.on_demand_gpus is None else arguments.on_demand_gpus
-    told = {
-        "--hours": arguments.hours,
-        "--spot_gpus": spot,
-        "--on_demand_gpus": on_demand,
-        "--spot_price": arguments.spot_price if spot else arguments.spot_price or 0.0,
-        "--on_demand_price": arguments.on_demand_price,
-    }
-    missing = [name for name, value in told.items() if value is None]
-    if missing:
-        if needed or arguments.hours is not None:
-            raise ConfigError(f"expected {', '.join(missing)} to work out the cost")
-        return None
-    assert spot is not None
-    assert on_demand is not None
-    alike = arguments.spot_kind_on_demand_price
-    return RentedFleet(
-        spot_gpus=spot,
-        on_demand_gpus=on_demand,
-        spot_price=told["--spot_price"],
-        on_demand_price=arguments.on_demand_price,
-        spot_kind_on_demand_price=arguments.on_demand_price if alike is None else alike,
-        hours=arguments.hours,
-    )
+    told = {name: getattr(arguments, name) for name, _, _ in OPTIONS["cost"]}
+    for name, count in zip(WHOLE, (None, None) if config is None else gpus_of(config), strict=True):
+        told[name] = count if told[name] is None else told[name]
+    if not told["spot_gpus"]:
+        told["spot_price"] = told["spot_price"] or 0.0
+    if told["spot_kind_on_demand_price"] is None:
+        told["spot_kind_on_demand_price"] = told["on_demand_price"]
+    missing = [f"--{name}" for name in list(told)[:-1] if told[name] is None]
+    if not missing:
+        return RentedFleet(**told)
+    if needed or arguments.hours is not None:
+        raise ConfigError(f"expected {', '.join(missing)} to work out the cost")
+    return None
 
 
-def _numbers(arguments: argparse.Namespace) -> None:
-    from rl_bridge.errors import ConfigError
-
-    for name in ("gpu_gb", "gb", "rollout_s", "hours"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"expected --{name} above 0, got {value:g}")
-    for name in ("spot_gpus", "on_demand_gpus", "spot_price", "on_demand_price", "spot_kind_on_demand_price"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 <= value < float("inf"):
-            raise ConfigError(f"expected --{name} of at least 0, got {value:g}")
+def _require_numbers(arguments: argparse.Namespace) -> None:
+    for name in (name for options in OPTIONS.values() for name, _, _ in options if name != "parameters"):
+        value, bound = getattr(arguments, name), "above 0" if name in ABOVE_ZERO else "of at least 0"
+        if value is not None and not (0 <= value < float("inf") and (value or name not in ABOVE_ZERO)):
+            raise ConfigError(f"expected --{name} {bound}, got {value:g}")
 
 
 COMMAND = Command(

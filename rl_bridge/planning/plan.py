@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.config import Config, MonarchConfig, RoleConfig
-from rl_bridge.errors import ConfigError
-from rl_bridge.planning.memory import (
-    KEPT_VERSIONS,
-    ModelSize,
-    RoleMemory,
-    memory_of_roles,
-    sent_bytes,
-    trainer_bytes,
-)
+from rl_bridge.planning.memory import TRAINER_BYTES, ModelSize, RoleMemory, memory_of_roles
 from rl_bridge.services.options import Placement, ServiceOptions, by_need
 
 
@@ -91,10 +83,8 @@ class RunPlan:
     Attributes:
         parameters: Of the policy.
         adapters: Of its adapters; None where all parameters are trained.
-        trainer_bytes: What the trainer keeps for them, over all ranks.
+        trainer_bytes: What the trainer keeps for them between steps, over all its ranks.
         roles: Memory of each role; empty without a configuration.
-        kept_bytes: What the trainer's hosts keep of the weights for their readers, in memory; None without a
-            configuration.
         sent_bytes: What a version of the weights takes on the network, for each generator.
         generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
@@ -106,7 +96,6 @@ class RunPlan:
     adapters: int | None = None
     trainer_bytes: int | None = None
     roles: tuple[RoleMemory, ...] = ()
-    kept_bytes: int | None = None
     sent_bytes: float | None = None
     generators: int | None = None
     broadcasts: tuple[BroadcastPlan, ...] = ()
@@ -116,46 +105,41 @@ class RunPlan:
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
         roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
+        kept = TRAINER_BYTES * size.parameters
+        if roles:
+            kept = sum(held for name, held in roles[0].parts.items() if name != "critic")
         lora = None if config is None else config.model.lora
         adapters = None if lora is None else size.adapter_parameters(lora)
         return replace(
             self,
             parameters=size.parameters,
             adapters=adapters,
-            trainer_bytes=trainer_bytes(size.parameters, adapters),
+            trainer_bytes=kept,
             roles=roles,
-            kept_bytes=None if config is None else KEPT_VERSIONS * sent_bytes(size, config),
             decided={} if config is None else config.decided_by_gpus(),
         )
 
     def with_broadcasts(
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
     ) -> "RunPlan":
-        """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout."""
-        links = None if config is None else _links_of(config.monarch)
+        """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout.
 
-        def at(bandwidth: float) -> BroadcastPlan:
+        Each generator fetches a version from the trainer's hosts, each of which has its share of it; with TorchStore
+        from the controller's. A host takes as many copies as it has generators.
+        """
+        receivers, times = None, 1.0
+        if config is not None:
+            monarch = config.monarch
+            receivers = monarch.roles.policy.replicas
+            senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
+            times = max(receivers / senders, _most_on_one_host(monarch))
+        found = []
+        for bandwidth in gbps:
             one = size_bytes * 8 / (bandwidth * 1e9)
-            every = None
-            if links is not None:
-                # Each generator fetches a version from the trainer's hosts, each of which has its share of it; and a
-                # host takes as many copies as it has generators.
-                receivers, senders, most_on_one_host = links
-                every = one * max(receivers / senders, most_on_one_host)
-            taken = one if every is None else every
-            idle = None if rollout_s is None else taken / (taken + rollout_s)
-            return BroadcastPlan(gbps=bandwidth, seconds=one, all_seconds=every, idle=idle)
-
-        return replace(
-            self,
-            sent_bytes=size_bytes,
-            generators=None if links is None else links[0],
-            broadcasts=tuple(at(each) for each in gbps),
-        )
-
-    def with_fleet(self, fleet: RentedFleet) -> "RunPlan":
-        """Add what is rented."""
-        return replace(self, fleet=fleet)
+            idle = None if rollout_s is None else times * one / (times * one + rollout_s)
+            every = None if receivers is None else times * one
+            found.append(BroadcastPlan(gbps=bandwidth, seconds=one, all_seconds=every, idle=idle))
+        return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(found))
 
     def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
         """This as what JSON can hold.
@@ -163,42 +147,15 @@ class RunPlan:
         Args:
             gpu_gb: Memory of one GPU, in GB, to say what does not fit; None says nothing of it.
         """
-        told = asdict(replace(self, roles=(), fleet=None))
-        told["roles"] = [
-            {
-                "role": role.role,
-                "replicas": role.replicas,
-                "processes": role.processes,
-                "bytes": {**role.parts, **role.per_process},
-                "process_bytes": role.process_bytes,
-                "at_best": dict(role.at_best),
-                "gpu_share": role.gpu_share,
-                **({} if gpu_gb is None else {"fits": role.fits(gpu_gb * 1e9)}),
-            }
-            for role in self.roles
-        ]
+        told = asdict(self)
+        for row, role in zip(told["roles"], self.roles, strict=True):
+            row["process_bytes"] = role.process_bytes
+            if gpu_gb is not None:
+                row["fits"] = role.fits(gpu_gb * 1e9)
         if self.fleet is not None:
-            fleet = self.fleet
-            told["fleet"] = asdict(fleet) | {
-                "spot_cost": fleet.spot_cost,
-                "on_demand_cost": fleet.on_demand_cost,
-                "cost": fleet.cost,
-                "all_on_demand": fleet.all_on_demand,
-                "saved_share": fleet.saved_share,
-            }
+            derived = ("spot_cost", "on_demand_cost", "cost", "all_on_demand", "saved_share")
+            told["fleet"] |= {name: getattr(self.fleet, name) for name in derived}
         return told
-
-
-def policy_size(config: Config) -> ModelSize:
-    """How large the policy of a run is.
-
-    Raises:
-        ConfigError: The run's task makes it.
-        ModelError: The checkpoint does not say.
-    """
-    if config.model.path is None:
-        raise ConfigError("expected model.path or --parameters, to know how large the policy is; got neither")
-    return ModelSize.of_folder(Path(config.model.path).expanduser())
 
 
 def gpus_of(config: Config) -> tuple[int, int]:
@@ -207,18 +164,10 @@ def gpus_of(config: Config) -> tuple[int, int]:
     With `rollout.spot_eligible` the generators' may, and none otherwise: trainer, reference and reward model are what
     a run cannot go on without.
     """
-    everything, policy = config.monarch.roles.gpus(), config.monarch.roles.policy
-    spot = policy.replicas * policy.gpus if config.rollout.spot_eligible else 0
+    everything, policy = config.monarch.gpus, config.monarch.roles.policy
+    lost_alone = config.rollout.spot_eligible and not config.monarch.colocate
+    spot = policy.replicas * policy.gpus if lost_alone else 0
     return spot, everything - spot
-
-
-def _links_of(monarch: MonarchConfig) -> tuple[int, int, int]:
-    """The generators, the hosts that they fetch from, and the most generators on one host.
-
-    With TorchStore the one sender is the controller's host, where its volume is.
-    """
-    senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
-    return monarch.roles.policy.replicas, senders, _most_on_one_host(monarch)
 
 
 def _most_on_one_host(monarch: MonarchConfig) -> int:
@@ -227,7 +176,10 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
         # Any host will do, or the file does not say yet what there is.
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
-    roles = {name: _room(getattr(monarch.roles, name)) for name in ("trainer", "policy")}
+    roles = {
+        name: _room(getattr(monarch.roles, name), name if monarch.colocate else "")
+        for name in ("trainer", "policy")
+    }
     for name in by_need(roles):
         for _ in range(getattr(monarch.roles, name).replicas):
             slot = placement.take(roles[name], 0.0)
@@ -236,8 +188,14 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
     return max(on.values())
 
 
-def _room(role: RoleConfig) -> ServiceOptions:
-    return ServiceOptions(procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0)
+def _room(role: RoleConfig, shares: str) -> ServiceOptions:
+    return ServiceOptions(
+        procs=role.procs,
+        hosts=role.hosts,
+        with_gpus=role.gpus > 0,
+        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        gpu_pool=shares,
+    )
 
 
 def _reward_model(config: Config) -> ModelSize | None:

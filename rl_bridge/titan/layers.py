@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,13 @@ class RowAttention(VarlenAttention):
         try:
             super().__init__(config)
         except (ImportError, RuntimeError) as error:  # it is the last thing that TorchTitan's does
-            logger.warning("attention by torch's own FlashAttention 2: %s", error)
+            _warn_once(str(error))
+
+
+@cache
+def _warn_once(why: str) -> None:
+    """Every layer would say so."""
+    logger.warning("attention by torch's own FlashAttention 2: %s", why)
 
 
 def document_mask(document: Tensor) -> Tensor:

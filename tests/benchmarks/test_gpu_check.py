@@ -58,6 +58,57 @@ def test_checks_pass_on_a_cpu_with_tiny_shapes(names: str, tmp_path: Path) -> No
         assert figures(checks["train-0.6B"])["train/flops_per_token"] > 6 * 2 * 50_000
 
 
+@pytest.mark.heavy
+def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that looks across documents, a gradient that is off, weights that came otherwise."""
+    import torch
+
+    from benchmarks.gpu import training
+    from benchmarks.gpu.child import Telling
+    from rl_bridge.titan import layers
+
+    def missed(check: Any) -> set[str]:
+        telling = Telling(tmp_path / "told.jsonl", True, "tiny")
+        telling.file.unlink(missing_ok=True)
+        check(telling)
+        rows = [json.loads(line) for line in telling.file.read_text().splitlines()]
+        assert telling.met == all(row.get("met", True) for row in rows)
+        return {row["what"] for row in rows if not row.get("met", True)}
+
+    def causal(document: torch.Tensor) -> torch.Tensor:
+        return torch.ones(document.shape[-1], document.shape[-1], dtype=torch.bool).tril()[None, None]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layers, "document_mask", causal)
+        assert {
+            f"mask, float32: {what}, relative error" for what in ("output", "d q", "d k", "d v")
+        } < missed(training.attention)
+    there = {
+        "gradients": {"one": torch.ones(3), "other": torch.ones(3)},
+        "loss": 1.0,
+        "the trainer's loss": 1.0,
+        "its gradient's norm": 1.0,
+        "float32": torch.zeros(2),
+        "bfloat16": torch.zeros(2),
+    }
+    here = there | {
+        "gradients": {"one": torch.ones(3), "other": torch.tensor([1.0, 1.002, 1.0])},
+        "loss": 1.0002,
+        "float32": torch.tensor([0.0, 0.002]),
+    }
+    assert missed(lambda telling: training.compare(telling, there, there)) == set()
+    assert missed(lambda telling: training.compare(telling, here, there)) == {
+        "loss, relative to the CPU's",
+        "gradients, the largest difference over the largest entry",
+        "log-probabilities in float32, from the CPU's in float32",
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch.Tensor, "to", lambda self, *to: self + 1.0 if to == (torch.device("cpu"),) else self
+        )
+        assert "tensors that came otherwise" in missed(training.weights)
+
+
 STUB = """
 import sys, time
 from pathlib import Path
@@ -126,6 +177,18 @@ def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> 
         "versions": ("skipped", "torch is not installed here"),
         "reload": ("skipped", "torch is not installed here"),
     }
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_fails_one_check_and_skips_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    assert gpu_check("--only", "versions,decode-8B", "--json", str(file)).returncode == 1
+    checks = found(file)
+    assert (checks["versions"]["status"], checks["decode-8B"]["status"]) == ("failed", "skipped")
+    assert "sees no GPU: it is built without CUDA" in checks["versions"]["why"]
+    assert figures(checks["versions"])["torchtitan"] == "0.3.0"
+    assert checks["decode-8B"]["why"] == "torch sees no GPU here; --dry runs this on the CPU"
 
 
 def test_a_package_that_is_missed_is_told_and_a_module_of_ours_is_a_fault() -> None:

@@ -76,7 +76,8 @@ def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     compat.uninstall()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        found = getattr(sys.modules[name], "__file__", None)
+        module = sys.modules[name]
+        found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
         if found is not None and Path(found).is_relative_to(tmp_path):
             del sys.modules[name]
 

@@ -8,6 +8,8 @@ LLAMA3_8B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 128256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
 }
 QWEN3_8B = LLAMA3_8B | {
     "model_type": "qwen3",

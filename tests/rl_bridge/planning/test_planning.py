@@ -1,20 +1,35 @@
 """The calculators against the guide's metrics, and what each role keeps against sums worked out by hand."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles, sent_bytes
+from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
 from rl_bridge.planning.plan import RentedFleet, RunPlan, gpus_of
+from rl_bridge.titan.architecture import architecture_of
 
-SIZE = ModelSize(parameters=1000, vocabulary=50, cached_per_token=12, output_layer=250, width=5)
+SHAPES = {
+    "model_type": "qwen2",  # which has no norms of queries and keys
+    "hidden_size": 5,
+    "intermediate_size": 7,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 3,
+    "vocab_size": 50,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
+SIZE = ModelSize(parameters=1000, architecture=architecture_of(SHAPES, where="here"))
+LAYER = 5 * 6 + 5 * 3 * 2 + 6 * 5 + 3 * 5 * 7 + 2 * 5 + 6 + 3 + 3
+KEPT = 4 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
+"""Bytes that a block saves of a token in float32."""
 FILE = """
 env: {app: 'a:b'}
 rollout: {task: 'c:D', max_length: 32, max_new_tokens: 8, max_num_seqs: 4}
-trainer: {tokens_per_chunk: 16}
+trainer: {tokens_per_chunk: 16, tokens_per_pass: 100}
 """
 
 
@@ -93,14 +108,42 @@ def roles(config: Config, reward_model: ModelSize | None = None) -> dict[str, Ro
 def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     found = roles(loaded(tmp_path))
     assert set(found) == {"trainer", "policy"}
-    assert found["trainer"].parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
-    # Twice 16 tokens x 50 words x 4 bytes.
-    assert found["trainer"].per_process == {"logits of a chunk": 6400}
-    assert found["trainer"].process_bytes == 16_000 + 6400
-    assert found["policy"].parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
-    assert found["policy"].process_bytes == 4000 + 256 * 1024 * 1024
-    # 4 prompts x 32 tokens x 12 numbers x 4 bytes.
-    assert found["policy"].at_best == {"a full key-value cache": 6144}
+    trainer, policy = found["trainer"], found["policy"]
+    assert trainer.parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
+    assert trainer.per_process == {
+        "logits of a chunk": 2 * 16 * 50 * 4,
+        # The output layer with its gradient; two blocks, and one's gradient.
+        "gathered layers": 8 * 250 + 12 * LAYER,
+        # Three blocks: the third is the gradients'. And embedding, last norm, what the output layer is given.
+        "activations": 100 * (3 * KEPT + 12 * 5),
+    }
+    assert trainer.process_bytes == 16_000 + sum(trainer.per_process.values())
+    assert trainer.host == {"2 versions of the weights on their way": 8000}
+    assert policy.parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
+    assert policy.per_process == {"a tensor of new weights": 1000}
+    # 4 prompts x 32 tokens x 2 x 2 layers x 1 x 3 numbers x 4 bytes.
+    assert policy.at_best == {"a full key-value cache": 6144}
+    assert policy.host == {}, "it reads the trainer's memory"
+
+
+def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        "model.dtype=bfloat16",
+        "trainer.num_gpus=2",
+        "rollout.max_length=60",
+        "trainer.tokens_per_pass=50",
+    )
+    found = roles(config)["trainer"].per_process
+    block = 2 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
+    assert found["activations"] == 60 * (2 * 5 * 2 + 2 * block + 10 * 5)
+    assert found["gathered layers"] == (2 + 4 + 2) * 250 + (2 * 2 + 4) * LAYER
+    config = config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"activation_checkpointing": "selective"})}
+    )
+    # Attention's 6, and half of 6 + 2 x 3 + 2 x 7 + 2 x 5.
+    more = 60 * 2 * (6 + 18) * 2
+    assert roles(config)["trainer"].per_process["activations"] == found["activations"] + more
 
 
 @pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
@@ -109,9 +152,59 @@ def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: st
     assert roles(loaded(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
 
 
-def test_vocabulary_is_shared_by_tensor_parallel_ranks(tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
+    whole = roles(loaded(tmp_path))["trainer"].per_process
     config = loaded(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
-    assert roles(config)["trainer"].per_process == {"logits of a chunk": 2 * 16 * 13 * 4}
+    found = roles(config)["trainer"].per_process
+    assert found["logits of a chunk"] == 2 * 16 * 13 * 4
+    assert found["activations"] == whole["activations"] // 4
+    assert found["gathered layers"] == 8 * 13 * 5 + 12 * LAYER // 4
+
+
+@pytest.mark.parametrize(("push", "sent"), [("merged", 4000), ("adapter", 4 * 2 * 3 * (5 + 6 + 7 + 5))])
+def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> None:
+    lora = f"model.lora={{rank: 3, targets: [q_proj, down_proj], push: {push}}}"
+    config = loaded(tmp_path, lora, "algorithm.kl_coef=0.1", "algorithm.name=ppo")
+    found = roles(config)
+    assert set(found) == {"trainer", "policy"}, "the model without its adapters is the reference"
+    adapters = 16 * 2 * 3 * (5 + 6 + 7 + 5)
+    assert found["trainer"].parts == {
+        "frozen weights": 4000,
+        "adapters": adapters,
+        "critic": 4 * 755 + adapters,
+    }
+    assert found["trainer"].host == {"2 versions of the weights on their way": 2 * sent}
+    plan = RunPlan().with_memory(SIZE, config)
+    assert (plan.adapters, plan.trainer_bytes) == (adapters // 16, 4000 + adapters)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "trainer", "policy"),
+    [
+        (["monarch.transport=rdma"], {"2 versions of the weights on their way": 8000}, 4000),
+        (
+            ["monarch.workers=[tcp://10.0.0.2:1]", "monarch.master_addr=10.0.0.1"],
+            {"2 versions of the weights on their way": 8000},
+            4000,
+        ),
+        (
+            ["monarch.transport=torchstore"],
+            {"a version that is being put": 4000, "2 versions in the volume, on the controller's host": 8000},
+            4000,
+        ),
+        (["generator.engine=vllm_async"], {"2 versions of the weights on their way": 8000}, 4000),
+        (
+            ["generator.engine=vllm_async", "monarch.transport=rdma"],
+            {"2 versions of the weights on their way": 8000},
+            8000,
+        ),
+    ],
+)
+def test_weights_on_their_way_are_held_where_the_transport_has_them(
+    tmp_path: Path, overrides: list[str], trainer: dict[str, int], policy: int
+) -> None:
+    found = roles(loaded(tmp_path, *overrides))
+    assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer, policy)
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
@@ -124,9 +217,11 @@ def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
         )
     )
     policy = found["policy"]
-    # 1000 x 4, and one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start.
-    assert policy.process_bytes == 4000 + 1536
-    assert (policy.fits(2 * 5536), policy.fits(2 * 5536 - 1)) == (True, False)
+    # 1000 x 4, one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start, and the largest of
+    # new tensors.
+    assert policy.process_bytes == 4000 + 1536 + 1000
+    assert (policy.fits(2 * 6536), policy.fits(2 * 6536 - 1)) == (True, False)
+    assert policy.room(2 * 6536 + 20) == 10
     assert found["trainer"].fits(found["trainer"].process_bytes)
 
 
@@ -143,35 +238,22 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
         reward_model=ModelSize(parameters=10),
     )
     assert set(found) == {"trainer", "policy", "reference", "reward"}
-    assert found["trainer"].parts["critic"] == 16 * 755
-    # 28,080 over two hosts of three ranks, and logits of each.
-    assert found["trainer"].process_bytes == 4_680 + 6400
+    trainer, reference = found["trainer"], found["reference"]
+    # 28,080 over two hosts of three ranks, and a pass of each.
+    assert trainer.process_bytes == 4_680 + sum(trainer.per_process.values())
     assert found["policy"].replicas == 5
     assert found["policy"].parts == {"weights": 2000, "key-value cache of the longest row": 768}
     assert found["policy"].at_best == {"a full key-value cache": 3072}
-    assert (found["reference"].parts, found["reward"].process_bytes) == ({"weights": 4000}, 40)
-    assert found["reference"].process_bytes == 4000 + 6400
+    assert (reference.parts, found["reward"].process_bytes) == ({"weights": 4000}, 40)
+    block = 2 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
+    assert reference.per_process == {
+        "logits of a chunk": 6400,
+        "gathered layers": 2 * (250 + 2 * LAYER),
+        "activations": 100 * (block + 10 * 5),
+    }
 
 
 def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
     assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
     assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
-
-
-def test_adapters_are_all_that_is_trained_sent_and_doubled(tmp_path: Path) -> None:
-    # Two blocks: 8 + 6 rows and columns of q_proj, 8 + 20 of down_proj.
-    size = replace(SIZE, linear={"q_proj": 28, "down_proj": 56})
-    overrides = ["model.lora.rank=3", "model.lora.targets=[q_proj, down_proj]", "algorithm.kl_coef=0.1"]
-    whole = loaded(tmp_path, *overrides, "algorithm.advantage=gae")
-    trainer, _ = memory_of_roles(whole, size)  # and no reference
-    adapters = 3 * (28 + 56)
-    assert dict(trainer.parts) == {
-        "frozen weights": 4000,
-        "adapters": 16 * adapters,
-        "critic": 4 * 755 + 16 * adapters,
-    }
-    assert sent_bytes(size, whole) == 4000
-    assert sent_bytes(size, loaded(tmp_path, *overrides, "model.lora.push=adapter")) == 4 * adapters
-    plan = RunPlan().with_memory(size, whole)
-    assert (plan.adapters, plan.trainer_bytes) == (adapters, 4000 + 16 * adapters)

@@ -1,7 +1,6 @@
 """What a step is made of, by hand: advantages and loss settings, passes over parts of a batch, figures."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 from trainer_ranks import batch, settings
 
-from rl_bridge.algorithms.policy_loss import LossSettings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
-from rl_bridge.trainer.metrics import LossMetrics
+from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
 from rl_bridge.trainer.shares import rank_batches
@@ -121,7 +119,7 @@ def test_the_loss_at_a_point_of_the_run() -> None:
     # Half of the way down from 0.2 to 0.02.
     found = loss_settings(config, progress=0.75)
     assert found.entropy_coef == pytest.approx(0.11)
-    assert replace(found, entropy_coef=0.0) == LossSettings(**keys, kl_coef=0.5, entropy_coef=0.0)
+    assert found.model_copy(update={"entropy_coef": 0.2}) == config
     in_reward = config.model_copy(update={"kl_in": "reward"})
     assert loss_settings(in_reward, progress=0.0).kl_coef == 0.0
 
@@ -235,4 +233,62 @@ def test_means_over_passes_of_unequal_size() -> None:
         # The mean of log mu - log pi before the first update, over tokens of any age: -(0.2 - 0.4 + 1 + 0.3) / 4.
         "mismatch/kl": pytest.approx(-0.275),
         "train/valid_token_share": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA GeForce RTX 9999", None),  # which TorchTitan takes for an A100
+    ],
+)
+def test_peaks_are_those_of_known_cards_alone(
+    name: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # without lspci, which tells of the machine's own cards
+    assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)
+
+
+def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on a card of a known peak, the other one of which took longer and more memory."""
+
+    def other_rank(values: Tensor, op: object) -> None:
+        values.copy_(torch.maximum(values, torch.tensor([2.0, 5e9, 7e9], dtype=torch.float64)))
+
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.all_reduce", other_rank)
+    reset: list[None] = []
+    for name, call in {
+        "get_device_name": lambda device: "NVIDIA H200",
+        "reset_peak_memory_stats": lambda: reset.append(None),
+        "synchronize": lambda: None,
+        "max_memory_allocated": lambda: 6e9,
+        "max_memory_reserved": lambda: 6e9,
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", call)
+    meter = StepMeter(torch.device("cuda"))
+    meter.begin()
+    meter.begin()
+    assert len(reset) == 2, "each step has a peak of its own"
+    assert meter.figures(tokens=1000, flops=4e14) == {
+        "train/tokens_per_s": 500.0,
+        "train/tokens_per_s_per_rank": 250.0,
+        "train/flops_per_token": 4e11,
+        "train/mfu": pytest.approx(4e14 / 2.0 / (2 * 989e12)),
+        "memory/allocated_gb": 6.0,
+        "memory/reserved_gb": 7.0,
+    }
+
+
+def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
+    meter = StepMeter(torch.device("cpu"))
+    meter.begin()
+    assert set(meter.figures(tokens=10, flops=10)) == {
+        "train/tokens_per_s",
+        "train/tokens_per_s_per_rank",
+        "train/flops_per_token",
     }
