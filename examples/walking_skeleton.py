@@ -14,7 +14,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, Config, RolloutConfig, TrainerConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.vllm_api import ONE_THREAD
-from rl_bridge.services import Fleet
+from rl_bridge.services.fleet import Fleet
 from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.tokens.conversation import training_rows

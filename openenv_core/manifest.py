@@ -30,7 +30,7 @@ class ManifestError(ConfigurationError):
 
 
 class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class Reward(_Block):

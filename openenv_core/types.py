@@ -137,7 +137,7 @@ class State(BaseModel):
 class EnvironmentMetadata(BaseModel):
     """What an environment says of itself on `GET /metadata`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     name: str
     description: str
@@ -155,7 +155,7 @@ class ConcurrencyConfig(BaseModel):
         session_timeout: Seconds that a session may go unused; None leaves it to the server's settings.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     max_concurrent_envs: PositiveInt = 1
     session_timeout: PositiveFloat | None = None

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -281,11 +281,17 @@ class EnvironmentRunner:
         plan = self.plan
         return not (plan.on_loop or plan.step_async or plan.reset_async)
 
-    def inline(self) -> "EnvironmentRunner":
-        """Return what runs the same methods at once, where it is called: for one who is in a thread already."""
-        here = EnvironmentRunner(self._environment, self._executor, self._pool)
-        here.plan = replace(self.plan, inline=True, on_loop=True)
-        return here
+    def reset_here(self, options: Mapping[str, Any]) -> Observation:
+        """Start an episode where this is called; of a plain method alone, like the next two."""
+        return _on_loop(self._reset, **self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
+
+    def step_here(self, action: Action) -> Observation:
+        """Apply an action where this is called."""
+        return _on_loop(self._step, action)  # type: ignore[no-any-return]
+
+    def state_here(self) -> State:
+        """Read the environment's state where this is called."""
+        return _on_loop(getattr, self._environment, "state")  # type: ignore[no-any-return]
 
     @property
     def pool(self) -> ThreadPool:

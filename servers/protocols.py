@@ -195,6 +195,7 @@ class HttpProtocol(_Watched, H11Protocol):
 
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
+_WHOLE_BINARY: Final = 0x82
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
@@ -290,14 +291,13 @@ class _Outbox:
     that wake-up is the dearer half of a short reply.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._writers: list[_Writer] = []
 
     def add(self, writer: "_Writer") -> None:
         """Have a connection flushed at the end of this turn."""
         if not self._writers:
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._writers.append(writer)
 
     def _flush(self) -> None:
@@ -315,8 +315,7 @@ class _Writer:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._data = b""
-        loop = asyncio.get_running_loop()
-        self._add = _outboxes.setdefault(loop, _Outbox(loop)).add
+        self._add = _outboxes.setdefault(asyncio.get_running_loop(), _Outbox()).add
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -416,6 +415,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
 
     def send_text(self, text: str) -> bool:
         """Send a text frame at once; False where it has to go the general way, by `send`."""
+        return self._send_frame(_WHOLE_TEXT, text.encode())
+
+    def _send_frame(self, kind: int, payload: bytes) -> bool:
         if (
             not self._plain
             or not self.writable.is_set()
@@ -425,17 +427,25 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             or self.conn.state is not State.OPEN
         ):
             return False
-        payload = text.encode()
-        size = len(payload)
-        head = bytes((_WHOLE_TEXT, size)) if size < _SHORT else _long_head(size)
-        self.transport.write(head + payload)
+        head = _head(kind, len(payload))
+        if len(payload) < _GATHERED_BYTES:
+            self.transport.write(head + payload)
+        else:  # perhaps megabytes of arrays, which are not copied again
+            self.transport.write(head)
+            self.transport.flush()
+            self.transport.write(payload)
         return True
 
     async def send(self, message: Any) -> None:
         """Send a frame, or accept, refuse or close."""
         kind = message["type"]
-        if kind == "websocket.send" and (text := message.get("text")) is not None and self.send_text(text):
-            return
+        if kind == "websocket.send":
+            text = message.get("text")
+            whole, payload = (
+                (_WHOLE_BINARY, message["bytes"]) if text is None else (_WHOLE_TEXT, text.encode())
+            )
+            if self._send_frame(whole, payload):
+                return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
             # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
             # application cannot know; to uvicorn that is a fault of the application.
@@ -483,8 +493,10 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
 
-def _long_head(size: int) -> bytes:
-    """Return the head of an unmasked text frame whose length does not fit into its first two bytes."""
+def _head(kind: int, size: int) -> bytes:
+    """Return the head of an unmasked frame."""
+    if size < _SHORT:
+        return bytes((kind, size))
     if size < 1 << 16:
-        return struct.pack("!BBH", _WHOLE_TEXT, 126, size)
-    return struct.pack("!BBQ", _WHOLE_TEXT, 127, size)
+        return struct.pack("!BBH", kind, 126, size)
+    return struct.pack("!BBQ", kind, 127, size)

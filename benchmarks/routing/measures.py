@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.wire.figures import Figures
 
 if TYPE_CHECKING:
-    from rl_bridge.services import Service
+    from rl_bridge.services.service import Service
 
 LEAST_LOADED: Final = "least loaded"
 ROUND_ROBIN: Final = "round robin"
@@ -72,7 +72,7 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
 
 async def _measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
     from benchmarks.routing.roles import Worker
-    from rl_bridge.services import Fleet
+    from rl_bridge.services.fleet import Fleet
 
     with tempfile.TemporaryDirectory() as logs:
         async with Fleet(Path(logs)) as fleet:

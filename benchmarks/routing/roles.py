@@ -5,7 +5,7 @@ import os
 
 from monarch.actor import endpoint
 
-from rl_bridge.services import ServiceActor
+from rl_bridge.services.actor import ServiceActor
 
 
 class Worker(ServiceActor):

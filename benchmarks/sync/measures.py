@@ -14,7 +14,7 @@ from benchmarks.wire.figures import Figures
 from rl_bridge.config import Config, RolloutConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.replica import Checkpoint
-from rl_bridge.services import Fleet
+from rl_bridge.services.fleet import Fleet
 from rl_bridge.types import SamplingSettings
 from rl_bridge.weights import WeightStore
 

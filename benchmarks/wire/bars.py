@@ -44,7 +44,10 @@ def _steps(figures: Figures) -> Iterator[Bar]:
                 for who in ("floor", "ours, inline", "ours, blocking", "released, sync")
             )
             if inline and floor:
-                yield Bar(f"server CPU, {load}: ours / floor", inline / floor, 1.5, "at most")
+                bound = 1.0 if sessions == 64 else 1.5
+                yield Bar(f"server CPU, {load}: ours / floor", inline / floor, bound, "at most")
+            if blocking and floor and sessions == 64:
+                yield Bar(f"server CPU, {load}: ours / floor, blocking", blocking / floor, 1.3, "at most")
             if inline and released:
                 yield Bar(f"server CPU, {load}: released / ours", released / inline, 4, "at least")
             if blocking and released:
@@ -82,8 +85,8 @@ def _concurrency(figures: Figures) -> Iterator[Bar]:
 
 def _start(figures: Figures) -> Iterator[Bar]:
     for figure, who, what, bound in (
-        ("import s", "ours", "import of openenv_core and EnvClient over a bare interpreter, s", 0.3),
-        ("start s", "ours, inline", "server: start to healthy, s", 1.0),
+        ("import s", "ours", "import of openenv_core and EnvClient over a bare interpreter, s", 0.2),
+        ("start s", "ours, inline", "server: start to healthy, s", 0.5),
         ("memory MB", "ours, inline", "server: memory after start, MB", 80.0),
     ):
         value = figures.median(figure, who)

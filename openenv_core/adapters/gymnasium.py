@@ -105,14 +105,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return the picture of the episode as it stands, uint8 [height, width, 3]; None without a render mode."""
-        if self.render_mode is None:
-            return None
-        from PIL import Image
-
-        frame = self._client.state().get("frame")
-        if frame is None:
-            raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(frame))).convert("RGB"))
+        return None if self.render_mode is None else picture_of(self._client.state())
 
     def close(self) -> None:
         """End the session, and the server where it was started for this. Idempotent."""
@@ -120,6 +113,20 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     def __enter__(self) -> Self:
         return self
+
+
+def picture_of(state: Mapping[str, Any]) -> Any:
+    """Return the picture that a state holds, uint8 [height, width, 3].
+
+    Raises:
+        ConfigurationError: The server does not render.
+    """
+    from PIL import Image
+
+    frame = state.get("frame")
+    if frame is None:
+        raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
+    return np.asarray(Image.open(io.BytesIO(base64.urlsafe_b64decode(frame))).convert("RGB"))
 
 
 class Fields:

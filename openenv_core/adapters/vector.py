@@ -8,8 +8,6 @@ All sessions share one connection, and a step of all is one frame each way. The 
 (docs/protocol.md), as ours do.
 """
 
-import base64
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
@@ -21,7 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import fetch_schema
-from openenv_core.adapters.gymnasium import Fields
+from openenv_core.adapters.gymnasium import Fields, picture_of
 from openenv_core.client import GenericEnvClient
 from openenv_core.client.vector import BatchReply, VectorClient
 from openenv_core.errors import (
@@ -222,17 +220,12 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Return a picture of each, uint8 [height, width, 3]; None without a render mode."""
         if self.render_mode is None:
             return None
-        from PIL import Image
-
-        pictures: dict[int, Any] = {}
+        states: dict[int, Any] = {}
         for reply in self._ask("state", {}):
-            for member, state in zip(reply.fields["members"], reply.fields.get("rows", ()), strict=True):
-                if (frame := state.get("frame")) is not None:
-                    picture = Image.open(io.BytesIO(base64.b64decode(frame)))
-                    pictures[member] = np.asarray(picture.convert("RGB"))
-        if len(pictures) < self.num_envs:
-            raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
-        return tuple(pictures[member] for member in self._everyone)
+            for data in reply.fields.get("errors", {}).values():
+                raise server_error(data)
+            states |= zip(reply.fields["members"], reply.fields["rows"], strict=True)
+        return tuple(picture_of(states[member]) for member in self._everyone)
 
     def close_extras(self, **_: Any) -> None:
         """End the sessions, and the server where it was started for this."""

@@ -21,7 +21,6 @@ from openenv_core.client.settings import (
     http_url,
     websocket_url,
 )
-from openenv_core.client.socket import open_socket
 from openenv_core.errors import (
     ClientClosedError,
     ClientError,
@@ -517,6 +516,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         try:
             if self._transport == "websocket":
+                from openenv_core.client.socket import open_socket  # picows, which plain HTTP does without
+
                 url = websocket_url(base_url, self._session_id)
                 carrier: Carrier = await open_socket(url, self._options)
             else:

@@ -48,6 +48,9 @@ FORMATS: Final = {
 }
 """The types that arrays may have, with the codes that `struct` has for them."""
 
+_LARGE_BYTES: Final = 4096
+"""Of one value: copying it costs more than looking at it."""
+
 _LENGTH: Final = struct.Struct("<I")
 _ALIGNMENT: Final = 8
 
@@ -57,7 +60,7 @@ class FrameError(ValueError):
 
 
 class Array(NamedTuple):
-    """An array in a frame: C-ordered, little-endian."""
+    """An array in a frame: C-ordered, little-endian. To be written, its data may be a list of parts."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -83,8 +86,8 @@ def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | 
     text = b"{%b}" % b",".join([*parts, b'"arrays":' + dumps(specs)])
     pieces: list[Any] = [_LENGTH.pack(len(text)), text, bytes(-(_LENGTH.size + len(text)) % _ALIGNMENT)]
     for array in arrays:
-        size = _size(array.dtype, array.shape)
-        pieces += (array.data, bytes(-size % _ALIGNMENT))
+        pieces += array.data if isinstance(array.data, list) else (array.data,)
+        pieces.append(bytes(-_size(array.dtype, array.shape) % _ALIGNMENT))
     return b"".join(pieces)
 
 
@@ -157,7 +160,7 @@ class _Request(BaseModel):
         members: Whom it is about; all, where it does not say.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     id: Annotated[StrictInt, Field(ge=0, lt=2**53)]
     members: _Members | None = None
@@ -209,7 +212,9 @@ class StateRequest(_Request):
 
 BatchRequest: TypeAlias = OpenRequest | ResetRequest | StepRequest | StateRequest
 _OPERATIONS: Final = ("open", "reset", "step", "state")
-_read: Final = TypeAdapter[BatchRequest](Annotated[BatchRequest, Field(discriminator="op")]).validate_python
+_read: Final = TypeAdapter[BatchRequest](
+    Annotated[BatchRequest, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+).validate_python
 
 
 def read_request(header: dict[str, Any], size: int) -> BatchRequest:
@@ -333,13 +338,16 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
         return [columns_of(part, one, arrays) for part, one in zip(layout, batch, strict=True)]
     import numpy as np
 
-    found = np.asarray(batch)
-    if found.shape[1:] != layout.shape or not np.can_cast(found.dtype, layout.dtype, "same_kind"):
-        raise ValueError(
-            f"expected values of {layout.dtype} {layout.shape}, got {found.dtype} {found.shape[1:]}"
-        )
-    data = np.ascontiguousarray(found, np.dtype(layout.dtype).newbyteorder("<"))
-    arrays.append(Array(layout.dtype, data.shape, data.data.cast("B")))
+    wire = np.dtype(layout.dtype).newbyteorder("<")
+    # What is large is copied once, into the frame.
+    apart = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_BYTES
+    parts = [np.asarray(one) for one in (batch if apart else [batch])]
+    for found in parts:
+        shape = found.shape if apart else found.shape[1:]
+        if shape != layout.shape or (found.dtype != wire and not np.can_cast(found.dtype, wire, "same_kind")):
+            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {found.dtype} {shape}")
+    data = [np.ascontiguousarray(found, wire) for found in parts]
+    arrays.append(Array(layout.dtype, (len(batch), *layout.shape), data))
     return len(arrays) - 1
 
 
@@ -356,15 +364,17 @@ class Failed:
 _BESIDE: Final = frozenset({"reward", "done"})
 
 
+_AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
+"""Fields of an observation that mostly say nothing: a row is sent where one does, or where there are others."""
+
+
 @lru_cache(maxsize=256)
-def _own_fields(model: type[Observation]) -> set[str]:
-    """Return the fields that always say something."""
+def _fields_of(model: type[Observation]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the fields that always say something, and those that do at times."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    return sent - _BESIDE - {"metadata", "info"}
-
-
-def _has_more(one: Observation) -> bool:
-    return bool(one.metadata or getattr(one, "info", None) or one.infrastructure_error or one.unscored)
+    return frozenset(sent - _BESIDE - {*_AT_TIMES}), tuple(
+        name for name in _AT_TIMES if name in model.model_fields
+    )
 
 
 class ObservationEncoder:
@@ -398,7 +408,10 @@ class ObservationEncoder:
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_BESIDE, *columns}
-        if any(_own_fields(type(one)) - exclude or _has_more(one) for one in observations):
+        models = {type(one) for one in observations}
+        if any(_fields_of(model)[0] - exclude for model in models) or any(
+            getattr(one, name) for one in observations for name in _fields_of(type(one))[1]
+        ):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header

@@ -31,7 +31,8 @@ from openenv_core.types import Action, ActT
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-_FORBID = ConfigDict(extra="forbid")
+# Clients, which only write requests, do without the models that read them.
+_FORBID = ConfigDict(extra="forbid", defer_build=True)
 _LEFT_IN_PRODUCTION = "mcp, close"
 _TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
 
@@ -39,7 +40,7 @@ _TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
 class ResetOptions(BaseModel):
     """What a reset may carry. Further keys reach environments whose `reset` takes them."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     # What 64 bits hold: environments hand it on to generators that take no more.
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
@@ -49,7 +50,7 @@ class ResetOptions(BaseModel):
 class StepOptions(BaseModel):
     """What an HTTP step may carry beside the action."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     action: dict[str, Any]
     timeout_s: Annotated[float, Field(gt=0)] | None = None

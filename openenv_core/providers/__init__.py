@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from openenv_core.providers.base import AnyProvider, Provider
-from openenv_core.providers.process import LocalProcessProvider
 
 if TYPE_CHECKING:
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
     from openenv_core.providers.pool import DockerPool
+    from openenv_core.providers.process import LocalProcessProvider
     from openenv_core.providers.remote import RemoteSandboxProvider
 
 __all__ = [
@@ -25,6 +25,7 @@ _LAZY = {
     "ContainerOptions": "openenv_core.providers.docker",
     "DockerPool": "openenv_core.providers.pool",
     "LocalDockerProvider": "openenv_core.providers.docker",
+    "LocalProcessProvider": "openenv_core.providers.process",
     "RemoteSandboxProvider": "openenv_core.providers.remote",
 }
 

@@ -25,7 +25,12 @@ class _Spec(BaseModel):
     """Named as Python names things; MCP's own JSON is an alias away."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        defer_build=True,  # most servers have none
     )
 
     meta: dict[str, Any] | None = Field(default=None, alias="_meta")

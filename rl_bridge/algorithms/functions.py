@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings
-from rl_bridge.config import resolve
+from rl_bridge.algorithms.policy_loss import LossInputs
+from rl_bridge.config import AlgorithmConfig, resolve
 from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.types import Group
 
@@ -20,7 +20,9 @@ from rl_bridge.types import Group
 class LossFunction(Protocol):
     """`algorithm.loss`: the loss of each token, in the trainer, pass by pass."""
 
-    def __call__(self, inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def __call__(
+        self, inputs: LossInputs, algorithm: AlgorithmConfig, /
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Say what each token costs.
 
         A pass has a part of the batch, and a trajectory's tokens may be in several: what a token costs may depend on
@@ -29,7 +31,8 @@ class LossFunction(Protocol):
 
         Args:
             inputs: What is known of T loss tokens, each of shape [T].
-            settings: The knobs of `algorithm.*`, where the run stands.
+            algorithm: `algorithm.*` where the run stands: `entropy_coef` is what is left of it, and `kl_coef` 0 where
+                the divergence is in the reward.
 
         Returns:
             The loss of each token, with gradient, to be minimised, shape [T]; and metrics without gradient, by the
@@ -43,7 +46,7 @@ class AdvantageFunction(Protocol):
     With `algorithm.kl_in=reward` the trainer calls it, once it knows the divergence that rewards are lowered by.
     """
 
-    def __call__(self, rewards: Sequence[float], *, normalize_std: bool) -> Sequence[float]:
+    def __call__(self, rewards: Sequence[float], /, *, normalize_std: bool) -> Sequence[float]:
         """Say how good each was.
 
         Args:
@@ -59,7 +62,7 @@ class AdvantageFunction(Protocol):
 class FilterFunction(Protocol):
     """`algorithm.group_filter`: which groups are trained. In the controller, on its event loop: it must not block."""
 
-    def __call__(self, group: Group, rewards: Sequence[float]) -> str | None:
+    def __call__(self, group: Group, rewards: Sequence[float], /) -> str | None:
         """Say why a group is not worth training.
 
         It is asked while a step has refills left (`algorithm.max_refills`), and should depend on nothing but its
@@ -86,10 +89,10 @@ def load_loss(path: str) -> LossFunction:
     Raises:
         ConfigError: There is none, it cannot be called so, or what it gives is no loss.
     """
-    function = _load(path, LOSS, "(inputs: LossInputs, settings: LossSettings)", (None, None))
+    function = _load(path, LOSS, "(inputs: LossInputs, algorithm: AlgorithmConfig)", (None, None))
 
-    def checked(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Mapping[str, Tensor]]:
-        given = _call(function, LOSS, path, inputs, settings)
+    def checked(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+        given = _call(function, LOSS, path, inputs, algorithm)
         fault = _fault_of_loss(given, len(inputs.logprobs))
         if fault is not None:
             raise TrainingError(f"{LOSS}={path}: {fault}")
@@ -97,9 +100,7 @@ def load_loss(path: str) -> LossFunction:
         return loss, metrics
 
     try:
-        loss, _ = checked(
-            _made_up(), LossSettings(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, kl_coef=0.0)
-        )
+        loss, _ = checked(_made_up(), AlgorithmConfig())
     except TrainingError as error:
         raise ConfigError(str(error)) from error
     if not bool(torch.isfinite(loss).all()):

@@ -8,35 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.regularizers import (
-    Correction,
-    KlEstimator,
-    correction_weights,
-    kl_to_reference,
-)
+from rl_bridge.algorithms.regularizers import correction_weights, kl_to_reference
 from rl_bridge.algorithms.surrogate import Surrogate, cispo, clipped_surrogate, reinforce, sequence_ratios
-
-Objective = Literal["clip", "cispo", "reinforce"]
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class LossSettings:
-    """The knobs of the loss; see `rl_bridge.config.AlgorithmConfig` for their meaning.
-
-    `kl_coef` is the weight in the loss: 0 where the divergence is in the reward.
-    """
-
-    clip_low: float
-    clip_high: float
-    entropy_coef: float
-    kl_coef: float
-    objective: Objective = "clip"
-    dual_clip: float | None = None
-    kl_estimator: KlEstimator = "k3"
-    correction: Correction = "none"
-    correction_cap: float = 2.0
-    correction_low: float = 0.5
-    correction_high: float = 5.0
+from rl_bridge.config import AlgorithmConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,8 +37,12 @@ class LossInputs:
     sequence_log_ratios: Tensor | None = None
 
 
-def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """c_t objective_t + kl_coef KL_t - entropy_coef H_t, c_t a weight without gradient.
+
+    Args:
+        inputs: What is known of the tokens.
+        algorithm: `algorithm.*`, as `loss_settings` has it.
 
     Returns:
         The loss of each token, with gradient, shape [T]; and metrics without gradient, by the names that the log uses,
@@ -73,41 +51,41 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, dic
     Raises:
         ValueError: `kl_coef` is set and no reference log-probabilities came, or a correction and no proximal ones.
     """
-    if settings.kl_coef and inputs.reference_logprobs is None:
+    if algorithm.kl_coef and inputs.reference_logprobs is None:
         raise ValueError(
-            f"kl_coef is {settings.kl_coef}, so reference log-probabilities are needed; got none"
+            f"kl_coef is {algorithm.kl_coef}, so reference log-probabilities are needed; got none"
         )
-    if settings.correction != "none" and inputs.proximal_logprobs is None:
+    if algorithm.correction != "none" and inputs.proximal_logprobs is None:
         raise ValueError(
-            f"correction is {settings.correction!r}, so proximal log-probabilities are needed; got none"
+            f"correction is {algorithm.correction!r}, so proximal log-probabilities are needed; got none"
         )
     ratio = _ratio(inputs.logprobs, inputs)
-    surrogate = _objective(inputs.logprobs, ratio, inputs.advantages, settings)
+    surrogate = _objective(inputs.logprobs, ratio, inputs.advantages, algorithm)
     metrics = {
         "loss/ratio_mean": ratio,
         "loss/clip_fraction_low": surrogate.clipped_low.float(),
         "loss/clip_fraction_high": surrogate.clipped_high.float(),
     }
-    if settings.dual_clip is not None:
+    if algorithm.dual_clip is not None:
         metrics["loss/dual_clip_fraction"] = surrogate.dual_clipped.float()
     per_token = surrogate.loss
     if inputs.proximal_logprobs is not None:
         weights, bounded = correction_weights(
             inputs.proximal_logprobs - inputs.old_logprobs,
-            settings.correction,
-            cap=settings.correction_cap,
-            low=settings.correction_low,
-            high=settings.correction_high,
+            algorithm.correction,
+            cap=algorithm.correction_cap,
+            low=algorithm.correction_low,
+            high=algorithm.correction_high,
         )
         metrics |= {"loss/correction_weight": weights, "loss/corrected_fraction": bounded.float()}
         per_token = weights * per_token
-    if settings.entropy_coef:
-        per_token = per_token - settings.entropy_coef * inputs.entropy
+    if algorithm.entropy_coef:
+        per_token = per_token - algorithm.entropy_coef * inputs.entropy
     if inputs.reference_logprobs is not None:
-        kl = kl_to_reference(inputs.logprobs, inputs.reference_logprobs, settings.kl_estimator)
+        kl = kl_to_reference(inputs.logprobs, inputs.reference_logprobs, algorithm.kl_estimator)
         metrics["policy/kl_to_reference"] = kl
-        if settings.kl_coef:  # 0 times what is infinite is no number
-            per_token = per_token + settings.kl_coef * kl
+        if algorithm.kl_coef:  # 0 times what is infinite is no number
+            per_token = per_token + algorithm.kl_coef * kl
     return per_token, {name: value.detach() for name, value in metrics.items()}
 
 
@@ -118,17 +96,17 @@ def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
     return torch.exp(logprobs - old)
 
 
-def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, settings: LossSettings) -> Surrogate:
-    if settings.objective == "reinforce":
+def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig) -> Surrogate:
+    if algorithm.objective == "reinforce":
         return reinforce(logprobs, advantages)
-    if settings.objective == "cispo":
-        return cispo(logprobs, ratio, advantages, clip_low=settings.clip_low, clip_high=settings.clip_high)
+    if algorithm.objective == "cispo":
+        return cispo(logprobs, ratio, advantages, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high)
     return clipped_surrogate(
         ratio,
         advantages,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
     )
 
 

@@ -61,58 +61,29 @@ def held_then_annealed(progress: float, *, value: float, hold: float, final_fact
 Correction = Literal["none", "truncated", "icepop", "decoupled"]
 
 
-def decoupled_weights(log_ratio: Tensor) -> Tensor:
-    """pi_prox / mu, the weight of decoupled PPO, arXiv 2505.24298; the clip is on pi_theta / pi_prox.
-
-    Args:
-        log_ratio: log(pi_prox / mu), shape [T].
-    """
-    return torch.exp(log_ratio)
-
-
-def truncated_weights(log_ratio: Tensor, *, cap: float) -> Tensor:
-    """min(pi_old / mu, C): truncated importance sampling (Ionides, 2008), as it is used against engine mismatch.
-
-    Args:
-        log_ratio: log(pi_old / mu), shape [T].
-        cap: C.
-    """
-    return torch.exp(log_ratio).clamp(max=cap)
-
-
-def icepop_weights(log_ratio: Tensor, *, low: float, high: float) -> Tensor:
-    """pi_old / mu within [low, high], and 0 outside: IcePop, arXiv 2510.18855, whose range is [0.5, 5].
-
-    Args:
-        log_ratio: log(pi_old / mu), shape [T].
-        low: The smallest weight that counts.
-        high: The largest.
-    """
-    ratio = torch.exp(log_ratio)
-    return torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
-
-
 def correction_weights(
     log_ratio: Tensor, correction: Correction, *, cap: float, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
     """The weight of each token, and whether a bound changed it, each of shape [T] and without gradient.
 
+    - `none`: 1.
+    - `decoupled`: pi_prox / mu, of decoupled PPO, arXiv 2505.24298; the clip is on pi_theta / pi_prox.
+    - `truncated`: min(pi_old / mu, cap), truncated importance sampling (Ionides, 2008), as it is used against engine
+      mismatch.
+    - `icepop`: pi_old / mu within [low, high], and 0 outside: IcePop, arXiv 2510.18855, whose range is [0.5, 5].
+
     Args:
         log_ratio: log(pi_old / mu), shape [T].
-        correction: Which of the above; "none" gives ones.
-        cap: For `truncated_weights`.
-        low: For `icepop_weights`.
-        high: Likewise.
+        correction: One of the above.
+        cap: The largest weight of `truncated`.
+        low: The smallest that counts for `icepop`.
+        high: The largest.
     """
-    log_ratio = log_ratio.detach()
+    ratio = weights = torch.exp(log_ratio.detach())
     if correction == "none":
-        return torch.ones_like(log_ratio), torch.zeros_like(log_ratio, dtype=torch.bool)
-    plain = decoupled_weights(log_ratio)
-    if correction == "decoupled":
-        return plain, torch.zeros_like(plain, dtype=torch.bool)
-    weights = (
-        truncated_weights(log_ratio, cap=cap)
-        if correction == "truncated"
-        else icepop_weights(log_ratio, low=low, high=high)
-    )
-    return weights, weights != plain
+        return torch.ones_like(ratio), torch.zeros_like(ratio, dtype=torch.bool)
+    if correction == "truncated":
+        weights = ratio.clamp(max=cap)
+    elif correction == "icepop":
+        weights = torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
+    return weights, weights != ratio

@@ -2,21 +2,21 @@
 
 import argparse
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.cli.reporting import exit_status
+from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
     from rl_bridge.planning.memory import ModelSize
     from rl_bridge.planning.plan import RentedFleet, RunPlan
 
-FAILED = 1
-MISUSED = 2
 PARTS = ("memory", "broadcast", "cost")
 GBPS = "100,200,400"
 OPTIONS = {
@@ -68,30 +68,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
-    from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+    return exit_status("plan", lambda: _print(arguments))
 
-    try:
-        found = _plan(arguments)
-        if arguments.json:
-            print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
-        else:
-            from rich.console import Console
 
-            from rl_bridge.cli.plan_view import view
+def _print(arguments: argparse.Namespace) -> int:
+    found = _plan(arguments)
+    if arguments.json:
+        print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
+    else:
+        from rich.console import Console
 
-            Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
-    except ModuleNotFoundError as error:
-        print(f"ropewalk plan: {MissingDependencyError(str(error.name))}", file=sys.stderr)
-        return FAILED
-    except BridgeError as error:
-        print(f"ropewalk plan: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+        from rl_bridge.cli.plan_view import view
+
+        Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
     return 0
 
 
 def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.memory import sent_bytes
     from rl_bridge.planning.plan import RunPlan
 
@@ -124,7 +118,6 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
 
 
 def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.memory import ModelSize, parse_count
 
     if arguments.parameters is not None:
@@ -140,9 +133,7 @@ def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: boo
     return None if path is None else ModelSize.of_folder(Path(path).expanduser())
 
 
-def _bandwidths(text: str) -> list[float]:
-    from rl_bridge.errors import ConfigError
-
+def _bandwidths(text: str) -> Sequence[float]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -153,7 +144,6 @@ def _bandwidths(text: str) -> list[float]:
 
 
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
-    from rl_bridge.errors import ConfigError
     from rl_bridge.planning.plan import RentedFleet, gpus_of
 
     told = {name: getattr(arguments, name) for name, _, _ in OPTIONS["cost"]}
@@ -172,8 +162,6 @@ def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bo
 
 
 def _require_numbers(arguments: argparse.Namespace) -> None:
-    from rl_bridge.errors import ConfigError
-
     for name in (name for options in OPTIONS.values() for name, _, _ in options if name != "parameters"):
         value, bound = getattr(arguments, name), "above 0" if name in ABOVE_ZERO else "of at least 0"
         if value is not None and not (0 <= value < float("inf") and (value or name not in ABOVE_ZERO)):

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rl_bridge.cli.reporting import table
 from rl_bridge.planning.memory import WHY_NOT_14, RoleMemory
 from rl_bridge.planning.plan import RentedFleet, RunPlan
 
@@ -45,72 +46,65 @@ def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
 
 
 def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
-    table = Table(title="memory of each role", title_justify="left")
-    table.add_column("role")
-    table.add_column("replicas x processes", justify="right")
-    table.add_column("a process, at least", justify="right")
-    table.add_column("which is, of all processes of a replica together", overflow="fold")
-    table.add_column("in its hosts' memory", overflow="fold")
+    headings = ["role", ">replicas x processes", ">a process, at least"]
+    headings += ["which is, of all processes of a replica together", "in its hosts' memory"]
     if gpu_gb is not None:
-        table.add_column(f"in {gpu_gb:g} GB")
-    for role in roles:
-        parts = [f"{name} {_gb(size)}" for name, size in role.parts.items()]
-        parts += [f"{name} {_gb(size)} each" for name, size in role.per_process.items()]
-        parts += [f"up to {_gb(size)} for {name}" for name, size in role.at_best.items()]
-        host = ", ".join(f"{name} {_gb(size)}" for name, size in role.host.items())
-        cells = [
-            role.role,
-            f"{role.replicas} x {role.processes}",
-            _gb(role.process_bytes),
-            ", ".join(parts),
-            host,
-        ]
-        table.add_row(*cells, *([] if gpu_gb is None else [_fit(role, gpu_gb)]))
-    return table
+        headings.append(f"in {gpu_gb:g} GB")
+    shown = table("memory of each role", headings, (_role_cells(role, gpu_gb) for role in roles))
+    for row, role in zip(shown.rows, roles, strict=True):
+        row.style = "" if gpu_gb is None or role.room(gpu_gb * 1e9) >= 0 else "yellow"
+    return shown
+
+
+def _role_cells(role: RoleMemory, gpu_gb: float | None) -> list[str]:
+    parts = [f"{name} {_gb(size)}" for name, size in role.parts.items()]
+    parts += [f"{name} {_gb(size)} each" for name, size in role.per_process.items()]
+    parts += [f"up to {_gb(size)} for {name}" for name, size in role.at_best.items()]
+    host = ", ".join(f"{name} {_gb(size)}" for name, size in role.host.items())
+    cells = [
+        role.role,
+        f"{role.replicas} x {role.processes}",
+        _gb(role.process_bytes),
+        ", ".join(parts),
+        host,
+    ]
+    return cells if gpu_gb is None else [*cells, _fit(role, gpu_gb)]
 
 
 def _fit(role: RoleMemory, gpu_gb: float) -> str:
     share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
     room = role.room(gpu_gb * 1e9)
     if room < 0:
-        return f"[yellow]does not fit{share}"
+        return f"does not fit{share}"
     full = sum(role.at_best.values())
     return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
 
 
 def _broadcast(found: RunPlan) -> Table:
-    table = Table()
-    table.add_column("Gbps", justify="right")
-    table.add_column("seconds", justify="right")
-    if found.generators is not None:
-        table.add_column(f"to all {found.generators}, seconds", justify="right")
-    idle = any(broadcast.idle is not None for broadcast in found.broadcasts)
-    if idle:
-        table.add_column("idle in a synchronous loop", justify="right")
-    for broadcast in found.broadcasts:
-        cells = [f"{broadcast.gbps:g}", f"{broadcast.seconds:.3g}"]
-        if broadcast.all_seconds is not None:
-            cells.append(f"{broadcast.all_seconds:.3g}")
-        if broadcast.idle is not None:
-            cells.append(f"{broadcast.idle:.1%}")
-        table.add_row(*cells)
-    return table
+    columns = {
+        ">Gbps": [f"{one.gbps:g}" for one in found.broadcasts],
+        ">seconds": [f"{one.seconds:.3g}" for one in found.broadcasts],
+        f">to all {found.generators}, seconds": [
+            f"{one.all_seconds:.3g}" for one in found.broadcasts if one.all_seconds is not None
+        ],
+        ">idle in a synchronous loop": [
+            f"{one.idle:.1%}" for one in found.broadcasts if one.idle is not None
+        ],
+    }
+    known = {heading: cells for heading, cells in columns.items() if cells}
+    return table(None, known, zip(*known.values(), strict=True))
 
 
 def _cost(fleet: RentedFleet) -> Table:
-    table = Table(title=f"cost of {fleet.hours:g} hours", title_justify="left")
-    for heading in ("", "GPUs", "price an hour", "cost"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for kind, count, price, cost in (
-        ("spot", fleet.spot_gpus, fleet.spot_price, fleet.spot_cost),
-        ("on demand", fleet.on_demand_gpus, fleet.on_demand_price, fleet.on_demand_cost),
-    ):
-        table.add_row(kind, str(count), f"{price:,.2f}", f"{cost:,.2f}")
-    gpus = str(fleet.spot_gpus + fleet.on_demand_gpus)
-    table.add_row("together", gpus, "", f"{fleet.cost:,.2f}", style="bold")
-    table.add_row("all on demand", gpus, "", f"{fleet.all_on_demand:,.2f}")
-    table.add_row("saved", "", "", f"{fleet.saved_share:.1%}")
-    return table
+    gpus = fleet.spot_gpus + fleet.on_demand_gpus
+    rows = (
+        ("spot", fleet.spot_gpus, f"{fleet.spot_price:,.2f}", f"{fleet.spot_cost:,.2f}"),
+        ("on demand", fleet.on_demand_gpus, f"{fleet.on_demand_price:,.2f}", f"{fleet.on_demand_cost:,.2f}"),
+        ("together", gpus, "", f"{fleet.cost:,.2f}"),
+        ("all on demand", gpus, "", f"{fleet.all_on_demand:,.2f}"),
+        ("saved", "", "", f"{fleet.saved_share:.1%}"),
+    )
+    return table(f"cost of {fleet.hours:g} hours", (" ", ">GPUs", ">price an hour", ">cost"), rows)
 
 
 def _gb(size: float) -> str:

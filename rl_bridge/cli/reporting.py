@@ -1,9 +1,13 @@
 """How a command ends, and text that came from elsewhere, for a terminal: nothing in it is obeyed there."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FAILED = 1
 MISUSED = 2
@@ -31,3 +35,17 @@ def plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(printable(text))
+
+
+def table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
+    """A table of plain text; the column below a heading that begins with ">" is to the right."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for heading in headings:
+        made.add_column(
+            heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*(plain(str(cell)) for cell in row))
+    return made

@@ -2,13 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.reporting import plain, printable
+from rl_bridge.cli.reporting import printable, table
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import SERVING, StatusSnapshot
 from rl_bridge.metrics.throughput import TARGETS, Throughput
@@ -37,18 +37,6 @@ def view(snapshot: StatusSnapshot) -> RenderableType:
         )
         parts.append(table("events", ("at", "service", "replica", "what"), events))
     return Group(*parts)
-
-
-def table(title: str, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of plain text; the column below a heading that begins with ">" is to the right."""
-    made = Table(title=title, title_justify="left")
-    for heading in headings:
-        made.add_column(
-            heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
-        )
-    for row in rows:
-        made.add_row(*(plain(str(cell)) for cell in row))
-    return made
 
 
 def _head(snapshot: StatusSnapshot) -> str:

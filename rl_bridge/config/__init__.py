@@ -6,6 +6,7 @@ from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.loading import (
     CONFIG_FILE,
     PARTIAL_CONFIG_FILE,
+    colocate_if_needed,
     folder_exists,
     load_config,
     load_section,
@@ -47,6 +48,7 @@ __all__ = [
     "RoleConfig",
     "RolloutConfig",
     "TrainerConfig",
+    "colocate_if_needed",
     "folder_exists",
     "load_config",
     "load_section",

@@ -6,18 +6,20 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from rl_bridge.config.section import Section
+from rl_bridge.config.section import Count, Section
 
-EngineKind = Literal["vllm", "vllm_async", "openai"]
+EngineKind = Literal["auto", "vllm", "vllm_async", "openai"]
 
 
 class GeneratorConfig(Section):
     """`generator.*`: what answers prompts. Replicas of it are `monarch.roles.policy`."""
 
-    engine: EngineKind = "vllm"
+    engine: EngineKind = "auto"
     """`vllm`: vLLM's engine within the replica's process. `vllm_async`: its AsyncLLM, whose engine has a process of its
-    own beside the replica's. `openai`: a server that already runs; its weights cannot be updated, so it can be
-    evaluated and not trained."""
+    own beside the replica's. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs. `openai`: a server that
+    already runs; its weights cannot be updated, so it can be evaluated and not trained."""
+    tensor_parallel: Count = 1
+    """GPUs of a replica, which share each layer: vLLM's tensor parallelism, a process each beside the replica's."""
     url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """Where an OpenAI-compatible server is, up to and with `/v1`. It has to return token ids (vLLM's does)."""
     model: str | None = Field(default=None, min_length=1)
@@ -66,6 +68,11 @@ class GeneratorConfig(Section):
             raise ValueError(
                 "expected generator.url, generator.model and generator.key_variable with generator.engine=openai "
                 f"alone, got them with {self.engine}"
+            )
+        if self.tensor_parallel > 1 and self.engine in ("vllm_async", "openai"):
+            raise ValueError(
+                f"expected generator.engine of auto or vllm with generator.tensor_parallel, got {self.engine}: of that "
+                "engine the processes of several ranks could outlive their replica, or are not ours"
             )
         return self
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from rl_bridge.config.monarch import MonarchConfig, RoleConfig, RolesConfig
+from rl_bridge.config.monarch import MonarchConfig, RoleConfig
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +28,29 @@ def dtype_on(dtype: Dtype, gpus: int) -> Dtype:
     return "bfloat16" if gpus else "float32"
 
 
-def roles_by_gpus(
-    num_gpus: int, monarch: MonarchConfig, *, num_workers: int | None, reference: bool
-) -> RolesConfig:
-    """The role table with what `trainer.num_gpus` implies.
+def monarch_by_gpus(
+    num_gpus: int,
+    monarch: MonarchConfig,
+    *,
+    num_workers: int | None,
+    reference: bool,
+    tensor_parallel: int = 1,
+) -> MonarchConfig:
+    """The mesh with what `trainer.num_gpus` implies.
 
     The trainer gets a rank a GPU, over as few hosts as have them. With 0 it computes on the CPU, and so does
     whatever else the table leaves open. Otherwise the reference gets a GPU where there is one, and the generators
-    one each: as many generators as there are GPUs left, and no more than rollout workers where somebody has said how
-    many of those. The GPUs are those of `monarch`; where it names none, and no other hosts, those of this machine; and
-    where these do not do, nobody knows: there is a generator a worker.
+    one each, or `tensor_parallel`: as many generators as there are GPUs left for, and no more than rollout workers
+    where somebody has said how many of those. The GPUs are those of `monarch`; where it names none, and no other hosts,
+    those of this machine; and where these do not do, nobody knows: there is a generator a worker. Where none is left,
+    and nobody said otherwise, generators are colocated, on the trainer's GPUs.
 
     Args:
         num_gpus: The key's value.
         monarch: The cluster, and the table as it was given; a role that it gives stays as it is.
         num_workers: Rollout workers; None where nobody has said how many.
         reference: Whether the run has a reference model.
+        tensor_parallel: GPUs of a generator.
 
     Raises:
         ValueError: The table gives the trainer another number of GPUs, the trainer's cannot be shared out evenly over
@@ -54,25 +61,32 @@ def roles_by_gpus(
     if num_gpus:
         if reference:
             roles["reference"] = RoleConfig(gpus=1)
-        roles["policy"] = RoleConfig(gpus=1)
+        roles["policy"] = RoleConfig(gpus=tensor_parallel)
     roles = {name: role for name, role in roles.items() if name not in given.model_fields_set}
     if "policy" in roles:
+        colocate = monarch.colocate
         there, used = monarch.num_nodes * monarch.gpus_per_node, given.model_copy(update=roles).gpus()
         if not there and monarch.alone and (here := len(visible_gpus())) >= used:
             there = here
-        left = there - used + 1
-        if there and left < 1:
+        left = (there - used + tensor_parallel) // tensor_parallel
+        if there and left < 1 and colocate is False:
             besides = (
                 " beside one for the reference model (algorithm.kl_coef)" if "reference" in roles else ""
             )
             raise ValueError(
-                f"expected trainer.num_gpus to leave a GPU to a generator, got {num_gpus}{besides} of the {there} GPUs "
-                "of monarch.num_nodes x gpus_per_node; give the trainer fewer, or the generators a place by "
-                "monarch.roles.policy"
+                f"expected trainer.num_gpus to leave {'a GPU' if tensor_parallel == 1 else tensor_parallel} to a "
+                f"generator, got {num_gpus}{besides} of the {there} GPUs "
+                "of monarch.num_nodes x gpus_per_node; have them take turns by monarch.colocate=true, give the trainer "
+                "fewer, or the generators a place by monarch.roles.policy"
             )
-        wanted = left if num_workers is None else num_workers
-        roles["policy"] = RoleConfig(replicas=min(wanted, left) if there else num_workers or 1, gpus=1)
-    return given.model_copy(update=roles)
+        if colocate or (there and left < 1):
+            replicas, colocate = max(1, num_gpus // tensor_parallel), True
+        else:
+            wanted = left if num_workers is None else num_workers
+            replicas = min(wanted, left) if there else num_workers or 1
+        roles["policy"] = RoleConfig(replicas=replicas, gpus=tensor_parallel)
+        monarch = monarch.model_copy(update={"colocate": colocate})
+    return monarch.with_roles(given.model_copy(update=roles), colocate=monarch.colocate)
 
 
 def _trainer(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:

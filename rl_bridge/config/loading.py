@@ -89,6 +89,33 @@ def load_section(path: str | Path, overrides: Iterable[str], schema: type[Sectio
     data = _read(Path(path))
     for override in sorted(overrides, key=_names_no_algorithm):
         _apply(data, override)
+    return _validated(data, schema)
+
+
+def colocate_if_needed(config: Config, gpus: int) -> Config:
+    """Where `monarch.colocate` was left open and this machine has too few GPUs for all roles: the same, colocated.
+
+    Args:
+        config: A run's.
+        gpus: GPUs of this machine.
+
+    Raises:
+        ConfigError: Its roles cannot take turns; the message says what they would need.
+    """
+    monarch, roles = config.monarch, config.monarch.roles
+    helps = roles.policy.gpus and 0 < roles.trainer.gpus <= gpus < monarch.gpus
+    if monarch.colocate is not None or not monarch.alone or not helps:
+        return config
+    data = config.model_dump(exclude={"monarch": {"roles": {"policy"}}})
+    data["monarch"]["colocate"] = True
+    data["monarch"]["roles"]["policy"] = {
+        "replicas": roles.trainer.gpus // roles.policy.gpus,
+        "gpus": roles.policy.gpus,
+    }
+    return _validated(data, Config)
+
+
+def _validated(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
     try:
         return schema.model_validate(data)
     except ValidationError as error:

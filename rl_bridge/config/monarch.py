@@ -41,7 +41,7 @@ class RolesConfig(Section):
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
-        for name in ("policy", "trainer", "reference", "reward"):
+        for name in ("trainer", "reference", "reward"):  # of the policy see generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
             if role.gpus not in (0, role.procs * role.hosts):
                 raise ValueError(
@@ -75,9 +75,16 @@ class RolesConfig(Section):
 
     def gpus(self) -> int:
         """GPUs that all roles together use."""
-        return sum(
+        return sum(self._gpus())
+
+    def most_gpus(self) -> int:
+        """GPUs of the role that uses most."""
+        return max(self._gpus())
+
+    def _gpus(self) -> list[int]:
+        return [
             role.replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
-        )
+        ]
 
 
 class RestartPolicy(Section):
@@ -110,6 +117,9 @@ class MonarchConfig(Section):
     later fetches the weights."""
     roles: RolesConfig = RolesConfig()
     restarts: RestartPolicy = RestartPolicy()
+    colocate: bool | None = None
+    """Trainer and generators take turns on the same GPUs: generators sleep while the trainer works, whose weights and
+    moments are in the host's memory otherwise. Left open, it is so where there are too few GPUs for both."""
     workers: tuple[str, ...] = ()
     """Addresses of other hosts' workers, such as `tcp://10.0.0.2:26600`; none: everything runs on this machine."""
     job: str | None = None
@@ -140,23 +150,28 @@ class MonarchConfig(Section):
         return self
 
     @property
+    def gpus(self) -> int:
+        """GPUs that the roles use together; colocated, each role counts them anew."""
+        return self.roles.most_gpus() if self.colocate else self.roles.gpus()
+
+    @property
     def alone(self) -> bool:
         """Whether all processes are on the controller's machine."""
         return not self.workers and self.job is None
 
-    def with_roles(self, roles: RolesConfig) -> Self:
+    def with_roles(self, roles: RolesConfig, *, colocate: bool | None) -> Self:
         """The same with another role table.
 
         Raises:
             ValueError: It needs more GPUs than the cluster has.
         """
-        changed = self.model_copy(update={"roles": roles})
+        changed = self.model_copy(update={"roles": roles, "colocate": colocate})
         _fit(changed)
         return changed
 
 
 def _fit(monarch: MonarchConfig) -> None:
-    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.roles.gpus()
+    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
     if there and used > there:
         raise ValueError(
             f"expected monarch.roles to use at most the {there} GPUs of num_nodes x gpus_per_node, got {used}"

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import Dtype, dtype_on, roles_by_gpus
+from rl_bridge.config.gpus import Dtype, dtype_on, monarch_by_gpus
 from rl_bridge.config.monarch import MonarchConfig
 from rl_bridge.config.section import Count, Positive, Section
 from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
@@ -30,8 +30,8 @@ class LoraConfig(Section):
     that the trainer's probabilities would be others.
     """
 
-    rank: Count = 16
-    """Rows of A, columns of B."""
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rows of A, columns of B. vLLM takes 512 at most."""
     alpha: Positive = 32.0
     """The product B A is multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
@@ -175,8 +175,9 @@ class RolloutConfig(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
     synchronise. Above 0 episodes go on being played while the trainer works."""
-    weight_update: Literal["drain", "continue"] = "drain"
-    """How generators take new weights: finish what they have been asked first, or go on with it under the new ones."""
+    weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
+    """How generators take new weights: finish what they have been asked first (drain), or go on with it under the new
+    ones: with keys and values computed anew (continue), or with those of the old weights (keep_cache)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """Siblings with which a group is trained where others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Positive = 600.0
@@ -301,6 +302,11 @@ class Config(Section):
         return self.algorithm.kl_coef > 0 and self.model.lora is None
 
     @property
+    def call_timeout_s(self) -> float:
+        """How long a call of a generator may take; colocated, the trainer's turn may come in between."""
+        return self.rollout.timeout_s + (self.trainer.timeout_s if self.monarch.colocate else 0.0)
+
+    @property
     def pushed_adapter(self) -> LoraConfig | None:
         """The adapters that generators are sent; None where they are sent whole weights."""
         lora = self.model.lora
@@ -308,10 +314,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        if self.pushed_adapter is not None and self.rollout.weight_update == "continue":
+        if self.pushed_adapter is not None and (update := self.rollout.weight_update) != "drain":
             raise ValueError(
-                'expected rollout.weight_update "drain" with model.lora.push=adapter, got "continue": vLLM finishes an '
-                "answer with the adapter that it was begun with; model.lora.push=merged can continue"
+                f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
+                "an answer with the adapter that it was begun with; model.lora.push=merged can continue"
             )
         return self
 
@@ -342,8 +348,14 @@ class Config(Section):
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
             workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
-            roles = roles_by_gpus(num_gpus, self.monarch, num_workers=workers, reference=self.has_reference)
-            self._settle(monarch=self.monarch.with_roles(roles))
+            monarch = monarch_by_gpus(
+                num_gpus,
+                self.monarch,
+                num_workers=workers,
+                reference=self.has_reference,
+                tensor_parallel=self.generator.tensor_parallel,
+            )
+            self._settle(monarch=monarch)
         trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
         dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
         self._settle(model=self.model.model_copy(update={"dtype": dtype}))
@@ -358,6 +370,42 @@ class Config(Section):
             self._settle(
                 rollout=rollout.with_defaults(num_workers=policy.replicas),
                 evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_generator_gpus(self) -> Self:
+        if (gpus := self.monarch.roles.policy.gpus) not in (0, degree := self.generator.tensor_parallel):
+            raise ValueError(
+                f"expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, {degree}, got {gpus}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> Self:
+        if not self.monarch.colocate:
+            return self
+        policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
+        if policy.replicas * policy.gpus != trainer.gpus:
+            raise ValueError(
+                f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
+                f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
+            )
+        if rollout.weight_update == "keep_cache":
+            raise ValueError(
+                'expected rollout.weight_update of "drain" or "continue" with monarch.colocate, got "keep_cache": keys '
+                "and values are dropped for the trainer's turn"
+            )
+        if rollout.max_staleness and rollout.weight_update == "drain":
+            raise ValueError(
+                f"expected rollout.max_staleness of 0 with monarch.colocate, got {rollout.max_staleness}: no episode "
+                "is played while the trainer works; with rollout.weight_update=continue a step need not wait for the "
+                "longest answers, which go on after the trainer's turn"
+            )
+        if rollout.max_staleness and rollout.episode_timeout_s is not None:
+            raise ValueError(
+                "expected no rollout.episode_timeout_s with monarch.colocate and rollout.max_staleness above 0: the "
+                "trainer's turn would count; use rollout.num_turns"
             )
         return self
 
@@ -400,9 +448,9 @@ class Config(Section):
                 "expected no rollout.episode_timeout_s with deterministic: where an episode ends would be a matter of "
                 "timing; use rollout.num_turns"
             )
-        if self.deterministic and self.rollout.weight_update == "continue":
+        if self.deterministic and (update := self.rollout.weight_update) != "drain":
             raise ValueError(
-                'expected rollout.weight_update "drain" with deterministic, got "continue": when an answer is '
+                f'expected rollout.weight_update "drain" with deterministic, got "{update}": when an answer is '
                 "interrupted is a matter of timing"
             )
         if self.deterministic and self.generator.engine == "openai":

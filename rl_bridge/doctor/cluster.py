@@ -31,23 +31,23 @@ def cluster(config: Config, *, gpus: int, node_rank: int | None = None) -> list[
 
 
 def _gpus(config: Config, gpus: int, node_rank: int | None) -> Iterator[Finding]:
-    monarch = config.monarch
+    monarch, level = config.monarch, Severity.GOOD
     if node_rank is not None:
-        there = monarch.gpus_per_node
-        told, level = f"monarch.gpus_per_node says {there}, {gpus} are here", Severity.GOOD
+        what, there = "GPUs of this host", monarch.gpus_per_node
+        told = f"monarch.gpus_per_node says {there}, {gpus} are here"
         if there > gpus:
             told, level = f"{told}; see why torch can use no more, or say fewer", Severity.BAD
-        yield Finding(what="GPUs of this host", told=told, level=level)
-        return
-    if not monarch.alone:
-        return  # they are on other hosts, where this can be asked again
-    needed = monarch.roles.gpus()
-    told = f"the roles use {needed}, {gpus} are here"
-    if needed > gpus:
-        told += "; give the roles fewer (trainer.num_gpus=0 is the CPU), or name the hosts that have them"
-        yield Finding(what="GPUs of the roles", told=told, level=Severity.BAD)
+    elif monarch.alone:  # otherwise they are on other hosts, where this can be asked again
+        what, needed = "GPUs of the roles", monarch.gpus
+        if monarch.colocate is None:  # see colocate_if_needed
+            needed = monarch.roles.most_gpus()
+        told = f"the roles use {needed}, {gpus} are here"
+        if needed > gpus:
+            told += "; give the roles fewer (trainer.num_gpus=0 is the CPU), or name the hosts that have them"
+            level = Severity.BAD
     else:
-        yield Finding(what="GPUs of the roles", told=told)
+        return
+    yield Finding(what=what, told=told, level=level)
 
 
 def _ports(config: Config) -> Iterator[Finding]:
@@ -57,7 +57,8 @@ def _ports(config: Config) -> Iterator[Finding]:
     if not monarch.alone:
         wanted["monarch.master_port"] = monarch.master_port
     for key, port in wanted.items():
-        where = format_address(monarch.master_addr, port)
+        where, level = format_address(monarch.master_addr, port), Severity.GOOD
+        told = f"{where} is free" if port else f"0: any port of {monarch.master_addr} that is free"
         try:
             listen(monarch.master_addr, port)
         except OSError as error:
@@ -65,27 +66,16 @@ def _ports(config: Config) -> Iterator[Finding]:
             if error.errno == errno.EADDRNOTAVAIL:
                 told = f"{where} is no address of this host: ask on the one that it belongs to"
                 if monarch.alone:  # see host_to_serve_on
-                    told, level = (
-                        f"{told}; a run that is alone here serves its status on loopback",
-                        Severity.ODD,
-                    )
-            yield Finding(what=key, told=told, level=level)
-        else:
-            yield Finding(
-                what=key,
-                told=f"{where} is free" if port else f"0: any port of {monarch.master_addr} that is free",
-            )
+                    told += "; a run that is alone here serves its status on loopback"
+                    level = Severity.ODD
+        yield Finding(what=key, told=told, level=level)
 
 
 def _others(config: Config) -> Iterator[Finding]:
     """Servers and workers that somebody else has started."""
-    places: dict[str, str] = {address: address for address in config.monarch.workers}
-    places |= {url: url for env in config.environments.values() for url in env.urls}
-    if config.generator.url is not None:
-        places[config.generator.url] = config.generator.url
-    if not places:
-        return
-    with ThreadPoolExecutor(min(AT_ONCE, len(places))) as asking:
+    urls = (url for env in config.environments.values() for url in env.urls)
+    places = dict.fromkeys((*config.monarch.workers, *urls, *filter(None, (config.generator.url,))))
+    with ThreadPoolExecutor(AT_ONCE) as asking:
         yield from asking.map(_reached, places)
 
 
@@ -105,9 +95,9 @@ def _reached(url: str) -> Finding:
 def _model(config: Config) -> Iterator[Finding]:
     if config.model.path is None:
         return
-    folder = Path(config.model.path).expanduser()
-    if (folder / "config.json").is_file():
-        yield Finding(what="model.path", told=f"{folder} has a config.json")
-    else:
+    folder, level = Path(config.model.path).expanduser(), Severity.GOOD
+    told = f"{folder} has a config.json"
+    if not (folder / "config.json").is_file():
         told = f"expected a checkpoint in the Hugging Face layout at {folder}, found no config.json there"
-        yield Finding(what="model.path", told=told, level=Severity.BAD)
+        level = Severity.BAD
+    yield Finding(what="model.path", told=told, level=level)

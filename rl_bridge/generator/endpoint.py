@@ -90,7 +90,7 @@ class EndpointEngine:
         """
         return self._thread.submit(self._generate(prompts, sampling, seeds))
 
-    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor]") -> "Future[LoadMetrics]":
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
         """Refuse.
 
         Raises:
@@ -99,6 +99,12 @@ class EndpointEngine:
         raise WeightsError(
             f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
+        )
+
+    def sleep(self) -> "Future[None]":
+        """Refuse: a server's GPUs are its own; a run that would ask is refused before (`why_untrainable`)."""
+        raise GeneratorError(
+            f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
         )
 
     def check(self) -> None:

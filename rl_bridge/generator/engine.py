@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from torch import Tensor
 
@@ -23,9 +24,12 @@ from rl_bridge.generator.vllm_api import (
     adapter_request,
     build_engine,
     completion_of,
+    kept_from,
+    prompt_of,
     refusals,
     sampling_params,
 )
+from rl_bridge.generator.vllm_worker import WeightSender
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -67,6 +71,7 @@ class Batch:
         under_way: The engine's name of each request not answered yet, and its place among the prompts.
         completions: What is answered, by place.
         asked: On the clock of `time.monotonic`.
+        kept_from: The weights when it was begun with, where later ones leave its keys and values as they are.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -76,6 +81,7 @@ class Batch:
     under_way: dict[str, int] = field(default_factory=dict)
     completions: dict[int, Completion] = field(default_factory=dict)
     asked: float = field(default_factory=time.monotonic)
+    kept_from: PolicyVersion | None = None
 
 
 class Batches:
@@ -120,7 +126,7 @@ class Batches:
                 require_tokens(prompt, self._vocabulary)
                 request_id = str(next(self._ids))
                 self._engine.add_request(
-                    request_id, {"prompt_token_ids": list(prompt)}, how, lora_request=self.adapter
+                    request_id, prompt_of(prompt, batch.kept_from), how, lora_request=self.adapter
                 )
                 self._requests[request_id] = batch
                 batch.under_way[request_id] = index
@@ -141,7 +147,7 @@ class Batches:
                 continue
             del self._requests[output.request_id]
             index = batch.under_way.pop(output.request_id)
-            batch.completions[index] = completion_of(output.outputs[0])
+            batch.completions[index] = completion_of(output.outputs[0], kept_from=batch.kept_from)
             if not batch.under_way:
                 del self._batches[batch]
                 answer(batch.future, [batch.completions[i] for i in range(len(batch.prompts))])
@@ -198,11 +204,20 @@ def fail(future: "Future[Any]", error: GeneratorError) -> None:
         return
 
 
+SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
+"""vLLM moves the weights to the host's memory, drops keys and values, and keeps what is under way."""
+
+
 @dataclass(slots=True)
 class _Load:
     version: PolicyVersion
-    state: Mapping[str, Tensor]
+    state: Mapping[str, Tensor] | None
     future: "Future[LoadMetrics]" = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Sleep:
+    future: "Future[None]" = field(default_factory=Future)
 
 
 class VllmEngine:
@@ -226,7 +241,8 @@ class VllmEngine:
         self._seed = seed
         self._adapter_ids = itertools.count(1)
         self.statistics = EngineStatistics()
-        self._commands: deque[Batch | _Load] = deque()
+        self._sender = WeightSender()
+        self._commands: deque[Batch | _Load | _Sleep] = deque()
         self.version: PolicyVersion = 0
         self.ended: Future[None] = Future()
         self._ready: Future[None] = Future()
@@ -267,10 +283,15 @@ class VllmEngine:
         self._submit(batch)
         return batch.future
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
-        """Take new weights.
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
+        """Take new weights, and wake where it sleeps.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
+
+        With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
+        token's distribution is that of its weights after a context that older ones have read. Its log-probability is
+        of just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a
+        prompt is given none that are of older weights than it was asked at (`prompt_of`).
 
         With "continue", answers under way go on under the new ones. The keys and values of their tokens so
         far are computed anew. So every token is sampled from the distribution that the weights it names have
@@ -281,12 +302,25 @@ class VllmEngine:
             version: What tokens report from then on.
             state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
                 under PEFT's, or none for the weights that the engine began with. They must not change until the future
-                is done.
+                is done. None: the weights that it has are those.
 
         Raises:
             GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
         """
         command = _Load(version, state)
+        self._submit(command)
+        return command.future
+
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
+
+        With `rollout.weight_update` "drain" what was asked for before is answered first. With "continue" answers under
+        way go on when it wakes; keys and values of their tokens so far are computed anew, as for new weights.
+
+        Raises:
+            GeneratorError: As for `generate`.
+        """
+        command = _Sleep()
         self._submit(command)
         return command.future
 
@@ -313,7 +347,7 @@ class VllmEngine:
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
 
-    def _submit(self, command: Batch | _Load) -> None:
+    def _submit(self, command: Batch | _Load | _Sleep) -> None:
         with self._changed:
             self._require_open()
             if len(self._commands) >= MAX_WAITING_BATCHES:
@@ -350,6 +384,7 @@ class VllmEngine:
             while self._serve():
                 pass
             self._engine.engine_core.shutdown()  # now, or it would end the groups of the next engine here
+            self._sender.close()
         except BaseException as error:  # the thread's death must reach whoever waits
             failure = error
         self._batches.abort(_ending(failure))
@@ -359,8 +394,8 @@ class VllmEngine:
         """Take one command (waiting only while there is nothing to generate), or make one engine step."""
         with self._changed:
             self._idle = True
-            while not (self._commands or self._batches or self._closed):
-                with span(REST, waits_for="prompts"):
+            while not (self._commands or self._closed or (self._batches and not self.statistics.asleep)):
+                with span(REST, waits_for="turn" if self.statistics.asleep else "prompts"):
                     self._changed.wait()
             if self._closed:
                 return False
@@ -373,7 +408,11 @@ class VllmEngine:
         try:
             if isinstance(command, Batch):
                 with span("take prompts"):
+                    command.kept_from = kept_from(self._rollout, self.version)
                     self._batches.add(command)
+            elif isinstance(command, _Sleep):
+                with span("sleep"):
+                    self._sleep(command)
             else:
                 with span("load weights"):
                     self._load(command)
@@ -385,22 +424,19 @@ class VllmEngine:
     def _load(self, command: _Load) -> None:
         if not command.future.set_running_or_notify_cancel():
             return
-        asked = time.monotonic()
-        if self._rollout.weight_update == "drain":
-            while self._batches:
-                if self._closed:
-                    fail(command.future, GeneratorError(CLOSED))
-                    return
-                self._beat = time.monotonic()
-                with span("generate"):
-                    self._batches.step(self._rollout.generate_timeout_s)
+        asked, asleep = time.monotonic(), self.statistics.asleep
+        if not (asleep or self._drain(command.future)):
+            return
         began = time.monotonic()
         try:
-            if (lora := self._config.pushed_adapter) is None:
-                self._engine.collective_rpc("load_policy", args=(command.state,))
-            else:
-                self._replace_adapter(command.state, lora)
-            self._engine.reset_prefix_cache(reset_running_requests=True)
+            if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
+                self._engine.wake_up(["weights"])
+            if command.state is not None:
+                self._replace(command.state)
+                if asleep or self._rollout.weight_update != "keep_cache":
+                    self._engine.reset_prefix_cache(reset_running_requests=True)
+            if asleep:
+                self._engine.wake_up(["kv_cache"])
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
             raise GeneratorError(f"loading version {command.version} failed half-way: {error}") from error
@@ -408,6 +444,34 @@ class VllmEngine:
         self.version = command.version
         now = time.monotonic()
         answer(command.future, LoadMetrics(pause_s=now - asked, load_s=now - began))
+
+    def _replace(self, state: Mapping[str, Tensor]) -> None:
+        if (lora := self._config.pushed_adapter) is not None:
+            self._replace_adapter(state, lora)
+        elif self._config.generator.tensor_parallel == 1:
+            self._engine.collective_rpc("load_policy", args=(state,))
+        else:
+            self._engine.collective_rpc("load_handed_over", args=(self._sender.write(state),))
+
+    def _drain(self, asker: "Future[Any]") -> bool:
+        """With "drain" answer what was asked for before; False where it is closed meanwhile."""
+        while self._rollout.weight_update == "drain" and self._batches:
+            if self._closed:
+                fail(asker, GeneratorError(CLOSED))
+                return False
+            self._beat = time.monotonic()
+            with span("generate"):
+                self._batches.step(self._rollout.generate_timeout_s)
+        return True
+
+    def _sleep(self, command: _Sleep) -> None:
+        if not command.future.set_running_or_notify_cancel():
+            return
+        if not self.statistics.asleep:
+            if not self._drain(command.future):
+                return
+            self._engine.sleep(**SLEEP)
+        answer(command.future, None)
 
     def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """Nothing is answered with the one before any more; without tensors there is none afterwards."""

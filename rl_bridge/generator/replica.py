@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from rl_bridge.config import Config, LoraConfig
+from rl_bridge.config import Config
+from rl_bridge.devices import own_device
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import LoadMetrics, VllmEngine
 from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
+from rl_bridge.services.options import Turn
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
-from rl_bridge.weights.peft import adapter_shapes
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
@@ -49,8 +50,11 @@ class Engine(Protocol):
     ) -> "Future[list[Completion]]":
         """Answer prompts, in order. Cancelling the future ends the work on them."""
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> "Future[LoadMetrics]":
-        """Take new weights."""
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
+        """Take new weights, or know that it has them (None); wake where it sleeps."""
+
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`."""
 
     def check(self) -> None:
         """Look whether it works; raises GeneratorError where it does not."""
@@ -69,7 +73,10 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
     """
     if config.generator.engine == "openai":
         return EndpointEngine(config)
-    kind = AsyncVllmEngine if config.generator.engine == "vllm_async" else VllmEngine
+    apart = config.generator.engine == "vllm_async"
+    if config.generator.engine == "auto":
+        apart = own_device().type == "cuda" and config.generator.tensor_parallel == 1
+    kind = AsyncVllmEngine if apart else VllmEngine
     return kind(config, str(model_path), seed=config.seed if seed is None else seed)
 
 
@@ -100,6 +107,7 @@ class PolicyReplica:
         config: The run's.
         model_path: The checkpoint that it begins with.
         store: Where versions after the first are found; None for a policy that is never trained.
+        turn: On the GPU that is shared with a trainer: it begins asleep, and takes weights when the turn is its own.
         seed: As of `make_engine`.
     """
 
@@ -109,14 +117,17 @@ class PolicyReplica:
         model_path: str | Path,
         store: "WeightStore | None" = None,
         *,
+        turn: Turn | None = None,
         seed: int | None = None,
     ) -> None:
         self._config = config
+        self._turn = turn
         self._store = store
-        self._checkpoint = Checkpoint(model_path, adapters=config.pushed_adapter)
+        self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
-        self._device = "cuda" if config.generator.engine == "vllm" and torch.cuda.is_available() else "cpu"
+        here = isinstance(self._engine, VllmEngine) and config.generator.tensor_parallel == 1
+        self._device = "cuda" if here and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 
     @property
@@ -131,7 +142,22 @@ class PolicyReplica:
             MissingDependencyError: vLLM is not installed.
             GeneratorError: The engine cannot start.
         """
+        if self._turn is not None:
+            await self._turn.take(self._config.trainer.timeout_s)
         await asyncio.wrap_future(self._engine.start())
+        if self._turn is not None:
+            await self.sleep()
+
+    async def sleep(self) -> None:
+        """Leave the GPU to the trainer, until the next `update_weights`.
+
+        Raises:
+            GeneratorError: The engine failed.
+        """
+        async with self._updates:
+            await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
+            if self._turn is not None:
+                self._turn.give_back()
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
@@ -171,10 +197,15 @@ class PolicyReplica:
             WeightsError: The store does not have it, it is not of this model, or the engine is a server, which takes
                 none; the weights are as before.
             GeneratorError: The engine failed.
+            RoleError: The turn on the GPU did not come.
         """
         async with self._updates:
             began = time.monotonic()
+            if self._turn is not None:
+                await self._turn.take(self._config.trainer.timeout_s)
             if version == INITIAL:
+                if self._engine.version == INITIAL and self._turn is not None:
+                    return await self._load(version, None, began)
                 if self._engine.version == INITIAL:
                     return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
                 # With adapters the engine's own weights are still those.
@@ -186,10 +217,13 @@ class PolicyReplica:
             if self._store is None:
                 raise WeightsError(f"expected a store of weights to take version {version} from, got none")
             async with self._store.open(version, device=self._device) as state:
-                self._checkpoint.require_like(without_data(state))
+                if self._config.pushed_adapter is None:
+                    self._checkpoint.require_like(without_data(state))
                 return await self._load(version, state, began)
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor], began: float) -> UpdateMetrics:
+    async def _load(
+        self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
+    ) -> UpdateMetrics:
         transport_s = time.monotonic() - began
         loading = asyncio.wrap_future(self._engine.load(version, state))
         try:
@@ -233,12 +267,10 @@ class Checkpoint:
 
     Args:
         path: The folder; its weights are in `*.safetensors`.
-        adapters: What is trained beside its weights, and comes in their place.
     """
 
-    def __init__(self, path: str | Path, *, adapters: LoraConfig | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._adapters = adapters
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -253,7 +285,7 @@ class Checkpoint:
         return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
-        """Check that a state dict has every tensor of the checkpoint, or every adapter for it, in its shape.
+        """Check that a state dict has every tensor of the checkpoint, in its shape.
 
         vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
         some tensors have been replaced already.
@@ -269,8 +301,6 @@ class Checkpoint:
                 for name, shape in _shapes(file).items()
                 if not (name == OUTPUT and self._tied())
             }
-            if self._adapters is not None:
-                self._shapes = adapter_shapes(self._shapes, self._adapters)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
-from rl_bridge.config import Config, LoraConfig
+from rl_bridge.config import Config, LoraConfig, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError
-from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.peft import write_adapter
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ class EngineStatistics:
 
     Attributes:
         totals: Since the engine began.
-        last_token_at: When the last token was sampled, on the clock of `time.monotonic`; 0 before the first.
+        last_token_at: When the last token was sampled, or the engine woke, on the clock of `time.monotonic`; 0 before.
+        asleep: Whether the engine has been put to sleep.
     """
 
     def __init__(self) -> None:
         self.totals = EngineTotals()
         self.last_token_at = 0.0
+        self.asleep = False
 
     def record(
         self,
@@ -78,12 +80,16 @@ class EngineStatistics:
                 totals.generated_tokens += iteration_stats.num_generation_tokens
                 self.last_token_at = time.monotonic()
 
+    def record_sleep_state(self, sleep: int, level: int) -> None:
+        """The engine sleeps (1) or has woken (0); vLLM calls this."""
+        self.asleep, self.last_token_at = bool(sleep), time.monotonic()
+
     def log(self) -> None:
         """VLLM calls this now and then; there is nothing to print."""
 
     def seconds_without_token(self, since: float) -> float:
-        """How long no token has been sampled, counted from a moment at the earliest."""
-        return time.monotonic() - max(since, self.last_token_at)
+        """How long no token has been sampled, counted from a moment at the earliest; nobody expects one asleep."""
+        return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
 def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
@@ -99,14 +105,19 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
         from vllm import EngineArgs, LLMEngine
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
-    options = _options(config, model_path, seed)
-    if config.rollout.weight_update == "continue":
+    options, loader = _options(config, model_path, seed), "WeightLoader"
+    if (
+        config.generator.tensor_parallel > 1
+    ):  # a process for each rank, which gets weights as another engine's does
+        _own_processes()
+        loader = "OwnedWeightLoader"
+    if config.rollout.weight_update != "drain":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     try:
         with _semaphores_without_a_name(), _modules_that_can_be_looked_at():
             engine = LLMEngine.from_engine_args(
-                EngineArgs(worker_extension_cls="rl_bridge.generator.vllm_worker.WeightLoader", **options)
+                EngineArgs(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
@@ -123,11 +134,9 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
         MissingDependencyError: vLLM is not installed.
         GeneratorError: It cannot start.
     """
-    # Forked from a process with threads, as an actor's is, it might never start.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    _own_processes()
     # Or on a CPU the executor "uni" is overruled, and a worker has yet another process, which would outlive its owner.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ[OWNER_VARIABLE] = str(os.getpid())
     try:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -145,6 +154,13 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
     engine.logger_manager.stat_loggers = [statistics]
     return engine
+
+
+def _own_processes() -> None:
+    """Have vLLM's processes begin so that they end with this one."""
+    # Forked from a process with threads, as an actor's is, one might never start.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
 async def end_async_engine(engine: Any) -> None:
@@ -211,7 +227,8 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         "enforce_eager": not on_gpu,
         "max_model_len": rollout.max_length,
         "max_num_seqs": 1 if config.deterministic else rollout.max_num_seqs,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": config.generator.tensor_parallel,
+        "distributed_executor_backend": "uni" if config.generator.tensor_parallel == 1 else "mp",
         # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,
@@ -219,6 +236,7 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
     }
     if on_gpu:
         options["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+        options["enable_sleep_mode"] = bool(config.monarch.colocate)
     else:
         options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
         # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
@@ -226,25 +244,14 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(8192, rollout.max_length, rollout.max_num_seqs)
     if (lora := config.pushed_adapter) is not None:
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _greatest_rank(lora)}
+        from vllm.config.lora import MaxLoRARanks  # there are a few to choose from
+
+        rank = next(rank for rank in get_args(MaxLoRARanks) if rank >= lora.rank)
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     if config.deterministic:
         # Kernels are chosen by shape: a row's result may depend on how many rows there are.
         options["enable_prefix_caching"] = False
     return options
-
-
-def _greatest_rank(lora: LoraConfig) -> int:
-    """The rank that the engine makes room for: vLLM has a few to choose from."""
-    from vllm.config.lora import MaxLoRARanks
-
-    ranks = get_args(MaxLoRARanks)
-    fitting = [rank for rank in ranks if rank >= lora.rank]
-    if not fitting:
-        raise GeneratorError(
-            f"expected model.lora.rank of at most {ranks[-1]} with model.lora.push=adapter, which is what vLLM takes, "
-            f"got {lora.rank}; lower it, or use model.lora.push=merged"
-        )
-    return int(fitting[0])
 
 
 @contextmanager
@@ -305,8 +312,24 @@ def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
     )
 
 
-def completion_of(answer: Any) -> Completion:
+def kept_from(rollout: RolloutConfig, version: PolicyVersion) -> PolicyVersion | None:
+    """The weights that a prompt's keys and values may be of whatever is loaded later; None where they are not kept."""
+    return version if rollout.weight_update == "keep_cache" else None
+
+
+def prompt_of(tokens: Sequence[int], kept_from: PolicyVersion | None) -> dict[str, Any]:
+    """A prompt as vLLM takes it. Where keys and values are kept it shares those of its own version's prompts alone."""
+    salt = {} if kept_from is None else {"cache_salt": str(kept_from)}
+    return {"type": "token", "prompt_token_ids": list(tokens), **salt}
+
+
+def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Completion:
     """The answer of a finished request, a `vllm.CompletionOutput`.
+
+    Args:
+        answer: What vLLM says.
+        kept_from: As of its prompt: the first token is said to be of no later weights, so that no answer passes for
+            younger than what it was computed from.
 
     Raises:
         GeneratorError: The engine gave up on it.
@@ -316,6 +339,8 @@ def completion_of(answer: Any) -> Completion:
             f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
         )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
+    if kept_from is not None:
+        versions[:1] = [min(version, kept_from) for version in versions[:1]]
     return Completion(
         tokens=list(answer.token_ids),
         logprobs=[at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)],

@@ -46,8 +46,12 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
-from rl_bridge.services import BoundOptions, Fleet, Hosts, LocalService, Roster, Service, ServiceActor
+from rl_bridge.services.actor import BoundOptions, ServiceActor
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService, Roster
+from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.options import by_need
+from rl_bridge.services.service import Service
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import TrainerActor
 from rl_bridge.weights import WeightStore
@@ -227,7 +231,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
 
 
 def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
-    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.roles.gpus()
+    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
     if there > used:
         logger.warning(
             "the cluster has %d GPUs (monarch.num_nodes x gpus_per_node), monarch.roles use %d; the others are idle",
@@ -243,6 +247,8 @@ def _of(
         procs=role.procs,
         hosts=role.hosts,
         with_gpus=role.gpus > 0,
+        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        gpu_pool=name if config.monarch.colocate else "",
         num_replicas=role.replicas,
         name=name,
         environment=environment,
@@ -354,7 +360,7 @@ async def open_players(
             roles.policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(roles.policy.roster.targets),
-            timeout_s=config.rollout.timeout_s,
+            timeout_s=config.call_timeout_s,
             open_session=lambda near: roles.policy.session(near=near, room=config.rollout.max_num_seqs),
         )
         stack.push_async_callback(client.close)
@@ -412,6 +418,8 @@ async def open_run(
     load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
     advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
+    if config.monarch.colocate:
+        console.print("trainer and generators take turns on the same GPUs (monarch.colocate)")
     buffer = _buffer(config)
     async with AsyncExitStack() as stack:
         players = await stack.enter_async_context(
@@ -425,7 +433,7 @@ async def open_run(
         metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
-            overlapped=config.rollout.max_staleness > 0,
+            overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
             timeout_s=config.trainer.timeout_s,
         )
         stack.push_async_callback(sync.cancel)
@@ -455,6 +463,8 @@ async def open_run(
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
+        elif config.monarch.colocate:
+            await fleet.guard(_wake(roles.policy))
         await stack.enter_async_context(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
@@ -466,6 +476,10 @@ async def open_run(
         )
         await stack.enter_async_context(dispatcher)
         yield run, fleet
+
+
+async def _wake(policy: Service) -> None:
+    await policy.update_weights.fanout(0)
 
 
 def _tell_of_the_trainer(run: Run, roster: Roster) -> None:

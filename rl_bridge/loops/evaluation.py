@@ -5,9 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
@@ -15,36 +13,19 @@ from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
 from rl_bridge.metrics.intervals import mean_interval, wilson_interval
 from rl_bridge.rollout.assignment import Absence, Outcome
-from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.seeds import held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, Trajectory
+
+if TYPE_CHECKING:
+    from rl_bridge.loops.assembly import Players
+    from rl_bridge.loops.run import Run
 
 CHUNK = 4096
 """Held-out episodes whose trajectories are kept at once."""
 
 
-class Evaluated(Protocol):
-    """What is evaluated: a `Run`, or `Players` whose policy is not trained."""
-
-    @property
-    def config(self) -> Config:
-        """How episodes are played, and how many."""
-
-    @property
-    def console(self) -> Console:
-        """What a person watches."""
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        """Has episodes played."""
-
-    @property
-    def train_seconds(self) -> float:
-        """Wall time of the training so far."""
-
-
-async def evaluate(run: Evaluated) -> dict[str, EvaluationResult]:
+async def evaluate(run: "Run | Players") -> dict[str, EvaluationResult]:
     """Play the held-out episodes of `evaluation.episodes` in each environment, by its name; a dataset has none.
 
     Raises:
@@ -83,7 +64,7 @@ def together(results: Mapping[str, EvaluationResult]) -> EvaluationResult:
     )
 
 
-async def _evaluate(run: Evaluated, name: str, total: int, train_seconds: float) -> EvaluationResult:
+async def _evaluate(run: "Run | Players", name: str, total: int, train_seconds: float) -> EvaluationResult:
     rewards: list[float] = []
     endings: list[Ending] = []
     absent: Counter[Absence] = Counter()

@@ -30,6 +30,7 @@ async def train(run: Run) -> None:
 
     async def synchronise(version: PolicyVersion) -> SyncMetrics:
         push_s = await trainer.push_weights.route(version)
+        await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
         taken = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
         return SyncMetrics.of(push_s, taken.values.values())
@@ -46,6 +47,7 @@ async def train(run: Run) -> None:
             samples, batch = await asyncio.to_thread(_batch, run, groups)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
+                await run.trainers_turn()  # colocated, the generators leave the GPUs to it
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
                 shares = await asyncio.to_thread(run.shares, batch)

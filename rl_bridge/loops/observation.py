@@ -104,7 +104,7 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
             pids=() if server.pid is None else (server.pid,),
             restarts=server.restarts,
         )
-        for number, server in enumerate(servers.status)
+        for number, server in enumerate(servers.started)
     )
     given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
     return ServiceRow(name=name, replicas=started or given)

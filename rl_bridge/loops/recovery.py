@@ -28,11 +28,13 @@ async def rewind(run: Run) -> PolicyVersion:
     """
     await run.sync.cancel()
     async with run.deadline("the checkpoint's weights"):
+        await run.trainers_turn()  # or one that is started again would wait for it
         state: ResumeState = await run.trainer.resumed.route()
         _require_its_dataset(run, state)
         run.trainer_lost.clear()  # it is there again; of a further loss we want to know
         version = state.version
         await run.trainer.push_weights.route(version)
+        await run.generators_turn()
         await run.policy.update_weights.fanout(version)
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
     run.went_back(
@@ -83,7 +85,7 @@ async def _train(run: Run) -> None:
                 reached = await rewind(run)
                 run.console.print(f"going on after iteration {reached}", highlight=False, soft_wrap=True)
             await train(run)
-            async with run.deadline("the export of the trained policy"):
+            async with run.deadline("the export of the trained policy"), run.trainers_turn_between():
                 await run.trainer.export.route(str(_policy_folder(run)), run.version)
             await run.sync.finish()
             return

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -39,11 +39,13 @@ from rl_bridge.records.writer import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import EvaluationResult, Policy
-from rl_bridge.services import Fleet, LocalService
+from rl_bridge.rollout.single_turn import DatasetReport
+from rl_bridge.rollout.task import Task
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.shares import rank_batches
-from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory
+from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 HISTORY_FILE = "groups.jsonl"
 
@@ -121,19 +123,6 @@ class Iteration:
 _TRAINER_GONE = "the trainer is gone"
 
 
-class Report(Protocol):
-    """What a task says of a run."""
-
-    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Metrics of its own to log with each iteration."""
-
-    async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Look at the greedy policy."""
-
-    async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write and print what came out."""
-
-
 class PreemptedError(Exception):
     """The run was told to go, and its trainer stands between two iterations."""
 
@@ -171,7 +160,7 @@ class Run:
     config: Config
     folder: Path
     model_path: Path
-    tasks: Mapping[str, Report]
+    tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
     policy: Any
     trainer: Any
@@ -231,6 +220,27 @@ class Run:
                 f"expected {what} within {seconds:g} s, it is not there; "
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
+
+    async def trainers_turn(self) -> None:
+        """Colocated, have the generators sleep: what the trainer is asked for takes the GPUs, until their turn."""
+        if self.config.monarch.colocate:
+            with span("turn", waits_for="policy"):
+                await self.policy.sleep.fanout()
+
+    async def generators_turn(self) -> None:
+        """Colocated, have the trainer leave the GPUs; generators wake when they are told of weights."""
+        if self.config.monarch.colocate:
+            with span("turn", waits_for="trainer"):
+                await self.trainer.end_turn.route()
+
+    @asynccontextmanager
+    async def trainers_turn_between(self) -> AsyncIterator[None]:
+        """Colocated, have the generators sleep within the block, and go on with the weights that they had."""
+        await self.trainers_turn()
+        yield
+        await self.generators_turn()
+        if self.config.monarch.colocate:
+            await self.policy.update_weights.fanout(self.version)
 
     async def log(
         self,
@@ -350,8 +360,10 @@ class Run:
         }
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
-            async with self.deadline("a checkpoint"):
-                await self.trainer.save_checkpoint.route(self.version, state, written, now or last)
+            # Colocated it is waited for: its tensors leave the GPU afterwards.
+            wait = now or last or bool(self.config.monarch.colocate)
+            async with self.deadline("a checkpoint"), self.trainers_turn_between():
+                await self.trainer.save_checkpoint.route(self.version, state, written, wait)
 
     def preempt(self) -> None:
         """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""

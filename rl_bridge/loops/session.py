@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, folder_exists, save_config
+from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.generator.openai_api import plain
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
@@ -26,6 +26,7 @@ from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics import PROCESS_SPANS
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Task, load_tasks
+from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
@@ -48,6 +49,7 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
         rl_bridge.errors.RunInUseError: Another process writes to the folder.
         rl_bridge.errors.BridgeError: The run failed.
     """
+    config = colocate_if_needed(config, len(Hosts.this_machine().gpus))
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
         _open(stack, folder, config, resume=resume)

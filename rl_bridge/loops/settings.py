@@ -29,6 +29,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         algorithm=config.algorithm,
         lora=config.model.lora,
         deterministic=config.deterministic,
+        colocated=bool(config.monarch.colocate),
     )
 
 

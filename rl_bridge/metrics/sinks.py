@@ -71,13 +71,9 @@ class EnvironmentSink(JsonlSink):
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Append its own metrics, and those of the whole run that it has no own ones of."""
-        own = {
-            name.removeprefix(self._prefix): value
-            for name, value in metrics.items()
-            if name.startswith(self._prefix)
-        }
         shared = {name: value for name, value in metrics.items() if not name.startswith("env/")}
-        super().write(iteration, {**shared, **own})
+        own = {name: value for name, value in metrics.items() if name.startswith(self._prefix)}
+        super().write(iteration, shared | {name.removeprefix(self._prefix): own[name] for name in own})
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:

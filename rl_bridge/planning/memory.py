@@ -182,7 +182,7 @@ def memory_of_roles(
         RoleMemory(
             role="policy",
             replicas=roles.policy.replicas,
-            processes=1,
+            processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
             per_process=_arriving(size, width),
             at_best=_full_cache(config, size, width),

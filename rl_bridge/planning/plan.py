@@ -164,8 +164,9 @@ def gpus_of(config: Config) -> tuple[int, int]:
     With `rollout.spot_eligible` the generators' may, and none otherwise: trainer, reference and reward model are what
     a run cannot go on without.
     """
-    everything, policy = config.monarch.roles.gpus(), config.monarch.roles.policy
-    spot = policy.replicas * policy.gpus if config.rollout.spot_eligible else 0
+    everything, policy = config.monarch.gpus, config.monarch.roles.policy
+    lost_alone = config.rollout.spot_eligible and not config.monarch.colocate
+    spot = policy.replicas * policy.gpus if lost_alone else 0
     return spot, everything - spot
 
 
@@ -175,7 +176,10 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
         # Any host will do, or the file does not say yet what there is.
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
-    roles = {name: _room(getattr(monarch.roles, name)) for name in ("trainer", "policy")}
+    roles = {
+        name: _room(getattr(monarch.roles, name), name if monarch.colocate else "")
+        for name in ("trainer", "policy")
+    }
     for name in by_need(roles):
         for _ in range(getattr(monarch.roles, name).replicas):
             slot = placement.take(roles[name], 0.0)
@@ -184,8 +188,14 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
     return max(on.values())
 
 
-def _room(role: RoleConfig) -> ServiceOptions:
-    return ServiceOptions(procs=role.procs, hosts=role.hosts, with_gpus=role.gpus > 0)
+def _room(role: RoleConfig, shares: str) -> ServiceOptions:
+    return ServiceOptions(
+        procs=role.procs,
+        hosts=role.hosts,
+        with_gpus=role.gpus > 0,
+        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        gpu_pool=shares,
+    )
 
 
 def _reward_model(config: Config) -> ModelSize | None:

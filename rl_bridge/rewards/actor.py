@@ -1,6 +1,7 @@
 """Rewards as Monarch services."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from monarch.actor import concurrent_endpoint
@@ -8,7 +9,7 @@ from monarch.actor import concurrent_endpoint
 from rl_bridge.config.trainer import RewardConfig
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.rewards.function import count_votes
-from rl_bridge.rewards.pool import RewardCounts, RewardPool
+from rl_bridge.rewards.pool import RewardPool
 from rl_bridge.services.actor import ServiceActor
 
 
@@ -44,7 +45,7 @@ class RewardActor(ServiceActor):
         return count_votes(votes, self._config)
 
     @concurrent_endpoint
-    async def counts(self) -> RewardCounts:
+    async def counts(self) -> Counter[str]:
         """What became of evaluations."""
         return self._pool.counts
 

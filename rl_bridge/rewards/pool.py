@@ -8,10 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from openenv_core.guard import guarded
@@ -159,31 +158,6 @@ BACKOFF_S = 0.5
 """After a worker could not be started; doubles."""
 
 
-@dataclass(kw_only=True, slots=True)
-class RewardCounts:
-    """What became of evaluations, since the beginning. All but the last three add up to those that were asked for.
-
-    Attributes:
-        scored: They have a number.
-        unscored: The function said None.
-        timed_out: It took too long.
-        raised: It raised, twice, or returned no reward.
-        lost: The processes that evaluated it were killed, twice.
-        retried: Attempts made again, after the first was lost or raised.
-        workers_started: Processes.
-        workers_lost: Those that ended by themselves, or were killed by somebody else.
-    """
-
-    scored: int = 0
-    unscored: int = 0
-    timed_out: int = 0
-    raised: int = 0
-    lost: int = 0
-    retried: int = 0
-    workers_started: int = 0
-    workers_lost: int = 0
-
-
 class RewardPool:
     """Evaluates responses in a fixed number of processes.
 
@@ -209,12 +183,9 @@ class RewardPool:
         self._waiting: deque[asyncio.Future[RewardWorker]] = deque()
         self._renewals: set[asyncio.Task[None]] = set()
         self._broken = ""
-        self._counts = RewardCounts()
-
-    @property
-    def counts(self) -> RewardCounts:
-        """What became of evaluations."""
-        return replace(self._counts)
+        self.counts = Counter[str]()
+        """What became of evaluations: scored, unscored, timed_out, raised (twice), lost (twice); and retried attempts,
+        workers_started and workers_lost."""
 
     @property
     def pids(self) -> list[int]:
@@ -269,13 +240,13 @@ class RewardPool:
                 reply = await worker.ask(content, self._timeout_s)
             except ConnectionError as error:
                 self._renew(worker)
-                self._counts.workers_lost += 1
+                self.counts["workers_lost"] += 1
                 lost += not isinstance(error, BrokenPipeError)  # who had not begun has nothing to do with it
                 if lost == MAX_LOST:
                     break
             except TimeoutError:
                 self._renew(worker)
-                self._counts.timed_out += 1
+                self.counts["timed_out"] += 1
                 return None
             except BaseException:  # nobody waits for the outcome, which may take long
                 self._renew(worker)
@@ -284,16 +255,16 @@ class RewardPool:
                 self._give(worker)
                 if not reply.error:
                     if reply.reward is None:
-                        self._counts.unscored += 1
+                        self.counts["unscored"] += 1
                     else:
-                        self._counts.scored += 1
+                        self.counts["scored"] += 1
                     return reply.reward
                 raised += 1
                 if raised > 1:
                     self._drop_or_raise(reply.error)
                     return None
-            self._counts.retried += 1
-        self._counts.lost += 1
+            self.counts["retried"] += 1
+        self.counts["lost"] += 1
         return None
 
     async def close(self) -> None:
@@ -307,7 +278,7 @@ class RewardPool:
         self._idle.clear()
 
     def _drop_or_raise(self, error: str) -> None:
-        self._counts.raised += 1
+        self.counts["raised"] += 1
         message = (
             f"expected a reward, but {error.rstrip()}\n"
             "mend the function, let it return None where it cannot say, or set reward.drop_failures"
@@ -323,7 +294,7 @@ class RewardPool:
             worker = self._idle.popleft()
             if not worker.lost:
                 return worker
-            self._counts.workers_lost += 1
+            self.counts["workers_lost"] += 1
             self._renew(worker)
         if len(self._waiting) >= MAX_WAITING:
             raise RewardError(
@@ -369,7 +340,7 @@ class RewardPool:
 
     async def _add(self) -> None:
         worker = await RewardWorker.start(self._functions, timeout_s=self._start_timeout_s)
-        self._counts.workers_started += 1
+        self.counts["workers_started"] += 1
         self._workers.add(worker)
         self._give(worker)
 

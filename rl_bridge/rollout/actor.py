@@ -67,7 +67,7 @@ class RolloutActor(ServiceActor):
             self._generate,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: 1 if self._policy is None else self._policy.serving,
-            timeout_s=config.rollout.timeout_s,
+            timeout_s=config.call_timeout_s,
             open_session=self._open_session,
         )
         policy = ChatPolicy(

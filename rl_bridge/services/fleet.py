@@ -17,7 +17,7 @@ from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.actor import ServiceActor, current_launcher
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
-from rl_bridge.services.options import START_VARIABLE, Placement, ServiceOptions, start_of
+from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
 from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise, watch_others
 from rl_bridge.services.service import Service
 
@@ -165,8 +165,9 @@ class Fleet:
         def environment(rank: int) -> dict[str, str]:
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
-                **self._hosts.variables_of(slot.gpu_of(rank)),
+                **self._hosts.variables_of(slot.gpus_of(rank)),
                 START_VARIABLE: start_of(replica, rank, before),
+                RUN_VARIABLE: self._name,
                 **options.environment,
             }
 

@@ -90,9 +90,9 @@ class Hosts(ABC):
     def gpus(self) -> tuple[str, ...]:
         """What the GPUs of each are called."""
 
-    def variables_of(self, gpu: int | None) -> dict[str, str]:
-        """The variables by which a process sees one GPU of its host, counted from 0, or none."""
-        return {"CUDA_VISIBLE_DEVICES": "" if gpu is None else self.gpus[gpu]}
+    def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
+        """The variables by which a process sees some GPUs of its host, counted from 0, or none."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
 
     @abstractmethod
     async def open(self) -> None:
@@ -155,9 +155,12 @@ class _Remote(Hosts):
     def gpus(self) -> tuple[str, ...]:
         return self._gpus
 
-    def variables_of(self, gpu: int | None) -> dict[str, str]:
-        # What that GPU is called, only its host knows.
-        return super().variables_of(None) if gpu is None else {"ROPEWALK_GPU": str(gpu)}
+    def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
+        # What those GPUs are called, only their host knows.
+        if not gpus:
+            return super().variables_of(())
+        fields = ",".join(str(gpu + 1) for gpu in gpus)  # as `cut` counts
+        return {"ROPEWALK_GPU": ",".join(map(str, gpus)), "ROPEWALK_GPU_FIELDS": fields}
 
     async def open(self) -> None:
         if self._address is not None:

@@ -1,8 +1,11 @@
 """What a service is asked for with, which hosts and GPUs its replicas get, and how often they are started again."""
 
+import asyncio
+import errno
 import hashlib
 import os
-from collections import deque
+import socket
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +48,9 @@ class ServiceOptions:
     Attributes:
         procs: Processes of a replica on each of its hosts.
         hosts: Hosts of a replica.
-        with_gpus: Each process gets one GPU of its host; without, none is visible to it.
+        with_gpus: Each process gets GPUs of its host; without, none is visible to it.
+        gpus_per_proc: How many.
+        gpu_pool: A GPU belongs to one process of each pool: services of different ones take turns on it.
         num_replicas: Replicas to begin with.
         name: Names the service, its processes and its logs; the actor's class otherwise.
         environment: Variables the processes start with, beside the controller's.
@@ -57,14 +62,21 @@ class ServiceOptions:
     procs: int = 1
     hosts: int = 1
     with_gpus: bool = False
+    gpus_per_proc: int = 1
+    gpu_pool: str = ""
     num_replicas: int = 1
     name: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 600.0
 
+    @property
+    def gpus_per_host(self) -> int:
+        """GPUs of a replica on each of its hosts."""
+        return self.procs * self.gpus_per_proc if self.with_gpus else 0
+
     def __post_init__(self) -> None:
-        for key in ("procs", "hosts", "num_replicas"):
+        for key in ("procs", "hosts", "num_replicas", "gpus_per_proc"):
             if getattr(self, key) < 1:
                 raise ValueError(f"expected {key} to be at least 1, got {getattr(self, key)}")
         if self.start_timeout_s <= 0:
@@ -93,16 +105,22 @@ class ReplicaSlot:
         hosts: How many.
         procs: Processes on each of them.
         gpus: For each host the GPUs of its processes; empty for a replica without.
+        pool: Of these.
     """
 
     first: int
     hosts: int
     procs: int
     gpus: tuple[tuple[int, ...], ...]
+    pool: str = ""
 
-    def gpu_of(self, rank: int) -> int | None:
-        """The GPU of a rank on its host; ranks count through one host after the other."""
-        return self.gpus[rank // self.procs][rank % self.procs] if self.gpus else None
+    def gpus_of(self, rank: int) -> tuple[int, ...]:
+        """The GPUs of a rank on its host; ranks count through one host after the other."""
+        if not self.gpus:
+            return ()
+        taken, place = self.gpus[rank // self.procs], rank % self.procs
+        each = len(taken) // self.procs
+        return taken[place * each : (place + 1) * each]
 
 
 def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
@@ -117,7 +135,7 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 
     def need(name: str) -> tuple[int, int]:
         options = services[name]
-        return options.procs if options.with_gpus else 0, options.hosts
+        return options.gpus_per_host, options.hosts
 
     return sorted(services, key=need, reverse=True)
 
@@ -135,7 +153,9 @@ class Placement:
     def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
         self._boundary = hosts
         self._processes = [0] * (hosts + gpuless)
-        self._free = [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
+        self._free = defaultdict[str, list[set[int]]](
+            lambda: [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
+        )
         self._avoided_until = [0.0] * (hosts + gpuless)
 
     def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
@@ -148,18 +168,19 @@ class Placement:
         Raises:
             RoleError: There is no room.
         """
-        needed = options.procs if options.with_gpus else 0
+        needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first
             for first in range(len(self._processes) - options.hosts + 1)
-            if all(len(free) >= needed for free in self._free[first : first + options.hosts])
+            if all(len(free) >= needed for free in unused[first : first + options.hosts])
             and not first < self._boundary < first + options.hosts
         ]
         if not firsts:
             raise RoleError(
                 f"expected {options.hosts} host(s) in a row with {needed} free GPU(s) each for a replica, got "
-                f"{len(self._processes)} host(s) with {[len(free) for free in self._free]} free; "
-                "give the roles fewer replicas or processes, or the run more hosts"
+                f"{len(self._processes)} host(s) with {[len(free) for free in unused]} free; give the roles fewer "
+                "replicas or processes, the run more hosts, or have trainer and generators take turns "
+                "(monarch.colocate=true)"
             )
 
         def unwelcome(first: int) -> tuple[int, bool, int]:
@@ -169,12 +190,12 @@ class Placement:
             return avoided, wasteful, sum(self._processes[host] for host in span)
 
         first = min(firsts, key=unwelcome)
-        gpus = tuple(tuple(sorted(self._free[host]))[:needed] for host in range(first, first + options.hosts))
-        slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else ())
+        gpus = tuple(tuple(sorted(unused[host]))[:needed] for host in range(first, first + options.hosts))
+        slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else (), options.gpu_pool)
         for host in range(first, first + options.hosts):
             self._processes[host] += options.procs
         for host, taken in enumerate(slot.gpus, first):
-            self._free[host].difference_update(taken)
+            unused[host].difference_update(taken)
         return slot
 
     def release(self, slot: ReplicaSlot) -> None:
@@ -182,7 +203,7 @@ class Placement:
         for host in range(slot.first, slot.first + slot.hosts):
             self._processes[host] -= slot.procs
         for host, taken in enumerate(slot.gpus, slot.first):
-            self._free[host].update(taken)
+            self._free[slot.pool][host].update(taken)
 
     def avoid(self, slot: ReplicaSlot, now: float) -> None:
         """Something on a slot's hosts fell silent: for a while others are preferred."""
@@ -213,6 +234,80 @@ def start_of(replica: int, rank: int, before: int) -> str:
         before: How often the replica has been started before.
     """
     return f"{replica}.{rank}.{before}"
+
+
+def own_seat() -> int:
+    """A number that a rank of the trainer has in common with one generator: those take turns."""
+    replica, rank, _ = os.environ.get(START_VARIABLE, FIRST).split(".")
+    return int(replica) + int(rank)
+
+
+RUN_VARIABLE = "ROPEWALK_RUN"
+"""Tells a process which run it belongs to: names the fleet."""
+TURN_POLL_INTERVAL_S = 0.02
+
+
+class Turn:
+    """The right to compute on this process's GPU, where processes take turns: one of them has it at a time.
+
+    It is the name of an abstract socket (unix(7)), of this machine and in no folder: the kernel takes it back from a
+    process that dies. Without GPUs rank N of one service takes turns with replica N of the other, as if on a GPU.
+
+    Attributes:
+        held: Whether this process has it.
+    """
+
+    def __init__(self) -> None:
+        places = os.environ.get("CUDA_VISIBLE_DEVICES") or f"cpu-{own_seat()}"
+        run = os.environ.get(RUN_VARIABLE, "")
+        # In one order, so that nobody waits for who waits for him.
+        self._names = [f"\0ropewalk-turn/{run}/{place.strip()}" for place in sorted(places.split(","))]
+        self._sockets: list[socket.socket] = []
+        self._taking = asyncio.Lock()
+        self.held = False
+
+    async def take(self, timeout_s: float) -> None:
+        """Wait for the turn; nothing where this process has it.
+
+        Raises:
+            RoleError: It did not come in time.
+        """
+        async with self._taking:
+            if not self.held:
+                await self._take(timeout_s)
+
+    async def _take(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                for name in self._names:
+                    self._sockets.append(socket.socket(socket.AF_UNIX))
+                    while not _is_bound(self._sockets[-1], name):  # noqa: ASYNC110 - the kernel tells nobody
+                        await asyncio.sleep(TURN_POLL_INTERVAL_S)
+            self.held = True
+        except BaseException as error:
+            self.give_back()
+            if isinstance(error, TimeoutError):
+                raise RoleError(
+                    f"expected a turn on the GPU that trainer and generators share (monarch.colocate) within "
+                    f"{timeout_s:g} s, another process has it; see its log, or raise trainer.timeout_s"
+                ) from None
+            raise
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        sockets, self._sockets, self.held = self._sockets, [], False
+        for one in sockets:
+            one.close()
+
+
+def _is_bound(one: socket.socket, name: str) -> bool:
+    try:
+        one.bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def own_seed(seed: int) -> int:

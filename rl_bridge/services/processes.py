@@ -122,7 +122,7 @@ _SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
 if [ -n "${ROPEWALK_GPU-}" ]; then
   export ROPEWALK_GPUS="${CUDA_VISIBLE_DEVICES-}"
   if [ -n "$ROPEWALK_GPUS" ]; then
-    CUDA_VISIBLE_DEVICES=$(echo "$ROPEWALK_GPUS," | cut -d, -f"$((ROPEWALK_GPU + 1))")
+    CUDA_VISIBLE_DEVICES=$(echo "$ROPEWALK_GPUS," | cut -d, -f"$ROPEWALK_GPU_FIELDS")
   else
     CUDA_VISIBLE_DEVICES=$ROPEWALK_GPU
   fi

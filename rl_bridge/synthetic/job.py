@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
@@ -17,7 +17,7 @@ from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import Client
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, RolloutService
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.health import PlayedEnvironment
@@ -167,36 +167,6 @@ class SyntheticWorker:
         self._policy.version = version
 
 
-class WeightsEndpoint(Protocol):
-    """`rollout.update_weights`."""
-
-    async def fanout(self, version: PolicyVersion) -> object:
-        """Tell every worker."""
-
-
-class SyntheticRollout(RolloutService, Protocol):
-    """The service of synthetic workers."""
-
-    @property
-    def update_weights(self) -> WeightsEndpoint:
-        """Tells them of new weights."""
-
-
-class TrainEndpoint(Protocol):
-    """`trainer.train_step`."""
-
-    async def route(self, trajectories: int) -> None:
-        """Compute for a step."""
-
-
-class SyntheticTrainer(Protocol):
-    """The service of the trainer."""
-
-    @property
-    def train_step(self) -> TrainEndpoint:
-        """Trains."""
-
-
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StepTimes:
     """One training step of a synthetic job, in seconds.
@@ -228,13 +198,20 @@ def make_buffer(settings: SyntheticSettings) -> ReplayBuffer:
 
 async def run_job(
     settings: SyntheticSettings,
-    rollout: SyntheticRollout,
-    trainer: SyntheticTrainer,
+    rollout: Any,
+    trainer: Any,
     buffer: ReplayBuffer,
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
     """Run the loop to its end.
+
+    Args:
+        settings: The job's.
+        rollout: The service of `SyntheticWorker`s.
+        trainer: The service of what trains.
+        buffer: Between the two.
+        clock: In seconds.
 
     Raises:
         rl_bridge.errors.BridgeError: A part failed.

@@ -19,6 +19,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLostError, TrainingError
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
+from rl_bridge.services.options import Turn
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.shares import RankBatch
@@ -52,6 +53,7 @@ class TrainerActor(ServiceActor):
         self._store = store
         self._rank = ALONE
         self._thread = ThreadPoolExecutor(1, "trainer")
+        self._turn = Turn() if settings.colocated else None
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -64,7 +66,10 @@ class TrainerActor(ServiceActor):
             meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
             timeout_s=self._settings.trainer.collective_timeout_s,
         )
+        if self._turn is not None:
+            await self._turn.take(self._settings.trainer.timeout_s)
         await self._work("start", self._start)
+        await self._end_turn()
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
@@ -77,6 +82,7 @@ class TrainerActor(ServiceActor):
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
         """Train one iteration from a version; returns its metrics, what was measured included. See `Trainer.step`."""
+        await self._take_turn()
         return await self._work("train", self._step, batch, version)
 
     @concurrent_endpoint
@@ -99,6 +105,7 @@ class TrainerActor(ServiceActor):
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
+        await self._take_turn()
         started = time.perf_counter()
         with ExitStack() as held:
             state = await self._work("hold weights", held.enter_context, self._trainer.weights(version))
@@ -128,13 +135,30 @@ class TrainerActor(ServiceActor):
             attachments: Likewise.
             wait: Until it is there.
         """
+        await self._take_turn()
         save = partial(self._trainer.save, wait=wait)
         await self._work("save", save, version, run_state, attachments)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:
         """Write the weights of a version, which the trainer has to be at, as safetensors into a folder."""
+        await self._take_turn()
         await self._work("export", self._trainer.export, folder, version)
+
+    @concurrent_endpoint
+    async def end_turn(self) -> None:
+        """Leave the GPU to the generators, until there is work again; they sleep by then."""
+        await self._end_turn()
+
+    async def _end_turn(self) -> None:
+        if self._turn is not None and self._turn.held:
+            await self._work("offload", self._trainer.offload)
+            self._turn.give_back()
+
+    async def _take_turn(self) -> None:
+        if self._turn is not None:
+            await self._turn.take(self._settings.trainer.timeout_s)
+            await self._work("onload", self._trainer.onload)
 
     @concurrent_endpoint
     async def close(self) -> None:

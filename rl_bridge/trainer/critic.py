@@ -1,6 +1,6 @@
 """The critic of PPO: a value head on a body of its own, trained beside the policy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,10 @@ class Critic:
     def skip(self) -> None:
         """Let the schedule go on as if there had been an update."""
         self._optimization.skip()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """See `Optimization.tensors`."""
+        return self._optimization.tensors()
 
     def metrics(self, batch: TrainBatch) -> dict[str, float]:
         """Of the updates since the last call, by the names that the log uses.

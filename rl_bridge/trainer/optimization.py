@@ -1,7 +1,10 @@
 """The optimizer of one model, with its schedule and the clipping of its gradients."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
+
+from torch import Tensor
 
 from rl_bridge.config import TrainerConfig
 from rl_bridge.errors import NonFiniteLossError
@@ -85,6 +88,13 @@ class Optimization:
     def drop(self) -> None:
         """Forget the gradient."""
         self._optimizer.zero_grad()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """This rank's part of the weights and of what the optimizer knows of them; no gradients."""
+        yield from self._model.module.parameters()
+        for optimizer in self._optimizer:
+            for known in optimizer.state.values():
+                yield from (value for value in known.values() if isinstance(value, Tensor))
 
     def restored(self, version: PolicyVersion) -> None:
         """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it.

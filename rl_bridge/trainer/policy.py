@@ -6,9 +6,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_bridge.algorithms.functions import load_loss
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings
+from rl_bridge.algorithms.policy_loss import LossInputs
 from rl_bridge.algorithms.surrogate import sequence_means
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.config import AlgorithmConfig
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.trainer.passes import Passes
@@ -43,7 +44,13 @@ class PolicyGradients:
         return self.passes.evaluate(mine, chosen, update=update)
 
     def accumulate(
-        self, mine: RankBatch, update: int, settings: LossSettings, metrics: LossMetrics, *, fresh: int | None
+        self,
+        mine: RankBatch,
+        update: int,
+        settings: AlgorithmConfig,
+        metrics: LossMetrics,
+        *,
+        fresh: int | None,
     ) -> float:
         """Add the gradient of an update to what each rank has of the weights.
 

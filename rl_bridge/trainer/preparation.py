@@ -8,38 +8,27 @@ import torch
 from numpy.typing import NDArray
 
 from rl_bridge.algorithms.functions import load_advantage
-from rl_bridge.algorithms.policy_loss import LossSettings
 from rl_bridge.algorithms.regularizers import held_then_annealed, kl_to_reference
 from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, whitened
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 
 
-def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> LossSettings:
-    """What the loss is at a point of the run.
+def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> AlgorithmConfig:
+    """`algorithm.*` at a point of the run: with the bonus for entropy of that, and what the divergence is in the loss.
 
     Args:
         algorithm: The configuration.
         progress: How much of the run is over, in [0, 1].
     """
-    return LossSettings(
-        objective=algorithm.objective,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        entropy_coef=held_then_annealed(
-            progress,
-            value=algorithm.entropy_coef,
-            hold=algorithm.entropy_hold,
-            final_factor=algorithm.entropy_final_factor,
-        ),
-        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        correction=algorithm.correction,
-        correction_cap=algorithm.correction_cap,
-        correction_low=algorithm.correction_low,
-        correction_high=algorithm.correction_high,
+    entropy_coef = held_then_annealed(
+        progress,
+        value=algorithm.entropy_coef,
+        hold=algorithm.entropy_hold,
+        final_factor=algorithm.entropy_final_factor,
     )
+    kl_coef = algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0
+    return algorithm.model_copy(update={"entropy_coef": entropy_coef, "kl_coef": kl_coef})
 
 
 def with_advantages(

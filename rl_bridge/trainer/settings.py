@@ -25,6 +25,7 @@ class TrainerSettings:
         lora: `model.lora.*`; None trains all weights.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
+        colocated: Others compute on the same GPU in turn.
         resume: Go on from the newest checkpoint in the folder, where there is one. It is what a restarted trainer has
             to do, so only a folder of other runs asks for False.
     """
@@ -40,6 +41,7 @@ class TrainerSettings:
     algorithm: AlgorithmConfig
     lora: LoraConfig | None = None
     deterministic: bool = False
+    colocated: bool = False
     resume: bool = True
 
     @property

@@ -22,6 +22,7 @@ from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, 
 from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
+from rl_bridge.trainer.offload import Offload
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.policy import PolicyGradients
 from rl_bridge.trainer.preparation import loss_settings, with_advantages
@@ -86,6 +87,7 @@ class Trainer:
         self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
+        self._offload = Offload()
         self._adapters_of = None if settings.lora is None else _identity(settings)
         self._meter = StepMeter(device)
         self.measured: dict[str, float] = {}
@@ -281,6 +283,15 @@ class Trainer:
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
             if wait:
                 self._checkpoints.finish()
+
+    def offload(self) -> None:
+        """Leave the device's memory to others: weights and moments go to the host's, until `onload`."""
+        self._readers.wait_until_none(self._settings.trainer.collective_timeout_s)
+        self._offload.release(tensor for learner in self._learners for tensor in learner.tensors())
+
+    def onload(self) -> None:
+        """Have weights and moments on the device again; nothing where they are."""
+        self._offload.restore()
 
     def hf_state_dict(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole, on every rank."""

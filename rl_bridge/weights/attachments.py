@@ -159,6 +159,9 @@ WORTH_A_THREAD = 1 << 20
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second tensor into the first, which is of its shape. Returns when no thread copies any more."""
     waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
+    if any(source.is_cuda for _, source in waiting):
+        _copy_from_gpu(waiting)
+        return
     threads = min(_threads(), 1 + sum(target.nbytes for target, _ in waiting) // WORTH_A_THREAD)
     helpers = [_pool().submit(_copy, waiting) for _ in range(threads - 1)]
     try:
@@ -168,6 +171,16 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         wait(helpers)
     for helper in helpers:
         helper.result()
+
+
+def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """On a stream of its own, behind what has been asked of the GPU so far, and beside what is asked from now on."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch says no types
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+    stream.synchronize()
 
 
 def _copy(waiting: deque[tuple[Tensor, Tensor]]) -> None:

@@ -14,22 +14,6 @@ FACTOR_A, FACTOR_B = "lora_A.weight", "lora_B.weight"
 """Of shapes [rank, in] and [out, rank]."""
 
 
-def adapter_shapes(weights: Mapping[str, tuple[int, ...]], lora: LoraConfig) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a model's adapters.
-
-    Args:
-        weights: Shapes of its weights by their names in the checkpoint.
-        lora: Which of them have one, and of which rank.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    for name, shape in weights.items():
-        stem = name.removesuffix(".weight")
-        if stem != name and stem.rpartition(".")[2] in lora.targets:
-            found[f"{PREFIX}{stem}.{FACTOR_A}"] = (lora.rank, shape[1])
-            found[f"{PREFIX}{stem}.{FACTOR_B}"] = (shape[0], lora.rank)
-    return found
-
-
 def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoraConfig, *, base: str) -> None:
     """Write a folder that PEFT and vLLM load as an adapter.
 

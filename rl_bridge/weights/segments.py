@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import functools
+import logging
 import mmap
 import os
 import secrets
@@ -10,9 +11,14 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin, Publication
+
+logger = logging.getLogger(__name__)
 
 HEADER = ALIGNMENT
 """Bytes before the first tensor; the generation number is the first eight of them."""
@@ -72,6 +78,17 @@ class Segment:
         self._generation = ctypes.c_uint64.from_buffer(self.map)
         # Drawn, so that a late handle does not fit a later segment that got the same descriptor.
         self._generation.value = secrets.randbits(_GENERATION_BITS) * 2
+        self._pinned = self._pin()
+
+    def _pin(self) -> bool:
+        """Page-lock it where this process uses a GPU, which copies into it directly then, beside what it computes."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch says no types
+            return False
+        address = ctypes.addressof(self._generation)
+        pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
+        if not pinned:
+            logger.warning("CUDA cannot page-lock %d bytes; weights are copied more slowly", self.nbytes)
+        return pinned
 
     @property
     def generation(self) -> int:
@@ -109,9 +126,15 @@ class Segment:
 
     def close(self) -> None:
         """Give the memory back, once no reader has it mapped either."""
+        if self._pinned:
+            _cuda_runtime().cudaHostUnregister(ctypes.addressof(self._generation))
         del self._generation
         self.map.close()
         os.close(self.fd)
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types
 
 
 @dataclass(slots=True)

@@ -8,31 +8,22 @@ from html import escape
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import FATAL, name_of
-from servers.routes.description import describe
+from servers.routes.description import answer, describe
 from servers.security import owner_of
 from servers.sessions import SessionTable
 
 logger = logging.getLogger("servers")
 
 
-class Health(BaseModel):
-    """Whether the server can be used: healthy, or unhealthy."""
-
-    status: str
-
-
-class Schemas(BaseModel):
-    """The JSON schemas of an environment's models."""
-
-    action: dict[str, Any]
-    observation: dict[str, Any]
-    state: dict[str, Any]
-    reset_observation: dict[str, Any]
+_HEALTH: Final = {
+    "type": "object",
+    "properties": {"status": {"enum": ["healthy", "unhealthy"]}},
+    "required": ["status"],
+}
 
 
 def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
@@ -43,10 +34,16 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         models: The models to describe, under the keys of /schema.
         metadata: Tells of the environment.
     """
+    # Without models of the framework's, which take longer to load than all routes to build.
     router = APIRouter()
     schemas = {name: describe(model) for name, model in models.items()}
+    schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
 
-    @router.get("/health", response_model=Health, responses={503: {"model": Health}})
+    @router.get(
+        "/health",
+        response_model=None,
+        responses={200: answer("It does.", _HEALTH), 503: answer("It does not.", _HEALTH)},
+    )
     async def health(response: Response) -> dict[str, str]:
         """Tell whether the server takes sessions, as far as its threads go."""
         if not sessions.executor.exhausted:
@@ -54,12 +51,20 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         response.status_code = 503
         return {"status": "unhealthy"}
 
-    @router.get("/metadata")
+    @router.get(
+        "/metadata",
+        response_model=None,
+        responses={200: answer("What it is called, and what it is.", describe(EnvironmentMetadata))},
+    )
     async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Tell of the environment."""
         return await metadata.ask(owner_of(request.scope))
 
-    @router.get("/schema", response_model=Schemas)
+    @router.get(
+        "/schema",
+        response_model=None,
+        responses={200: answer("The schemas.", {**schemas_schema, "required": list(schemas)})},
+    )
     async def schema() -> dict[str, Any]:
         """Return the JSON schemas of the action, the state, and the observations of steps and of resets."""
         return schemas

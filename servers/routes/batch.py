@@ -91,14 +91,12 @@ class BatchDialect:
                     except ValueError as error:  # FrameError is one
                         raise RefusalError(VALIDATION_ERROR, str(error)) from None
                 _same_length("actions", actions, members)
-                read = self._decoder.actions(actions, size)
-                calls = [
-                    MemberCall(member, action=action, autoreset=request.autoreset)
-                    for member, action in zip(members, read, strict=True)
-                ]
-                for call, action in zip(calls, read, strict=True):
+                calls = []
+                for member, action in zip(members, self._decoder.actions(actions, size), strict=True):
+                    call = MemberCall(member, action=action, autoreset=request.autoreset)
                     if isinstance(action, RefusalError) and not call.resets:
                         call.outcome = action
+                    calls.append(call)
                 return calls
         return [MemberCall(member) for member in members]
 
@@ -211,7 +209,7 @@ class BatchConversation(Conversation):
     @asynccontextmanager
     async def batch(self, owner: str) -> AsyncIterator[SessionBatch]:
         """Hold the sessions that the socket opens for as long as the block runs."""
-        batch = SessionBatch(self._sessions, owner, self._watch)
+        batch = SessionBatch(self._sessions, owner)
         try:
             yield batch
         finally:

@@ -5,9 +5,9 @@ which counts as a session like any other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from openenv_core.protocol.errors import RefusalError, text_of
@@ -72,7 +72,17 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     504: problem("The environment took too long."),
 }
 
-_Name = Annotated[str, Path(alias="env_name", description="The environment's name, in upper or lower case.")]
+_NAME: Final = {
+    "parameters": [
+        {
+            "name": "env_name",
+            "in": "path",
+            "required": True,
+            "description": "The environment's name, in upper or lower case.",
+            "schema": {"type": "string"},
+        }
+    ]
+}
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
@@ -85,24 +95,33 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     router = APIRouter()
     tasks = _Tasks(sessions, env_name)
 
-    @router.get("/list_environments")
+    @router.get(
+        "/list_environments",
+        response_model=None,
+        responses={200: answer("Its name.", {"type": "array", "items": {"type": "string"}})},
+    )
     async def list_environments() -> list[str]:
         """Name the environment that is served."""
         return [env_name]
 
-    @router.get("/{env_name}/splits", response_model=None, responses=_responses({"type": "array"}))
-    async def splits(request: Request, name: _Name) -> Response:
+    @router.get(
+        "/{env_name}/splits",
+        response_model=None,
+        responses=_responses({"type": "array"}),
+        openapi_extra=_NAME,
+    )
+    async def splits(request: Request) -> Response:
         """Return the splits, each with its name and type."""
         return await tasks.answer(
-            request, name, "list_splits", lambda found: [_normalize_split(split) for split in found]
+            request, "list_splits", lambda found: [_normalize_split(split) for split in found]
         )
 
     def add(path: str, route: _TaskRoute) -> None:
         more = {"env_name": env_name} if path == "tasks" else {}
 
-        async def endpoint(request: Request, name: _Name) -> Response:
+        async def endpoint(request: Request) -> Response:
             return await tasks.answer(
-                request, name, route.method, lambda found: {route.key: found, **more}, route.body
+                request, route.method, lambda found: {route.key: found, **more}, route.body
             )
 
         router.add_api_route(
@@ -113,7 +132,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
             description=route.text,
             response_model=None,
             responses=_responses({"type": "object", "required": [route.key, *more]}),
-            openapi_extra=body(describe(route.body), required=True),
+            openapi_extra=_NAME | body(describe(route.body), required=True),
         )
 
     for path, route in _ROUTES.items():
@@ -131,7 +150,6 @@ class _Tasks:
     async def answer(
         self,
         request: Request,
-        name: str,
         method: str,
         shape: Callable[[Any], Any],
         model: type[Split] | None = None,
@@ -143,6 +161,7 @@ class _Tasks:
                 arguments = tuple(dict(await read_model(request, model)).values())
             except RefusalError as refusal:
                 return refused(refusal)
+        name = request.path_params["env_name"]
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
         factory = self._sessions.factory

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, keep
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
@@ -23,7 +22,7 @@ _SPELL: Final = 64
 _TICK_S: Final = 0.002
 """Between two looks at calls that wait for a thread."""
 
-_LONG_S: Final = 0.0001
+_LONG_S: Final = 0.0005
 """A call that takes longer is worth another thread."""
 
 _USEFUL: Final = 1.3
@@ -39,13 +38,12 @@ class Member:
         busy: A call is under way.
     """
 
-    __slots__ = ("busy", "ended", "here", "number", "session")
+    __slots__ = ("busy", "ended", "number", "session")
 
     def __init__(self, number: int, session: EnvironmentSession) -> None:
         self.number = number
         self.session = session
         self.ended = self.busy = False
-        self.here: EnvironmentRunner | None = None
 
 
 class MemberCall:
@@ -89,35 +87,33 @@ class MemberCall:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
         if self.reads:
             return await runner.state(), None
-        if self._options is not None:
-            return await self._reset(runner, self._options), None
-        if self.resets:
-            return await self._reset(runner, {}), None
-        seen = await runner.step(self._action)
-        self.member.ended = bool(getattr(seen, "done", False))
+        if self._options is not None or self.resets:
+            return self._note(await runner.reset(self._options or {})), None
+        seen = self._note(await runner.step(self._action))
         if self._autoreset == "same_step" and self.member.ended:
-            return await self._reset(runner, {}), seen
+            return self._note(await runner.reset({})), seen
         return seen, None
 
-    async def _reset(self, runner: EnvironmentRunner, options: Mapping[str, Any]) -> Any:
-        seen = await runner.reset(options)
-        self.member.ended = bool(getattr(seen, "done", False))
-        return seen
-
-    def play_here(self) -> tuple[Any, Any]:
-        """Do the same in the thread that calls."""
-        member = self.member
-        if member.here is None:
-            member.here = member.session.runner.inline()
-        playing = self.play(member.here)
+    def play_here(self) -> None:
+        """Do the same where it is called, with an environment whose methods are plain; keep the outcome."""
+        runner = self.member.session.runner
         try:
-            playing.send(None)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        playing.close()
-        raise TypeError(
-            "expected a plain method to return an observation, got something to await; make the method `async`"
-        )
+            if self.reads:
+                self.outcome = runner.state_here(), None
+            elif self._options is not None or self.resets:
+                self.outcome = self._note(runner.reset_here(self._options or {})), None
+            else:
+                seen = self._note(runner.step_here(self._action))
+                if self._autoreset == "same_step" and self.member.ended:
+                    self.outcome = self._note(runner.reset_here({})), seen
+                else:
+                    self.outcome = seen, None
+        except FATAL as error:
+            self.outcome = error
+
+    def _note(self, seen: Any) -> Any:
+        self.member.ended = getattr(seen, "done", False) is True
+        return seen
 
 
 class SessionBatch:
@@ -126,13 +122,11 @@ class SessionBatch:
     Args:
         table: Where they come from.
         owner: Whose they are.
-        watch: Of the connection; sessions whose methods never wait are asked under it.
     """
 
-    def __init__(self, table: SessionTable, owner: str, watch: Watchdog) -> None:
+    def __init__(self, table: SessionTable, owner: str) -> None:
         self._table = table
         self._owner = owner
-        self._watch = watch
         self.members: list[Member] = []
 
     async def open(self, count: int) -> list[Member]:
@@ -144,9 +138,6 @@ class SessionBatch:
         sessions = await self._table.admit(self._owner, count)
         begun = len(self.members)
         self.members += [Member(begun + number, session) for number, session in enumerate(sessions)]
-        for session in sessions:
-            if session.runner.plan.inline:
-                session.watch = self._watch
         return self.members[begun:]
 
     async def close(self) -> None:
@@ -159,8 +150,8 @@ class _Job:
 
     Attributes:
         thread: Where the pool has it.
-        call: What it is at, since `began`; taken away where it is given up.
-        left: It takes no other.
+        call: What it is at, since `began`.
+        left: It was given up, and takes no other call.
     """
 
     __slots__ = ("began", "call", "left", "thread")
@@ -213,7 +204,8 @@ class BatchRound:
             member.busy = call.begun = True
             runner = session.runner
             if runner.plan.inline:
-                await self._run(call)
+                call.play_here()
+                self._finished.append(call)
                 spell += 1
                 if spell % _SPELL == 0:
                     await asyncio.sleep(0)
@@ -256,21 +248,19 @@ class BatchRound:
                 self._abandon(job, job.call)
 
     async def _run(self, call: MemberCall) -> None:
-        outcome: Any
         try:
-            outcome = await call.member.session.run(call.play)
+            call.outcome = await call.member.session.run(call.play)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            outcome = RuntimeError(f"the environment cancelled its own call: {error}")
+            call.outcome = RuntimeError(f"the environment cancelled its own call: {error}")
         except FATAL as error:
-            outcome = error
-        self._finish(call, outcome)
+            call.outcome = error
+        self._finish(call)
 
-    def _finish(self, call: MemberCall, outcome: Any) -> None:
-        """Note an outcome; from any thread."""
-        call.outcome = outcome
+    def _finish(self, call: MemberCall) -> None:
+        """Note that a call is over; from any thread."""
         self._finished.append(call)
         if len(self._finished) >= self._wanted and not self._woken:
             self._woken = True
@@ -289,22 +279,18 @@ class BatchRound:
         job.thread = pool.submit(partial(self._work, job, self._queues[pool][0]))
 
     def _work(self, job: _Job, calls: deque[MemberCall]) -> None:
+        call: MemberCall | None = None
         while True:
             with self._lock:
-                if job.left or not calls:
-                    return
-                call = calls.popleft()
-                job.began, job.call = time.monotonic(), call
-            outcome: Any
-            try:
-                outcome = call.play_here()
-            except FATAL as error:
-                outcome = error
-            with self._lock:
-                if job.call is not call:
-                    return  # somebody has given it up, and told so
-                job.call = None
-            self._finish(call, outcome)
+                if job.left:
+                    return  # and what became of its call is told already
+                job.call = following = calls.popleft() if calls else None
+                job.began = time.monotonic()
+            if call is not None:
+                self._finish(call)
+            if (call := following) is None:
+                return
+            call.play_here()
 
     def _look(self) -> None:
         """End what takes too long, and have others help with what waits."""
@@ -342,7 +328,10 @@ class BatchRound:
     def _expire(self, job: _Job, call: MemberCall) -> None:
         if self._abandon(job, call):
             session = call.member.session
-            self._finish(call, self._table.expire(session))
+            # A call of its own, since the thread may still write its outcome into the other.
+            over = MemberCall(call.member)
+            over.begun, over.outcome = True, self._table.expire(session)
+            self._finish(over)
             keep(asyncio.create_task(self._table.finish(session)))
 
     def _abandon(self, job: _Job, call: MemberCall | None) -> bool:

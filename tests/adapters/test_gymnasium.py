@@ -2,7 +2,9 @@
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -105,20 +107,20 @@ def test_ppo_of_stable_baselines_learns_over_the_wire_what_it_learns_without() -
     torch = pytest.importorskip("torch")
     if importlib.util.find_spec("stable_baselines3") is None:
         missing("needs stable-baselines3; python3.11 scripts/bootstrap.py test-all installs it")
-    from stable_baselines3 import PPO
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    served = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[2]
+    local = re.sub(r"ServedEnv\(.*\) as", 'gymnasium.make("CartPole-v1") as', f"import gymnasium\n{served}")
+    assert local.count("ServedEnv") == 1  # its import: nothing else is another line
 
-    def learn(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-        with env:
-            policy = PPO("MlpPolicy", env, n_steps=256, n_epochs=2, seed=1, device="cpu")
-            begun = {name: value.clone() for name, value in policy.policy.state_dict().items()}
-            policy.learn(512)
-            learnt: dict[str, Any] = policy.policy.state_dict()
-        assert not any(torch.equal(begun[name], learnt[name]) for name in learnt)
+    def learn(script: str) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        exec(script, shown)
+        learnt: dict[str, Any] = shown["policy"].policy.state_dict()
         return learnt
 
-    here = learn(gymnasium.make("CartPole-v1"))
-    there = learn(ServedEnv("gymnasium", env_vars={"GYMNASIUM_ENV": "CartPole-v1"}))
+    here, there, fresh = learn(local), learn(served), learn(local.replace("learn(512)", "learn(0)"))
     assert all(torch.equal(here[name], there[name]) for name in here)
+    assert not any(torch.equal(here[name], fresh[name]) for name in here)
 
 
 async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:

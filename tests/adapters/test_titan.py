@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +35,10 @@ async def roll_out(address: str, amounts: list[int]) -> tuple[Any, list[str]]:
     if importlib.util.find_spec("renderers") is None:
         missing("needs renderers; python3.11 scripts/bootstrap.py test-all installs it")
     from torchtitan.config import Configurable
-    from torchtitan.experiments.rl.environment import MessageEnv
-    from torchtitan.experiments.rl.rollout.rollouter import Rollouter
     from torchtitan.experiments.rl.rubrics import RewardFn, Rubric
     from torchtitan.experiments.rl.types import Completion
 
-    from openenv_core.adapters.titan import REWARD, DropFailedRollouts, ServedMessageEnv
+    from openenv_core.adapters.titan import REWARD
 
     class Last(RewardFn):  # type: ignore[misc]
         @dataclass(kw_only=True, slots=True)
@@ -55,12 +55,10 @@ async def roll_out(address: str, amounts: list[int]) -> tuple[Any, list[str]]:
 
         def __init__(self, config: Config) -> None: ...
 
-    class Rolling(DropFailedRollouts, Rollouter):  # type: ignore[misc]
-        @dataclass(kw_only=True, slots=True)
-        class Config(Rollouter.Config):  # type: ignore[misc]
-            message_env: MessageEnv.Config = field(
-                default_factory=lambda: ServedMessageEnv.Config(base_url=f"http://{address}")
-            )
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[3]
+    shown: dict[str, Any] = {"__name__": __name__}
+    exec(block.replace("localhost:8000", address), shown)
 
     prompts = []
 
@@ -74,11 +72,15 @@ async def roll_out(address: str, amounts: list[int]) -> tuple[Any, list[str]]:
             token_ids=ids, token_logprobs=[0.0] * len(ids),
         )  # fmt: skip
 
-    rollouter = Rolling.Config(
-        train_dataset=Data.Config(),
-        validation_dataset=Data.Config(),
-        rubric=Rubric.Config(reward_fns=[Last.Config()]),
-    ).build()
+    rollouter = (
+        shown["BlackjackRollouter"]
+        .Config(
+            train_dataset=Data.Config(),
+            validation_dataset=Data.Config(),
+            rubric=Rubric.Config(reward_fns=[Last.Config()]),
+        )
+        .build()
+    )
     group = await rollouter.run_group_rollouts(
         generate_fn=generate, sample={"prompt": "Count.", "reset": {"start": 3}}, group_id=1,
         group_size=len(amounts), sampling=SimpleNamespace(seed=None), renderer=Letters(),

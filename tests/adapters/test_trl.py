@@ -4,6 +4,7 @@ import inspect
 import math
 import pickle
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +213,14 @@ def test_rollouts_keep_the_tokens_that_were_sampled_and_what_the_environment_gav
                 longest = max(longest, given.count("<|im_start|>user"))
                 assert given.count("<|im_start|>user") == given.count("<|im_start|>assistant")
         assert longest, "no hand had a second answer"
+
+
+def test_the_example_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["trl_blackjack.py", "1"])
+    shown = runpy.run_module("examples.trl_blackjack", run_name="__main__")
+    (row,) = (row for row in shown["trainer"].state.log_history if "reward" in row)
+    assert -1 <= row["reward"] <= 1
+    assert shown["trainer"].state.global_step == 1
 
 
 def test_a_roll_out_whose_server_is_lost_has_no_reward(policy: tuple[Any, Any], tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def check_weights(found: Found) -> None:
     assert [bar["met"] for bar in gathered] == [True, True]
 
 
+def check_vector(found: Found) -> None:
+    measured = medians(found)
+    assert len(measured) == 20
+    assert all(value > 0 for value in measured.values())
+    assert len(found["bars"]) == 10
+
+
 def check_wire(found: Found) -> None:
     from benchmarks.wire.plan import ONE_CORE
 
@@ -149,6 +156,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
         pytest.param("rollouts", [], check_rollouts),
         pytest.param("routing", [], check_routing, marks=HEAVY),
         pytest.param("sync", [], check_sync, marks=HEAVY),
+        pytest.param("vector", [], check_vector),
         pytest.param("weights", ["--transport", "shared_memory"], check_weights, marks=HEAVY),
         pytest.param("wire", WIRE, check_wire),
     ],

@@ -17,7 +17,8 @@ from openenv_core.cli.main import main as ropewalk
 async def hosts(logs: str, address: str) -> None:
     from service_roles import Policy
 
-    from rl_bridge.services import Fleet, Hosts
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.hosts import Hosts
 
     there = Hosts.from_job(pods(), mesh="hosts", cpu_mesh="cpus", gpus_per_host=1, address=address)
     async with Fleet(Path(logs), hosts=there, heartbeat_s=0.5):

@@ -1,7 +1,6 @@
 """docs/training.md and docs/algorithms.md: example, endings, settings, keys and metrics are those of the code."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from envs.shop_env.server.environment import ShopEnvironment
 from openenv_core import StepResult
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import PRESETS, AlgorithmConfig, Config
 from rl_bridge.config.schema import ModelConfig, RolloutConfig
 from rl_bridge.rollout import EvaluationResult, ToolTask
@@ -37,7 +36,7 @@ def test_every_preset_and_every_key_is_named() -> None:
     assert set(first_column(section("What can be chosen"))) <= set(AlgorithmConfig.model_fields)
 
 
-def logged_by_the_loss(settings: LossSettings, **more: torch.Tensor) -> set[str]:
+def logged_by_the_loss(settings: AlgorithmConfig, **more: torch.Tensor) -> set[str]:
     """With the least of a batch: a token, of older weights than the trainer's."""
     one = {"logprobs": torch.zeros(1), "entropy": torch.zeros(1), "old_logprobs": torch.zeros(1)}
     _, told = policy_loss(LossInputs(**one, advantages=torch.zeros(1), **more), settings)
@@ -47,14 +46,14 @@ def logged_by_the_loss(settings: LossSettings, **more: torch.Tensor) -> set[str]
     return set(metrics.reduced(lambda sums: sums, lambda most: most))
 
 
-LEAST = LossSettings(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, kl_coef=0.0)
+LEAST = AlgorithmConfig()
 
 
 def test_what_the_loss_tells_is_listed() -> None:
     always, _, sometimes = section("What is always logged").partition("Where there is such a thing")
     least = logged_by_the_loss(LEAST)
     more = {"reference_logprobs": torch.zeros(1), "proximal_logprobs": torch.zeros(1)}
-    everything = logged_by_the_loss(replace(LEAST, dual_clip=3.0, correction="truncated"), **more)
+    everything = logged_by_the_loss(AlgorithmConfig(dual_clip=3.0, correction="truncated"), **more)
     assert len(everything) > len(least)
     for name in everything - {"train/valid_token_share"}:
         assert f"`{name}`" in (always if name in least else sometimes), name

@@ -11,6 +11,7 @@ from report_fields import REPORT_FIELDS
 
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
 from examples.grpo_blackjack import chat
+from rl_bridge.tiny_policy import make_tiny_policy
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(3000)]
 
@@ -69,6 +70,30 @@ def test_example_learns_the_table(ropewalk: Callable[..., Watched], tmp_path: Pa
     answers = ask_exported_policy(tmp_path / "run")
     assert evaluate(answers).mean_return == pytest.approx(report["exact_return"], abs=1e-9)
     assert_reads_the_dealers_card(answers)
+
+
+@pytest.mark.soak
+def test_adapters_learn_more_than_to_stand(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:
+    """Beside random weights that are frozen, and sent to the generator by themselves."""
+    base = frozen_and_able(tmp_path / "base")
+    lora = ("model.lora.rank=16", "model.lora.push=adapter", f"model.path={base}", "trainer.iterations=40")
+    run = ropewalk("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SHORT, *lora)
+    assert run.wait(TRAINING_TIMEOUT_S) == 0, run.output()[-3000:]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["exact_return"] > evaluate(dict.fromkeys(DECISION_STATES, "stand")).mean_return
+    assert max(row["mismatch/logprob_max"] for row in rows(tmp_path / "run")) <= 1e-4
+
+
+def frozen_and_able(folder: Path) -> Path:
+    """A random checkpoint of which adapters can make a policy: its output layer is as it was drawn for good, so that
+    without a larger last norm every word would stay about as likely as any other."""
+    from safetensors.torch import load_file, save_file
+
+    make_tiny_policy(folder, chat.texts(), seed=0)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= 10.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def assert_reads_the_dealers_card(answers: dict[DecisionState, str | None]) -> None:

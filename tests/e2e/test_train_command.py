@@ -145,6 +145,7 @@ def byte_level_checkpoint(folder: Path) -> Path:
     [
         ("trainer.learning_rte=1", "did you mean 'trainer.learning_rate'?"),
         ("rollout.task=examples.grpo_blackjack.task:Nothing", "has no 'Nothing'"),
+        ("algorithm.loss=rl_bridge.algorithms.policy_loss:token_weights", "expected a function of (inputs"),
         ("model.path=/nonexistent", "expected a tokenizer"),
     ],
 )

@@ -15,7 +15,7 @@ from envs.sqlite_env.baselines import BASELINES as SQLITE_BASELINES
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import solve as solve_sqlite
 from openenv_core.errors import EpisodeOverError
-from openenv_core.tools import SILENT, ListToolsAction, ToolErrorType
+from openenv_core.tools import SILENT, CallToolObservation, ListToolsAction, ToolErrorType
 from tests.envs.tool_calls import calls_of
 
 
@@ -158,13 +158,16 @@ def test_an_episode_ends_once_by_its_reward_or_its_calls(kind: Kind, world: Any)
     seen = world.reset(index=1)
     assert world.read_resource("task://current", SILENT)[0]["text"] == seen.task
     assert world.get_prompt("task", {}, SILENT).messages[0]["content"]["text"] == seen.task
-    kind.solve(seen.task, call)
+    calls: list[CallToolObservation] = []
+    kind.solve(seen.task, lambda *given: calls.append(call(*given)) or calls[-1])
+    assert (calls[-1].terminated, calls[-1].truncated) == (True, False)
     for tool in (kind.ends, name, "no_such_tool"):
         with pytest.raises(EpisodeOverError):
             call(tool, {})
     world.reset(index=1, max_calls=2)
     assert call(name, arguments).done is False
     last = call("no_such_tool", {})
+    assert (last.terminated, last.truncated) == (False, True)
     assert (last.reward, last.done, last.error and last.error.error_type) == (
         0.0,
         True,

@@ -30,8 +30,8 @@ CLIENT = {"picows", "websockets", "openenv_core.client", "openenv_core.sandbox",
         ("import openenv_core; openenv_core.is_infrastructure_failure({})", set(), CLIENT),
         (
             "from openenv_core import EnvClient, GenericEnvClient, LocalProcessProvider",
-            {"picows"},
-            {"openenv_core.tools"},
+            {"openenv_core.client.env_client"},
+            {"openenv_core.tools", "picows"},
         ),
         (
             "from openenv_core import MCPToolClient; import openenv_core.compat.mcp_environment",

@@ -17,7 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.utils import apply_mask
 
 from servers import protocols as lane
-from servers.protocols import SocketProtocol
+from servers.protocols import SocketProtocol, _Writer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -325,3 +325,36 @@ async def test_a_whole_frame_takes_the_lane(monkeypatch: pytest.MonkeyPatch) -> 
             writer.write(frame(TEXT, text))
             assert await read_frame(reader) == (TEXT, text)
     assert not [data for data in parsed if data[:1] == b"\x81"]
+
+
+async def test_what_is_written_in_a_turn_goes_out_together_at_its_end() -> None:
+    log: list[tuple[str, object]] = []
+
+    class Transport(asyncio.Transport):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name, self.closed = name, False
+
+        def write(self, data: Any) -> None:
+            log.append((self.name, bytes(data)))
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def close(self) -> None:
+            log.append((self.name, "closed"))
+
+    first, gone = Transport("one"), Transport("three")
+    one, two, three = _Writer(first), _Writer(Transport("two")), _Writer(gone)
+    for writer, data in ((one, b"a"), (two, b"b"), (three, b"c"), (one, b"d")):
+        writer.write(data)
+    gone.closed = True
+    assert not log
+    await asyncio.sleep(0)
+    assert log == [("one", b"ad"), ("two", b"b")]
+    one.write(b"x" * 100_000)  # so much is not held back
+    assert len(log) == 3
+    two.write(b"last")
+    two.close()
+    await asyncio.sleep(0)
+    assert log[3:] == [("two", b"last"), ("two", "closed")]

@@ -76,7 +76,8 @@ def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     compat.uninstall()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        found = getattr(sys.modules[name], "__file__", None)
+        module = sys.modules[name]
+        found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
         if found is not None and Path(found).is_relative_to(tmp_path):
             del sys.modules[name]
 
@@ -132,7 +133,7 @@ def test_an_installed_source_tree_is_the_same_environment_to_every_command(
 
 
 def test_a_folder_that_is_called_as_an_environment_is_the_folder_to_every_command(tmp_path: Path) -> None:
-    write(tmp_path, {"blackjack/server/app.py": ASGI})
+    write(tmp_path, {"blackjack/server/__init__.py": "", "blackjack/server/app.py": ASGI})
     here = tmp_path / "blackjack"
     assert target_of("blackjack") == Target(TargetKind.PATH, str(here), here)
     assert source_of("blackjack") == here

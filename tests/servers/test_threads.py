@@ -105,12 +105,26 @@ async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate:
 async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_HELD_S", 60.0)
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 0.5)  # nothing before the last call is taken for long
-    pool = ThreadPool(1, "held")
+    pool, begin = ThreadPool(1, "held"), threading.Event()
+    pool.submit(lambda: begin.wait(60))
     short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
+    begin.set()
     assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
     assert not long.waiter.done()
+    pool.close()
+
+
+async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_LONG_S", 60.0)
+    monkeypatch.setattr(ThreadPool, "_tick_later", lambda *_: None)
+    pool = ThreadPool(4, "resting")
+    for count in (1, 5, 1):
+        assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 20) == [1] * count
     pool.close()
 
 
@@ -132,9 +146,9 @@ async def test_idle_threads_end_but_the_only_one_of_a_pool_stays(monkeypatch: py
     for _ in range(3):
         assert await results(several, lambda: 1) == [1]
         await eventually(lambda: not living("several"))
-    first = await results(one, threading.get_ident)
+    first = await results(one, threading.current_thread)
     await asyncio.sleep(0.1)
-    assert await results(one, threading.get_ident) == first
+    assert await results(one, threading.current_thread) == first
     one.close()
     await eventually(lambda: not living("one"))
 
@@ -161,7 +175,7 @@ async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: th
     assert pool.abort(call)  # its outcome is on its way
     hangs = pool.submit(lambda: gate.wait(60))
     await eventually(lambda: hangs.begun and late == [(True, "ended")])
-    assert len(living("ended")) == 1
+    assert pool._threads == len(living("ended")) == 1
     pool.close()
 
 

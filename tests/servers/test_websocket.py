@@ -179,6 +179,22 @@ async def test_a_constructor_that_raises() -> None:
         assert app.sessions.active == 0
 
 
+async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
+    inner, seen = app_of(Counter), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            seen.append(message["type"])
+            await send(message)
+
+        await inner(scope, receive, watched)
+
+    async with serving(app) as address, socket_to(address) as ws:  # type: ignore[arg-type]
+        for _ in range(3):
+            assert (await ask(ws, RESET))["type"] == "observation"
+    assert seen.count("websocket.send") == 3
+
+
 # Clients that leave
 
 

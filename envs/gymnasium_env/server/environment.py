@@ -53,8 +53,10 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
-        self._observation_type = observation_type or models_for(env.action_space, env.observation_space)[1]
-        self._episode_id: str | None = None
+        model = observation_type or models_for(env.action_space, env.observation_space)[1]
+        self._observe = model.__pydantic_validator__.validate_python
+        self._begun = False
+        self._episode_id: str | None = None  # drawn when somebody asks
         self._steps = 0
         self._playing = False
 
@@ -75,7 +77,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             more: Further options, by name.
         """
         seen, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
-        self._episode_id = str(uuid4()) if episode_id is None else episode_id
+        self._begun, self._episode_id = True, episode_id
         self._steps = 0
         self._playing = True
         return self._observation(seen, info)
@@ -107,7 +109,9 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     @property
     def state(self) -> GymnasiumState:
         """Where the episode stands, with a picture where the environment renders."""
-        pictured = self._episode_id is not None and self.inner.render_mode == "rgb_array"
+        if self._begun and self._episode_id is None:
+            self._episode_id = str(uuid4())
+        pictured = self._begun and self.inner.render_mode == "rgb_array"
         frame = _png(self.inner.render()) if pictured else None
         return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, frame=frame)
 
@@ -128,7 +132,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
         if info:
             fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
-        return self._observation_type(observation=seen, **fields)
+        fields["observation"] = seen
+        return self._observe(fields)  # type: ignore[no-any-return]
 
 
 def _json(value: Any) -> JsonValue:

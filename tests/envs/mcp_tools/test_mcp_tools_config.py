@@ -131,7 +131,7 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         assert (await call(env, "two__count")).result == 1
         assert kind(await call(env, "nothing")) == "tool_not_found"
         over = await call(env, "two__count")
-        assert (kind(over), over.metadata["budget"], over.done) == ("execution_error", "calls", True)
+        assert (kind(over), over.metadata["budget"], over.truncated) == ("execution_error", "calls", True)
         assert env.state.ended == "calls"
         with pytest.raises(EpisodeOverError):
             await call(env, "two__count")
@@ -146,7 +146,7 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         began = await env.reset_async(time_s=0.05, transcript=False, servers=["one"])
         assert {tool.name.partition("__")[0] for tool in began.tools} == {"one"}
         late = await call(env, "one__hang", seconds=60)
-        assert (kind(late), late.metadata["budget"], late.done) == ("timeout", "time", True)
+        assert (kind(late), late.metadata["budget"], late.truncated) == ("timeout", "time", True)
         assert env.state.ended == "time"
         assert env.state.transcript == []
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl_bridge.algorithms.functions import load_advantage, load_group_filter, load_loss
-from rl_bridge.algorithms.policy_loss import LossInputs, LossSettings, policy_loss
+from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import AlgorithmConfig, Config
 from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.loops.settings import dispatch_settings
@@ -63,7 +63,7 @@ def yes(group, rewards):
 
 THREE = 3
 """
-PLAIN = LossSettings(clip_low=0.2, clip_high=0.2, entropy_coef=0.0, kl_coef=0.0)
+PLAIN = AlgorithmConfig()
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_the_documented_advantage_and_filter() -> None:
         ("raising", "raised KeyError: 'entropy_bonus'"),
         (
             "one_argument",
-            r"expected a function of \(inputs: LossInputs, settings: LossSettings\), got one where too",
+            r"expected a function of \(inputs: LossInputs, algorithm: AlgorithmConfig\), got one where too",
         ),
         ("slow", "expected a plain function, got a coroutine function"),
         ("THREE", "expected a plain function, got int"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, LossSettings, policy_loss, token_weights
+from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, policy_loss, token_weights
 from rl_bridge.algorithms.regularizers import (
     Correction,
     KlEstimator,
@@ -23,6 +23,7 @@ from rl_bridge.algorithms.surrogate import (
     sequence_means,
     sequence_ratios,
 )
+from rl_bridge.config import AlgorithmConfig
 
 # Sequence 7: ratios 2 and 0.5 and 8, whose geometric mean is 2. Sequence 3: a ratio of 3.
 RATIO_SEQUENCES = np.array([7, 3, 7, 7])
@@ -250,7 +251,7 @@ INPUTS = LossInputs(
     reference_logprobs=torch.tensor([0.25, 0.2]).log(),
 )
 WEIGHTS = torch.tensor([0.25, 0.75])
-PLAIN = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.0, kl_coef=0.0)
+PLAIN = AlgorithmConfig(clip_high=0.28)
 
 
 @pytest.mark.parametrize(
@@ -291,12 +292,12 @@ PLAIN = LossSettings(clip_low=0.2, clip_high=0.28, entropy_coef=0.0, kl_coef=0.0
     ],
 )
 def test_policy_loss_by_hand(changes: dict[str, Any], expected: float) -> None:
-    loss, _ = policy_loss(INPUTS, replace(PLAIN, **changes))
+    loss, _ = policy_loss(INPUTS, PLAIN.model_copy(update=changes))
     assert (WEIGHTS @ loss).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_metrics_by_hand() -> None:
-    _, metrics = policy_loss(INPUTS, replace(PLAIN, dual_clip=1.2))
+    _, metrics = policy_loss(INPUTS, PLAIN.model_copy(update={"dual_clip": 1.2}))
     assert {name: pytest.approx(value.tolist(), abs=1e-6) for name, value in metrics.items()} == {
         "loss/ratio_mean": [2.0, 1.0],
         "loss/clip_fraction_low": [0.0, 0.0],
@@ -339,7 +340,7 @@ PROXIMAL = torch.tensor([0.4, 0.1]).log()
 def test_corrections_by_hand(
     changes: dict[str, Any], expected: float, weights: list[float], bounded: list[float]
 ) -> None:
-    loss, metrics = policy_loss(replace(INPUTS, proximal_logprobs=PROXIMAL), replace(PLAIN, **changes))
+    loss, metrics = policy_loss(replace(INPUTS, proximal_logprobs=PROXIMAL), PLAIN.model_copy(update=changes))
     assert (WEIGHTS @ loss).item() == pytest.approx(expected, abs=1e-6)
     assert metrics["loss/ratio_mean"].tolist() == pytest.approx([1.25, 2.0])
     assert metrics["loss/correction_weight"].tolist() == pytest.approx(weights)
@@ -348,7 +349,7 @@ def test_corrections_by_hand(
 
 def test_a_correction_without_proximal_logprobs_is_refused() -> None:
     with pytest.raises(ValueError, match="correction is 'icepop'"):
-        policy_loss(INPUTS, replace(PLAIN, correction="icepop"))
+        policy_loss(INPUTS, PLAIN.model_copy(update={"correction": "icepop"}))
 
 
 def test_ratios_of_sequences_by_hand() -> None:
@@ -362,7 +363,7 @@ def test_ratios_of_sequences_by_hand() -> None:
 
 def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kl_coef is 0\.5"):
-        policy_loss(replace_reference(None), replace(PLAIN, kl_coef=0.5))
+        policy_loss(replace_reference(None), PLAIN.model_copy(update={"kl_coef": 0.5}))
 
 
 def test_a_divergence_that_is_only_told_may_be_infinite() -> None:

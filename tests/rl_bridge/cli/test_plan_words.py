@@ -42,7 +42,9 @@ def test_guides_cost(capsys: pytest.CaptureFixture[str]) -> None:
 def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", GUIDE, "--parameters", "8B", "--gpu_gb", "60", "--rollout.max_length", "4096"]
     assert plan(*words) == 0
-    rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
+    told = capsys.readouterr().out
+    assert "monarch.roles.policy.replicas 14" in told  # and what else the GPUs decide
+    rows = {row[0]: row[1:] for row in cells(told)}
     assert rows["trainer"][:2] == ["1 x 2", "64.0 GB"]
     assert rows["trainer"][-1] == "does not fit"
     assert rows["policy"][:2] == ["14 x 1", "16.0 GB"]

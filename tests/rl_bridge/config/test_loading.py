@@ -103,7 +103,7 @@ def test_every_fault_is_listed(file: Path) -> None:
         (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
         (
             ["monarch.roles.policy.gpus=2"],
-            "expected monarch.roles.policy.gpus to be 0 or one a process, 1, got 2",
+            "expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, 1, got 2",
         ),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
         (

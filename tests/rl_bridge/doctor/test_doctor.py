@@ -136,8 +136,11 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
 
 def test_gpus_of_the_roles(tmp_path: Path) -> None:
     config = loaded(tmp_path, "trainer.num_gpus=2")
-    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Severity.BAD
-    assert named(cluster(config, gpus=3))["GPUs of the roles"].level is Severity.GOOD
+    assert named(cluster(config, gpus=1))["GPUs of the roles"].level is Severity.BAD
+    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Severity.GOOD  # they take turns
+    apart = loaded(tmp_path, "trainer.num_gpus=2", "monarch.colocate=false")
+    assert named(cluster(apart, gpus=2))["GPUs of the roles"].level is Severity.BAD
+    assert named(cluster(apart, gpus=3))["GPUs of the roles"].level is Severity.GOOD
     elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b")
     assert "GPUs of the roles" not in named(cluster(elsewhere, gpus=0))
 

@@ -60,7 +60,7 @@ async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEn
         assert healthy(first)
         assert healthy(second)
         await asyncio.to_thread(die, first)
-        await until(lambda: servers.status[0].restarts == 1 and len(servers.urls) == 2)
+        await until(lambda: servers.started[0].restarts == 1 and len(servers.urls) == 2)
         third, same = servers.urls
         assert same == second
         assert healthy(third)

@@ -106,22 +106,22 @@ async def test_lost_server_is_started_again_and_told(victim: str, monkeypatch: p
     async with none_left(), EnvironmentServers(app=APP, count=2, on_change=told, restarts=AT_ONCE) as servers:
         first, second = servers.urls
         await until(lambda: told.lists == [(first, second)])
-        guard = servers.status[0].pid
+        guard = servers.started[0].pid
         assert await step(first) == server_behind(guard)
         if victim == "silent":
             os.kill(server_behind(guard), signal.SIGSTOP)
         else:
             os.kill(guard if victim == "guard" else server_behind(guard), signal.SIGKILL)  # type: ignore[arg-type]
-        await until(lambda: servers.status[0].state is not ServerState.SERVING)
+        await until(lambda: servers.started[0].state is not ServerState.SERVING)
         # The other one serves on, and who is told at this moment hears of it alone.
         assert servers.urls == (second,)
-        assert await step(second) == server_behind(servers.status[1].pid)
-        await until(lambda: servers.status[0].state is ServerState.SERVING)
+        assert await step(second) == server_behind(servers.started[1].pid)
+        await until(lambda: servers.started[0].state is ServerState.SERVING)
         third, same = servers.urls
         assert same == second
         assert third != first
-        assert await step(third) == server_behind(servers.status[0].pid)
-        assert [status.restarts for status in servers.status] == [1, 0]
+        assert await step(third) == server_behind(servers.started[0].pid)
+        assert [server.restarts for server in servers.started] == [1, 0]
         await until(lambda: told.lists == [(first, second), (second,), (third, second)])
 
 
@@ -163,8 +163,8 @@ async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -
             ):
                 await server.supervise()
         assert urls == ["http://server:3", None, "http://server:2", None, "http://server:0", None]
-        assert server.status.state is ServerState.FAILED
-        assert server.status.restarts == provider.stops == 3
+        assert server.state is ServerState.FAILED
+        assert server.restarts == provider.stops == 3
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ async def test_given_servers_are_told_and_never_touched() -> None:
     told = Told()
     async with EnvironmentServers(urls=["http://one:8000", "http://two:8000"], on_change=told) as servers:
         assert servers.urls == ("http://one:8000", "http://two:8000")
-        assert servers.status == []
+        assert servers.started == []
         await until(lambda: told.lists == [servers.urls])
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from generator_fixtures import WAIT_S
 from torch import Tensor
 
 from rl_bridge.generator.loop_thread import EngineLoopThread
+from rl_bridge.generator.vllm_api import completion_of, prompt_of
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 
 
@@ -92,3 +94,17 @@ def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
     assert on_cpu["TORCHDYNAMO_DISABLE"] == "1"
     assert not {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"} & on_gpu.keys()
     assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(("kept_from", "told"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
+def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
+    kept_from: int | None, told: list[int]
+) -> None:
+    spans = [SimpleNamespace(version="5", start=0, end=2), SimpleNamespace(version="6", start=2, end=3)]
+    logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (8, 9, 8)]
+    answer = SimpleNamespace(
+        finish_reason="stop", weight_versions=spans, token_ids=(8, 9, 8), logprobs=logprobs
+    )
+    assert completion_of(answer, kept_from=kept_from).versions == told
+    # Nor does a prompt meet what older weights have computed of another one.
+    assert prompt_of([1], kept_from).get("cache_salt") == (None if kept_from is None else str(kept_from))

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,36 @@ def test_answer_goes_on_under_new_weights(
     assert mixed > len(MANY) / 2
 
 
+def test_answer_goes_on_with_the_keys_and_values_that_it_has(
+    engine: Any, reference: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed anew; a token is of its own weights all the same, and other prompts are not misled."""
+    monkeypatch.setattr(
+        engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "keep_cache"})
+    )
+    before = replace(engine.statistics.totals)
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    engine.load(6, weights(6)).result(WAIT_S)
+    assert not answering.done()
+    asked = engine.generate(MANY[:8], GREEDY)  # whose prompts are in the cache, by the old weights
+    answers, fresh = answering.result(WAIT_S), asked.result(WAIT_S)
+    now = engine.statistics.totals
+    assert now.prompt_tokens - before.prompt_tokens == sum(map(len, [*MANY, *MANY[:8]]))
+    assert now.preemptions == before.preemptions
+    assert {version for answer in fresh for version in answer.versions} == {6}
+    monkeypatch.undo()
+    engine.load(6, weights(6)).result(WAIT_S)  # which drops the cache
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == fresh
+    mixed = [answer for answer in answers if set(answer.versions) == {0, 6}]
+    assert len(mixed) > len(MANY) / 2
+    prompt, answer = next((p, a) for p, a in zip(MANY, answers, strict=True) if a is mixed[0])
+    old = list(answer.versions).count(0)
+    assert answer.logprobs[:old] == pytest.approx(
+        logprobs(reference, prompt, answer, WARM.temperature)[:old], abs=1e-4
+    )
+
+
 def test_no_cached_prefix_outlives_its_weights(
     engine: Any, weights: Callable[[int], dict[str, Tensor]]
 ) -> None:
@@ -210,6 +241,47 @@ def test_no_cached_prefix_outlives_its_weights(
     engine.load(4, weights(4)).result(WAIT_S)
     assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == expected
     held.result(WAIT_S)
+
+
+def test_what_is_under_way_or_asked_of_an_engine_asleep_goes_on_when_it_wakes(
+    engine: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    for _ in range(2):  # it sleeps already
+        engine.sleep().result(WAIT_S)
+    assert not answering.done()  # nothing was waited for
+    tokens = engine.statistics.totals.generated_tokens
+    with monkeypatch.context() as patch:
+        be_patient(engine, patch, 0.2)  # no token is expected of it
+        asked = engine.generate(MANY[:8], GREEDY)
+        time.sleep(0.6)
+        engine.check()
+    assert engine.statistics.totals.generated_tokens == tokens
+    assert not answering.done()
+    assert not asked.done()
+    figures = engine.load(5, weights(5)).result(WAIT_S)
+    assert 0 < figures.load_s <= figures.pause_s
+    versions = [set(answer.versions) for answer in answering.result(WAIT_S)]
+    assert {0, 5} in versions  # begun before, ended after
+    assert asked.result(WAIT_S) == engine.generate(MANY[:8], GREEDY).result(WAIT_S)
+    assert {version for answer in asked.result() for version in answer.versions} == {5}
+    engine.sleep().result(WAIT_S)
+    engine.load(5, None).result(WAIT_S)  # with the weights that it had
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == asked.result()
+
+
+def test_engine_that_drains_sleeps_when_it_has_answered(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "drain"}))
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    engine.sleep().result(WAIT_S)
+    assert {version for answer in answering.result(WAIT_S) for version in answer.versions} == {0}
+    late = engine.generate(MANY[:8], GREEDY)
+    engine.check()
+    assert not late.done()
+    engine.load(0, None).result(WAIT_S)
+    assert len(late.result(WAIT_S)) == 8
 
 
 def test_refused_batch_fails_alone(engine: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, SettledClient
-from rl_bridge.services import Roster, ServiceHandle
+from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.types import Completion, SamplingSettings
 
 WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)

@@ -111,9 +111,9 @@ class PlayedLLM:
         for one in ids:
             self.requests.pop(one, None)
 
-    async def pause_generation(self, *, mode: str) -> None:
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode}")
-        assert mode == "keep"
+        assert (mode, clear_cache) == ("keep", True)
         self.paused = True
         await asyncio.sleep(0.001)
 
@@ -230,7 +230,7 @@ def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: As
 
 def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> None:
     played(engine).breaks = True
-    with pytest.raises(GeneratorError, match="loading version 1 failed half-way: a shape does not fit"):
+    with pytest.raises(GeneratorError, match="load version 1, it failed half-way: a shape does not fit"):
         engine.load(1, {}).result(WAIT_S)
     assert "half-way" in str(engine.ended.exception(WAIT_S))
     with pytest.raises(GeneratorError, match="half-way"):

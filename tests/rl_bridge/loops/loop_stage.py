@@ -44,10 +44,15 @@ class Parts:
         self.trained = 0
         self.served = 0
         self.saved = ResumeState()
+        self.colocated = False
+        self.awake = True
+        """Whether the generators have the turn."""
         self.waited: list[bool] = []
 
     async def called(self, name: str) -> None:
         self.calls.append(name)
+        if self.colocated and name in ("train_step", "push_weights", "save_checkpoint", "export", "end_turn"):
+            assert not self.awake, f"{name} beside generators that are awake"
         if name in self.failing:
             await self.failing[name]()
 
@@ -76,6 +81,9 @@ class Trainer(Parts):
         state = json.loads(json.dumps(run_state))
         self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
+    async def end_turn(self) -> None:
+        await self._parts.called("end_turn")
+
     async def resumed(self) -> ResumeState:
         await self._parts.called("resumed")
         self._parts.trained = self._parts.saved.version
@@ -93,8 +101,12 @@ class Policy:
 
     async def update_weights(self, version: int) -> SimpleNamespace:
         await self._parts.called("update_weights")
-        self._parts.served = version
+        self._parts.served, self._parts.awake = version, True
         return SimpleNamespace(transport_s=0.5, pause_s=0.75, load_s=0.125)
+
+    async def sleep(self) -> None:
+        await self._parts.called("sleep")
+        self._parts.awake = False
 
 
 class Reference:
@@ -158,11 +170,13 @@ class Stage:
         max_staleness: int = 0,
         sessions: int = 8,
         dataset: Mapping[str, Any] | None = None,
+        colocate: bool = False,
         **trainer: Any,
     ) -> None:
         self.folder = folder
         self.dataset = dataset
         self.parts = Parts()
+        self.parts.colocated = colocate
         self.lost = lost
         self.config = Config.model_validate(
             {
@@ -172,9 +186,10 @@ class Stage:
                     "batch_size": 8,
                     "group_size": 2,
                     "max_staleness": max_staleness,
+                    "weight_update": "continue" if colocate else "drain",
                     "timeout_s": 5.0,
                 },
-                "monarch": {"heartbeat_interval": 0.05},
+                "monarch": {"heartbeat_interval": 0.05, "colocate": colocate},
                 "trainer": {"iterations": 2, "timeout_s": 20.0, "checkpoint_interval": 1, **trainer},
             }
         )
@@ -202,7 +217,7 @@ class Stage:
             async with Dispatcher(service, buffer, dispatch_settings(config), collect=collect) as dispatcher:
                 sync = WeightSync(
                     failed=buffer.fail,
-                    overlapped=rollout.max_staleness > 0,
+                    overlapped=rollout.max_staleness > 0 and not config.monarch.colocate,
                     timeout_s=config.trainer.timeout_s,
                 )
                 run = Run(

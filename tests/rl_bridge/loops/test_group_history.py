@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,13 +106,17 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         yield
 
     run = SimpleNamespace(
-        config=SimpleNamespace(trainer=SimpleNamespace(checkpoint_interval=1, iterations=9)),
+        config=SimpleNamespace(
+            trainer=SimpleNamespace(checkpoint_interval=1, iterations=9),
+            monarch=SimpleNamespace(colocate=None),
+        ),
         version=1,
         dispatcher=dispatcher,
         history=SimpleNamespace(state=lambda: list(fates)),
         train_seconds=1.5,
         dataset=None,
         deadline=deadline,
+        trainers_turn_between=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
     monkeypatch.setattr(dispatching, "stored", slowly)

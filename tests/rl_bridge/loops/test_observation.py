@@ -93,11 +93,11 @@ def test_mesh_and_versions() -> None:
 
 def test_environment_servers_are_a_service_too() -> None:
     started = SimpleNamespace(state="restarting", pid=None, restarts=2)
-    row = server_row(SimpleNamespace(status=[started], urls=()))  # type: ignore[arg-type]
+    row = server_row(SimpleNamespace(started=[started], urls=()))  # type: ignore[arg-type]
     assert row.name == "environment"
     (server,) = row.replicas
     assert (server.state, server.pids, server.restarts) == ("restarting", (), 2)
-    given = server_row(SimpleNamespace(status=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
+    given = server_row(SimpleNamespace(started=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
     assert [server.host for server in given.replicas] == ["http://a:1", "http://b:2"]
     assert {server.pids for server in given.replicas} == {()}  # they count for no host
 

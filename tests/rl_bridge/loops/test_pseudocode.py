@@ -36,7 +36,8 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     from rl_bridge.generator.vllm_api import ONE_THREAD
     from rl_bridge.rewards.actor import RewardActor
     from rl_bridge.rollout.groups import training_samples
-    from rl_bridge.services import Fleet, LocalService
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.handle import LocalService
     from rl_bridge.tokens.chat import ChatTokenizer
     from rl_bridge.trainer.actor import TrainerActor
     from rl_bridge.trainer.settings import TrainerSettings

@@ -103,17 +103,43 @@ def is_killed() -> None:
     raise ReplicaLostError("the trainer was killed")
 
 
-@pytest.mark.parametrize("max_staleness", [1])
-@pytest.mark.parametrize("when", ["resumed", "push_weights", "export", "save_checkpoint"])
+@pytest.mark.parametrize(
+    ("when", "colocate"),
+    [(when, False) for when in ("resumed", "push_weights", "export", "save_checkpoint")]
+    + [(when, True) for when in ("resumed", "push_weights", "end_turn", "sleep", "export")],
+)
 async def test_trainer_lost_in_any_phase_takes_the_run_back(
-    tmp_path: Path, when: str, max_staleness: int
+    tmp_path: Path, when: str, colocate: bool
 ) -> None:
-    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2, colocate=colocate)
     stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
     stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
     run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
     assert run.version == stage.parts.trained == stage.parts.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
+
+
+async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_first(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=3, checkpoint_interval=1, colocate=True)
+
+    def is_gone() -> None:
+        stage.run.lost_the_trainer()
+
+    stage.parts.failing["update_weights"] = nth(
+        3, is_gone
+    )  # with the weights of the second step they have the turn
+    await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    at = stage.parts.calls.index("resumed")  # which an actor that is started again answers in its own turn
+    assert stage.parts.calls[at - 2 : at + 4] == [
+        "update_weights",
+        "sleep",
+        "resumed",
+        "push_weights",
+        "end_turn",
+        "update_weights",
+    ]
+    assert stage.parts.trained == 3
+    assert stage.parts.awake
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(

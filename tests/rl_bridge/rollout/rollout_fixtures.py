@@ -64,6 +64,7 @@ class Notebook(Environment[Note, Notes, State]):
         seed: int | None = None,
         episode_id: str | None = None,
         length: int = LENGTH,
+        patience: int = 99,
         over_at_once: bool = False,
         wait_s: float = 0.0,
         test: str = "",
@@ -76,7 +77,7 @@ class Notebook(Environment[Note, Notes, State]):
         because: str | bool | None = "the judge took too long",
     ) -> Notes:
         await asyncio.sleep(wait_s)
-        self._length = 0 if over_at_once else length
+        self._length, self._patience = 0 if over_at_once else length, patience
         self._words = [f"seed{seed}"]
         self._key = (test, seed)
         self._saying, self._at = saying, at
@@ -108,7 +109,8 @@ class Notebook(Environment[Note, Notes, State]):
         if over and self._unjudged:
             told = {} if self._because is None else {"unscored": self._because}
             return Notes(words=words, done=True, metadata=told)
-        return Notes(words=words, reward=reward, done=over)
+        cut_off = not over and steps >= self._patience
+        return Notes(words=words, reward=reward, done=over or cut_off, truncated=cut_off)
 
 
 class NotebookClient(EnvClient[Note, Notes, State]):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from monarch.actor import concurrent_endpoint
 
-from rl_bridge.services import ServiceActor
+from rl_bridge.services.actor import ServiceActor
 from rl_bridge.types import Completion, SamplingSettings
 
 

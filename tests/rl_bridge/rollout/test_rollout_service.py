@@ -115,7 +115,8 @@ async def bridge(
 
     from rl_bridge.loops.assembly import Introductions
     from rl_bridge.rollout.actor import RolloutActor
-    from rl_bridge.services import Fleet, RestartPolicy
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.options import RestartPolicy
 
     config = Config.model_validate(
         {

@@ -53,11 +53,15 @@ async def test_limits_of_turns_and_length_truncate(notebook: str) -> None:
         (turns,) = trajectories(await play([1], num_turns=2, length=3))
         (whole,) = trajectories(await play([1], num_turns=3, length=3))
         (length,) = trajectories(await play([1], length=9))
+        (patience,) = trajectories(await play([1], length=3, patience=2))
     assert (turns.ending, len(turns.turns), turns.reward) == (Ending.TRUNCATED_TURNS, 2, 0.5)
     # The last turn that is allowed may end the episode.
     assert (whole.ending, len(whole.turns), whole.reward) == (Ending.COMPLETED, 3, 0.75)
     assert (length.ending, len(length.turns), length.reward) == (Ending.TRUNCATED_LENGTH, 3, 0.75)
     assert [len(turn.prompt) for turn in length.turns] == [1, 2, 3]
+    # The environment's own limit is told from its end.
+    assert (patience.ending, len(patience.turns)) == (Ending.TRUNCATED_ENVIRONMENT, 2)
+    assert patience.ending.is_truncated()
 
 
 @pytest.fixture

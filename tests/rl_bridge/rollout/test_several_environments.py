@@ -4,11 +4,16 @@ import asyncio
 import json
 from collections import Counter
 from math import sqrt
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from dispatcher_stage import EPISODE, LOST, Bridge, Workers, answer, at_once, preempted, simulated
+from rich.console import Console
 
+from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
+from rl_bridge.loops.evaluation import evaluate, together
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory
 from rl_bridge.rollout.health import FIRST_PAUSE_S
 from rl_bridge.rollout.seeds import draw_environment, group_seed
@@ -157,3 +162,48 @@ async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evalua
         assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
         with pytest.raises(RoleError, match="the other too"):
             dispatcher.set_aside("blackjack", RoleError("the other too"), for_good=True)
+
+
+@simulated
+async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if assignment.environment == "shop" and len(assignment.seeds) == 4:
+            bridge.dispatcher.set_aside("shop", RolloutError("down"))
+            return preempted(assignment)
+        return await at_once(workers, assignment)
+
+    bridge = Bridge(how, groups=8, weights=WEIGHTS)
+    async with bridge.dispatcher:
+        groups = await bridge.sample()
+    handed_on = [a for a in bridge.workers.assignments if len(a.seeds) == 3]
+    assert handed_on
+    assert {a.environment for a in handed_on} == {"shop"}
+    assert {group.id for group in groups if group.environment == "shop"} == {a.group for a in handed_on}
+
+
+@simulated
+async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone() -> None:
+    bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
+    envs = {name: {"app": "a:b", "reset": {"of": name}} for name in WEIGHTS}
+    keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
+    run = SimpleNamespace(
+        config=Config.model_validate(keys),
+        console=Console(quiet=True),
+        dispatcher=bridge.dispatcher,
+        train_seconds=3.0,
+    )
+    async with bridge.dispatcher as dispatcher:
+        results = await evaluate(cast(Any, run))
+        assert {name: len(result.rewards) for name, result in results.items()} == dict.fromkeys(WEIGHTS, 10)
+        told = {
+            (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
+        }
+        assert told == {("blackjack", "blackjack"), ("shop", "shop")}
+        dispatcher.set_aside("shop", RoleError("its budget is gone"), for_good=True)
+        results = await evaluate(cast(Any, run))
+        assert (len(results["blackjack"].rewards), results["shop"].dropped) == (10, 10)
+        assert "its budget is gone" in str(results["shop"].last_absence)
+        assert (len(together(results).rewards), together(results).dropped) == (10, 10)
+        dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
+        with pytest.raises(RolloutError, match="gone"):
+            await evaluate(cast(Any, run))

@@ -15,7 +15,9 @@ from pathlib import Path
 from service_roles import Policy
 from service_waits import alive, held, until, until_gone
 
-from rl_bridge.services import Fleet, Hosts, options
+from rl_bridge.services import options
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.hosts import Hosts
 
 options.HOST_AVOIDANCE_S = 8.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from monarch.actor import concurrent_endpoint, context, endpoint
 
 from rl_bridge.errors import GeneratorError, ModelError, TrainingError, WeightsError
-from rl_bridge.services import ServiceActor
+from rl_bridge.services.actor import ServiceActor
 
 CALLS = itertools.count()
 

@@ -9,11 +9,14 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
-    ("given", "position", "seen"),
-    [("", "1", "1"), ("5,7", "1", "7"), ("5", "1", "")],
+    ("given", "positions", "seen"),
+    [("", [1], "1"), ("5,7", [1], "7"), ("5", [1], ""), ("", [0, 2], "0,2"), ("5,7,9", [0, 2], "5,9")],
 )
-def test_the_scheduler_s_names_are_kept(tmp_path: Path, given: str | None, position: str, seen: str) -> None:
-    assert shown(tmp_path, {"ROPEWALK_GPU": position}, given) == seen
+def test_the_scheduler_s_names_are_kept(tmp_path: Path, given: str, positions: list[int], seen: str) -> None:
+    from rl_bridge.services.hosts import Hosts
+
+    far = Hosts.workers(["tcp://10.0.0.2:1"], address="tcp://10.0.0.1:1", gpus_per_host=3)
+    assert shown(tmp_path, far.variables_of(positions), given) == seen
 
 
 def test_a_process_without_one_is_left_as_it_was_told(tmp_path: Path) -> None:
@@ -25,10 +28,11 @@ def test_remote_hosts_are_told_positions() -> None:
     from rl_bridge.services.hosts import Hosts
 
     far = Hosts.workers(["tcp://10.0.0.2:1"], address="tcp://10.0.0.1:1", gpus_per_host=2)
-    assert far.variables_of(1) == {"ROPEWALK_GPU": "1"}
-    assert far.variables_of(None) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert far.variables_of([1]) == {"ROPEWALK_GPU": "1", "ROPEWALK_GPU_FIELDS": "2"}
+    assert far.variables_of([]) == {"CUDA_VISIBLE_DEVICES": ""}
     here = Hosts.this_machine(gpus=2)
-    assert here.variables_of(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert here.variables_of([0, 1]) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert here.variables_of([]) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ import asyncio, sys
 from pathlib import Path
 from monarch.job import SlurmJob
 from service_roles import Policy
-from rl_bridge.services import Fleet, Hosts
+from rl_bridge.services.fleet import Fleet
+from rl_bridge.services.hosts import Hosts
 
 async def main(folder):
     job = SlurmJob(

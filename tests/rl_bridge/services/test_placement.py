@@ -3,7 +3,6 @@
 import pytest
 
 from rl_bridge.errors import RoleError
-from rl_bridge.services import RestartPolicy
 from rl_bridge.services.options import (
     FIRST,
     HOST_AVOIDANCE_S,
@@ -11,6 +10,7 @@ from rl_bridge.services.options import (
     Placement,
     ReplicaSlot,
     RestartBudget,
+    RestartPolicy,
     ServiceOptions,
     by_need,
     own_seed,
@@ -32,15 +32,36 @@ def test_replicas_spread_over_hosts_and_room_comes_back() -> None:
 def test_gpus_are_shared_out_once() -> None:
     placement = Placement(hosts=2, gpus=4)
     pair = placement.take(PAIR, 0.0)
-    assert [pair.gpu_of(rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [pair.gpus_of(rank) for rank in range(4)] == [(0,), (1,), (0,), (1,)]
     single = placement.take(ServiceOptions(procs=2, with_gpus=True), 0.0)
-    assert (single.first, [single.gpu_of(rank) for rank in range(2)]) == (0, [2, 3])
-    assert placement.take(ONE, 0.0).gpu_of(0) is None
+    assert (single.first, [single.gpus_of(rank) for rank in range(2)]) == (0, [(2,), (3,)])
+    assert placement.take(ONE, 0.0).gpus_of(0) == ()
     with pytest.raises(RoleError, match=r"2 host\(s\) in a row with 2 free GPU\(s\) each .* \[0, 2\] free"):
         placement.take(PAIR, 0.0)
     placement.release(single)
     again = placement.take(PAIR, 0.0)
-    assert [again.gpu_of(rank) for rank in range(4)] == [2, 3, 2, 3]
+    assert [again.gpus_of(rank) for rank in range(4)] == [(2,), (3,), (2,), (3,)]
+
+
+def test_process_may_have_several_gpus() -> None:
+    placement = Placement(hosts=2, gpus=4)
+    pairs = ServiceOptions(procs=2, hosts=2, with_gpus=True, gpus_per_proc=2)
+    slot = placement.take(pairs, 0.0)
+    assert [slot.gpus_of(rank) for rank in range(4)] == [(0, 1), (2, 3), (0, 1), (2, 3)]
+    with pytest.raises(RoleError, match=r"1 host\(s\) in a row with 2 free GPU\(s\)"):
+        placement.take(ServiceOptions(with_gpus=True, gpus_per_proc=2), 0.0)
+
+
+def test_services_of_different_pools_share_gpus() -> None:
+    placement = Placement(hosts=1, gpus=2)
+    trainer = placement.take(ServiceOptions(procs=2, with_gpus=True, gpu_pool="trainer"), 0.0)
+    one = ServiceOptions(with_gpus=True, gpu_pool="policy")
+    first, second = placement.take(one, 0.0), placement.take(one, 0.0)
+    assert [trainer.gpus, first.gpus, second.gpus] == [((0, 1),), ((0,),), ((1,),)]
+    with pytest.raises(RoleError, match=r"\[0\] free; .*monarch\.colocate=true"):
+        placement.take(one, 0.0)
+    placement.release(second)
+    assert placement.take(one, 0.0).gpus == ((1,),)
 
 
 def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, WeightsError
-from rl_bridge.services import LocalService, Roster, ServiceHandle
 from rl_bridge.services import balancer as replays_module
 from rl_bridge.services.balancer import Replays, TargetGoneError
+from rl_bridge.services.handle import LocalService, Roster, ServiceHandle
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""

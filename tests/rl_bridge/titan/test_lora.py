@@ -109,15 +109,11 @@ def test_a_checkpoint_is_known_by_its_weights_and_not_by_its_files(tmp_path: Pat
 def test_what_peft_reads_is_written(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from rl_bridge.weights.peft import adapter_shapes, write_adapter
+    from rl_bridge.weights.peft import write_adapter
 
     lora = LoraConfig(rank=2, targets=("q_proj",))
-    shapes = adapter_shapes(
-        {"model.layers.0.self_attn.q_proj.weight": (6, 4), "model.norm.weight": (4,)}, lora
-    )
     stem = "base_model.model.model.layers.0.self_attn.q_proj"
-    assert shapes == {f"{stem}.lora_A.weight": (2, 4), f"{stem}.lora_B.weight": (6, 2)}
-    state = {name: torch.rand(shape) for name, shape in shapes.items()}
+    state = {f"{stem}.lora_A.weight": torch.rand(2, 4), f"{stem}.lora_B.weight": torch.rand(6, 2)}
     write_adapter(tmp_path, state, lora, base="/models/base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["peft_type"] == "LORA"

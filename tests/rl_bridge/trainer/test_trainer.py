@@ -228,6 +228,30 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(
     assert_close(copied(resumed), copied(straight))
 
 
+@pytest.mark.parametrize("algorithm", [{}, {"name": "ppo"}], ids=["grpo", "ppo"])
+def test_weights_and_moments_that_were_offloaded_are_the_same_afterwards(
+    make_trainer: MakeTrainer, tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    stays, goes = (make_trainer(folder=tmp_path / name, algorithm=algorithm) for name in ("stays", "goes"))
+    for number in range(3):
+        expected, weights = stays.step(batch(number)), copied(stays)
+        told = goes.step(batch(number))
+        held = [tensor for learner in goes._learners for tensor in learner.tensors()]
+        for _ in range(2):
+            goes.offload()
+        sizes = {
+            tensor.to_local().untyped_storage().nbytes() for tensor in held if hasattr(tensor, "to_local")
+        }
+        assert sizes == {0}
+        for _ in range(2):
+            goes.onload()
+        assert told == expected
+        assert_close(copied(goes), weights)
+    assert len(held) == len(list(goes._model.module.parameters())) * 4 * len(
+        goes._learners
+    )  # and Adam's three
+
+
 def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     algorithm = {"name": "ppo", "critic_learning_rate": 1e-2}
     first = make_trainer(folder=tmp_path, algorithm=algorithm)

@@ -224,6 +224,7 @@ def test_from_two_ranks_to_one_and_back(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [1, 2])
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
     policy: Path, tmp_path: Path, count: int

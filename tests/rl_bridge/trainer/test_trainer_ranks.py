@@ -1,6 +1,5 @@
 """A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
 
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -133,17 +132,13 @@ def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(
 
 @pytest.mark.soak
 def test_an_export_may_take_longer_than_a_collective(policy: Path, tmp_path: Path) -> None:
-    """Rank 0 writes into a pipe that nobody reads, while the other waits for it."""
-    limit_s = 20.0
-    os.mkfifo(pipe := tmp_path / "model.safetensors.partial")
-    with ranks(tmp_path, 2, timeout_s=limit_s) as two:
+    """Rank 0 writes, the other waits for it."""
+    with ranks(tmp_path, 2, timeout_s=20.0) as two:
         two.build(settings(policy, folder=tmp_path))
-        two.ask("export", tmp_path)
-        time.sleep(1.5 * limit_s)
-        written = pipe.read_bytes()
-        assert two.raised() == [None, None]
+        two.ask_one(0, "write slowly", 30.0)
+        assert two.call("export", tmp_path) == [None, None]
         two.call("step", batch(0))
-    assert len(written) > 10_000
+    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.soak

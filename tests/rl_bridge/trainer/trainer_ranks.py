@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -197,6 +199,7 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
 
 def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
+    from rl_bridge.trainer import checkpoints
     from rl_bridge.trainer.trainer import Trainer
     from rl_bridge.weights.snapshot import own_shards
 
@@ -211,6 +214,10 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
             elif method == "finish":
                 assert trainer is not None
                 end.send(trainer._checkpoints.finish())
+            elif method == "write slowly":
+                write = checkpoints.save_file
+                checkpoints.save_file = partial(_slowly, *arguments, write)
+                end.send(None)
             elif method == "waits":
                 groups = [
                     one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
@@ -227,6 +234,11 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
                 end.send(getattr(trainer, method)(*arguments, **named))
         except Exception as error:
             end.send(error)
+
+
+def _slowly(seconds: float, write: Callable[..., None], *arguments: Any) -> None:
+    time.sleep(seconds)
+    write(*arguments)
 
 
 def divisible_policy(folder: Path) -> Path:

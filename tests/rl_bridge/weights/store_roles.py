@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from rl_bridge.services import ServiceActor
+from rl_bridge.services.actor import ServiceActor
 from rl_bridge.weights import WeightStore, store
 
 COLUMNS, ROWS = [Shard(0)], [Shard(1)]

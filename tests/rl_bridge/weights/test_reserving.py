@@ -1,12 +1,14 @@
 """Memory for a snapshot is gigabytes, and whoever else has work in the process shall not wait for it."""
 
 import asyncio
+import ctypes
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from rl_bridge.weights import local
-from rl_bridge.weights.segments import SegmentRing
+from rl_bridge.weights.segments import Segment, SegmentRing
 
 WAIT_S = 30.0
 
@@ -40,3 +42,25 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
         await publish(version)
     assert len(rings[0].segments) <= 2
     await publisher.close()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_segment_beside_a_gpu_is_page_locked_for_as_long_as_it_is_mapped(
+    monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Of CUDA this asks for nothing but the two calls, which a machine without a GPU cannot make."""
+    locked: dict[int, int] = {}
+
+    def register(address: int, nbytes: int, flags: int) -> int:
+        ctypes.memset(address, 1, nbytes)  # it is mapped
+        if not refused:
+            locked[address] = nbytes
+        return refused
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=locked.pop)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: runtime)
+    segment = Segment(4096)
+    assert list(locked.values()) == [4096][refused:]
+    segment.close()
+    assert locked == {}

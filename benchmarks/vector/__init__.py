@@ -1,0 +1,1 @@
+"""What a vector of served environments costs: `python -m benchmarks.vector`."""

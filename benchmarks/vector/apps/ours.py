@@ -1,0 +1,80 @@
+"""The environments of the benchmark on our server."""
+
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from benchmarks.vector.apps.pole import Pole
+from openenv_core import Action, Environment, Observation, State
+from servers import create_app
+
+SESSIONS = 1024
+PICTURE = (84, 84, 4)
+
+
+def _space(**described: Any) -> Any:
+    return Field(json_schema_extra={"gymnasium_space": described})
+
+
+class Push(Action):
+    """Left, or right."""
+
+    action: Annotated[int, _space(type="Discrete", n=2, start=0, dtype="int64")]
+
+
+class Cart(Observation):
+    """Where cart and pole are."""
+
+    observation: Annotated[Any, _space(type="Box", low=None, high=None, shape=[4], dtype="float32")]
+
+
+class CartEnvironment(Environment[Push, Cart, State]):
+    """Plain methods that never wait."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    BLOCKING = False
+
+    def __init__(self) -> None:
+        self._pole = Pole()
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Cart:
+        """Begin."""
+        return Cart(observation=np.array(self._pole.reset(seed), np.float32))
+
+    def step(self, action: Push) -> Cart:
+        """Push."""
+        done = self._pole.step(action.action)
+        return Cart(observation=np.array(self._pole.at, np.float32), reward=1.0, done=done)
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(step_count=self._pole.steps)
+
+
+class Picture(Observation):
+    """A picture."""
+
+    observation: Annotated[Any, _space(type="Box", low=0, high=255, shape=list(PICTURE), dtype="uint8")]
+
+
+PICTURES = [np.random.default_rng(number).integers(0, 256, PICTURE, np.uint8) for number in range(8)]
+
+
+class PictureEnvironment(CartEnvironment):
+    """Shows one of a few pictures, which are there already."""
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Any:
+        """Begin."""
+        self._pole.steps = 0
+        return Picture(observation=PICTURES[0])
+
+    def step(self, action: Push) -> Any:
+        """Show the next."""
+        self._pole.steps += 1
+        return Picture(observation=PICTURES[self._pole.steps % 8], reward=0.0)
+
+
+cart = create_app(CartEnvironment, Push, Cart, max_concurrent_envs=SESSIONS)
+pictures = create_app(PictureEnvironment, Push, Picture, max_concurrent_envs=SESSIONS)

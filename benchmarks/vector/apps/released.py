@@ -1,0 +1,49 @@
+"""The same cart on the released server. Runs in a venv of its own, where ours is absent."""
+
+from typing import Any
+
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+from pole import Pole
+
+SESSIONS = 1024
+
+
+class Push(Action):
+    """Left, or right."""
+
+    action: int
+
+
+class Cart(Observation):
+    """Where cart and pole are."""
+
+    observation: list[float]
+
+
+class CartEnvironment(Environment):
+    """Plain methods, which is how released environments are written."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pole = Pole()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Cart:
+        """Begin."""
+        return Cart(observation=self._pole.reset(seed))
+
+    def step(self, action: Push, timeout_s: float | None = None, **options: Any) -> Cart:
+        """Push."""
+        done = self._pole.step(action.action)
+        return Cart(observation=self._pole.at, reward=1.0, done=done)
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(step_count=self._pole.steps)
+
+
+cart = create_app(CartEnvironment, Push, Cart, env_name="cart", max_concurrent_envs=SESSIONS)

@@ -1,0 +1,128 @@
+"""Trainer and generators that take turns: the same run to the bit, whoever of them is killed in whosever turn."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.comeback import EVERY, Comeback, reached, undisturbed
+from benchmarks.faults.job import Job
+from rl_bridge.metrics.status import SERVING
+
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 300.0
+ITERATIONS = 4 * EVERY
+WORDS = (
+    "rollout.batch_size=128",
+    "env.sessions=32",
+    "evaluation.episodes=16",
+    "rollout.num_workers=1",
+    "monarch.roles.policy.replicas=1",
+)
+COLOCATED = (*WORDS, "monarch.colocate=true")
+
+
+def holders(job: Job) -> dict[int, int]:
+    """Who has a turn now: the sockets whose names are turns, and the processes that they are open in."""
+    with open("/proc/net/unix", encoding="ascii") as table:
+        turns = {line.split()[6] for line in table if "@ropewalk-turn/" in line}
+    found = {}
+    for process in job.alive():
+        try:
+            links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except OSError:
+            continue
+        found[process.pid] = sum(f"socket:[{inode}]" in links for inode in turns)
+    return {pid: count for pid, count in found.items() if count}
+
+
+def kill(job: Job, service: str, *, in_turn_of: str) -> None:
+    """Kill a replica when somebody has the turn; returns when it serves again."""
+
+    def pids(name: str) -> list[int]:
+        status = job.status()
+        rows = [] if status is None else [one for one in status.services if one.name == name]
+        return [
+            pid
+            for row in rows
+            for replica in row.replicas
+            if replica.state == SERVING
+            for pid in replica.pids
+        ]
+
+    deadline = time.monotonic() + WAIT_S
+    victims, owners = pids(service), pids(in_turn_of)
+    while not (victims and set(owners) & set(holders(job))):
+        assert time.monotonic() < deadline, job.output()[-3000:]
+        victims, owners = victims or pids(service), owners or pids(in_turn_of)
+    os.kill(victims[0], signal.SIGKILL)
+    while not (now := pids(service)) or victims[0] in now:
+        assert time.monotonic() < deadline, job.output()[-3000:]
+        assert job.process.poll() is None, job.output()[-3000:]
+        time.sleep(0.1)
+
+
+def ended(job: Job) -> Comeback:
+    assert job.wait(WAIT_S) == 0, job.output()[-3000:]
+    assert job.left_behind() == []
+    return Comeback(
+        figures=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],
+        weights=(job.folder / "policy" / "model.safetensors").read_bytes(),
+        trained=job.trained(),
+        dropped=[int(group) for row in job.rows("groups.jsonl") for group in row["dropped"]],
+        pending=(),
+    )
+
+
+def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(tmp_path: Path) -> None:
+    apart = undisturbed(ROOT, tmp_path / "apart", ITERATIONS, *WORDS, "deterministic=true")
+    words = (*COLOCATED, "deterministic=true", f"trainer.iterations={ITERATIONS}")
+    job = Job(ROOT, tmp_path / "killed", *words)
+    try:
+        reached(job, 2)
+        kill(job, "policy", in_turn_of="trainer")
+        kill(job, "trainer", in_turn_of="trainer")
+        kill(job, "policy", in_turn_of="policy")
+        kill(job, "trainer", in_turn_of="policy")
+        killed = ended(job)
+    finally:
+        job.close()
+    assert killed.weights == apart.weights
+    assert killed.trained == apart.trained
+    assert [loss for loss, _ in killed.figures] == [row[0] for row in apart.figures]
+
+
+def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_path: Path) -> None:
+    more = ("rollout.max_staleness=1", "rollout.weight_update=continue", f"trainer.iterations={ITERATIONS}")
+    job = Job(ROOT, tmp_path / "run", *COLOCATED, *more)
+    try:
+        reached(job, 2)
+        kill(job, "policy", in_turn_of="trainer")
+        kill(job, "trainer", in_turn_of="policy")
+        run = ended(job)
+        rows = job.rows("metrics.jsonl")
+    finally:
+        job.close()
+    assert len(set(run.trained)) == len(run.trained) == ITERATIONS * 128 // 4
+    assert set(run.trained) | set(run.dropped) == set(range(len(run.trained) + len(run.dropped)))
+    assert sum(row["rollout/staleness/1"] for row in rows if "rollout/staleness/1" in row) > 0
+
+
+def test_one_turn_at_a_time(tmp_path: Path) -> None:
+    """With two ranks and two generators: each GPU's turn is one process's."""
+    words = (*WORDS[:-1], "monarch.colocate=true", "monarch.roles.trainer={procs: 2}", "trainer.iterations=6")
+    job = Job(ROOT, tmp_path / "run", *words)
+    seen: list[dict[int, int]] = []
+    try:
+        reached(job, 1)
+        while job.process.poll() is None:
+            seen.append(holders(job))
+            time.sleep(0.02)
+        ended(job)
+    finally:
+        job.close()
+    assert max(sum(one.values()) for one in seen) == 2

@@ -1,0 +1,42 @@
+"""The guard itself: a command that is told to end gets its time, and says with which status it ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from openenv_core.guard import guarded
+
+PATIENCE_S = 60
+ORDERLY = """
+import pathlib, signal, sys, time
+
+def end(*_):
+    time.sleep(0.2)
+    pathlib.Path(sys.argv[1]).write_text("in order")
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "ended"
+    command = guarded([sys.executable, "-c", ORDERLY, str(file)], grace_s=PATIENCE_S)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        assert guard.stdout.readline() == b"ready\n"
+        guard.stdin.close()
+        assert guard.wait(PATIENCE_S) == 7
+    assert file.read_text() == "in order"
+
+
+def test_command_that_is_not_there_is_told() -> None:
+    command = guarded(["/no/such/program"], grace_s=1.0)
+    done = subprocess.run(
+        command, stdin=subprocess.PIPE, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 127
+    assert b"cannot run '/no/such/program': No such file" in done.stderr
