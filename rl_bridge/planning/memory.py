@@ -186,7 +186,10 @@ def memory_of_roles(
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
             per_process=_arriving(size, width),
             at_best=_full_cache(config, size, width),
-            host=_received(config, sent_bytes(size, config)),
+            host=_received(config, sent_bytes(size, config))
+            | (
+                {"weights, in the trainer's turn": width * size.parameters} if config.monarch.colocate else {}
+            ),
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
@@ -221,6 +224,8 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
             "a version that is being put": sent,
             f"{KEPT_VERSIONS} versions in the volume, on the controller's host": KEPT_VERSIONS * sent,
         }
+    if config.monarch.colocate:
+        kept["what it trains, in the generators' turn"] = sum(parts.values()) - parts.get("gradients", 0)
     return RoleMemory(
         role="trainer",
         replicas=1,

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from counter import Add, Awkward, Count, Counter, CountState, SlowAsync, Unbuildable
+from counter import Add, Awkward, Count, Counter, CountState, SlowAsync, Unbuildable, cut_off_app
 from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
@@ -555,3 +555,15 @@ def test_end_of_the_servers_process_is_told() -> None:
         assert not provider.alive
         with pytest.raises(ConnectionFailedError, match="the server's process has ended"):
             env.reset()
+
+
+async def test_a_client_that_leaves_the_metadata_out_hears_how_the_episode_ended_all_the_same() -> None:
+    class Released(GenericEnvClient):
+        def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
+            seen = {name: value for name, value in payload["observation"].items() if name != "metadata"}
+            return StepResult(seen, payload["reward"], payload["done"])
+
+    async with serving(cut_off_app) as address, Released(f"http://{address}") as client:
+        await client.reset()
+        last = await client.step({"amount": 1})
+    assert (last.terminated, last.truncated, last.infrastructure_error) == (False, True, "no disk")

@@ -207,6 +207,12 @@ def test_weights_on_their_way_are_held_where_the_transport_has_them(
     assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer, policy)
 
 
+def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Path) -> None:
+    found = roles(loaded(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
+    assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
+    assert found["policy"].host == {"weights, in the trainer's turn": 2000}
+
+
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
     found = roles(
         loaded(

@@ -207,3 +207,12 @@ def test_a_tiny_model_of_the_same_architecture_trains_by_it(name: str, tmp_path:
     assert metrics["train/grad_norm"] > 0
     after = trainer.hf_state_dict()
     assert all(not before[key].equal(after[key]) for key in before)
+
+
+def test_operations_of_frozen_weights_and_of_a_critic() -> None:
+    one = architecture_of(PUBLISHED["qwen3-1.7b"], where="here")
+    attention = 12 * 28 * 16 * 128 * (10**2 + 30**2)
+    body, logits = 28 * one.layer_parameters * 40, 151936 * 2048 * 7
+    assert one.train_flops([10, 30], 7) == 6 * (body + logits) + attention
+    assert one.train_flops([10, 30], 7, output_layer=False) == 6 * body + attention
+    assert one.train_flops([10, 30], 7, frozen=True) == 4 * (body + logits) + attention
