@@ -136,6 +136,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) -> None:
     python, stub, file = tmp_path / "python", tmp_path / "stub.py", tmp_path / "found.json"
     stub.write_text(f"PYTHON = {str(python)!r}\n{STUB}")

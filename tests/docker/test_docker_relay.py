@@ -145,6 +145,7 @@ def fill(port: int) -> tuple[socket.socket, int]:
     return connection, sent
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_stops_nobody_else() -> None:
     with echoing() as server:
         async with relayed(server) as port:

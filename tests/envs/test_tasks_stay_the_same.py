@@ -55,9 +55,11 @@ def shop_task(world: ShopEnvironment, seed: int, split: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("world", "task", "split", "expected"),
     [
-        (SqliteEnvironment, sqlite_task, "train", "ea23c366997a13d9"),
-        (SqliteEnvironment, sqlite_task, "validation", "be8874c8b090bdd7"),
-        (SqliteEnvironment, sqlite_task, "test", "7109159a31f090b8"),
+        pytest.param(SqliteEnvironment, sqlite_task, "train", "ea23c366997a13d9", marks=pytest.mark.slow),
+        pytest.param(
+            SqliteEnvironment, sqlite_task, "validation", "be8874c8b090bdd7", marks=pytest.mark.slow
+        ),
+        pytest.param(SqliteEnvironment, sqlite_task, "test", "7109159a31f090b8", marks=pytest.mark.slow),
         (ShopEnvironment, shop_task, "train", "f60908b7c9f287e1"),
         (ShopEnvironment, shop_task, "validation", "f6e1d9e77667745e"),
         (ShopEnvironment, shop_task, "test", "1a9a636e68f23a85"),

@@ -42,6 +42,7 @@ def card(into: Path) -> dict[str, object]:
     return dict(yaml.safe_load(top))
 
 
+@pytest.mark.slow
 def test_blackjack_s_space_makes_its_own_base(tmp_path: Path) -> None:
     made, into = staged(BLACKJACK, tmp_path)
     assert {"Dockerfile", "README.md", "openenv.yaml", "server/app.py", f"{PARTS}/requirements.txt"} <= set(
@@ -95,6 +96,7 @@ def test_a_public_base_takes_the_place_of_ours(tmp_path: Path) -> None:
         stage(source, tmp_path / "other", base_image="example.org/base:1")
 
 
+@pytest.mark.slow
 def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> None:
     text = (
         "# syntax=docker/dockerfile:1\nARG BASE_IMAGE=openenv-base:latest\nFROM $BASE_IMAGE AS builder\n"
