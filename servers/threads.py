@@ -346,7 +346,8 @@ class ThreadPool:
             woken = self._activate(wanted, MAX_COMPUTING)
             left = len(self._queue) - len(woken)
         self._wake(woken)
-        if (left > 0 or mailbox.holds or not self._draining) and not mailbox.ticking:
+        # Of two that are woken one may take both calls, and say nothing of the first while it is at the second.
+        if (left > 0 or len(woken) > 1 or mailbox.holds or not self._draining) and not mailbox.ticking:
             self._tick_later(mailbox)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
@@ -395,6 +396,7 @@ class ThreadPool:
         woken: list[_Thread] = []
         with self._lock:
             if not self._queue:
+                mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
                 return
             self._draining -= {
                 one for one in self._draining if one.call is not None and now - one.began > _LONG_S

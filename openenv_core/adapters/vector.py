@@ -122,17 +122,18 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             options["token"] = token
         self._server = make(target, client=GenericEnvClient, **options)
         try:
-            self._client: VectorClient = self._server.vector(num_envs)
             schema = shared_loop().run(fetch_schema, self._server.base_url, token=token)
             self._actions = Fields(schema["action"])
             self._fields = Fields(schema["observation"])
+            self.single_action_space = self._actions.space
+            self.single_observation_space = self._fields.space
+            self.action_space = batch_space(self.single_action_space, num_envs)
+            self.observation_space = batch_space(self.single_observation_space, num_envs)
+            # Last: whoever cannot use them holds no slots of the server.
+            self._client: VectorClient = self._server.vector(num_envs)
         except BaseException:
             self._server.close()
             raise
-        self.single_action_space = self._actions.space
-        self.single_observation_space = self._fields.space
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._everyone = list(range(num_envs))
         self._last: Any = None  # for resets of some
 
@@ -278,7 +279,10 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         members, rows = fields["members"], fields.get("rows")
         for member, data in fields.get("errors", {}).items():
             errors[int(member)] = server_error(data)
-        for member, row in zip(members, rows or (), strict=False):
+        told = [*zip(members, rows or (), strict=False)]
+        if (last := fields.get("final")) is not None:  # with same_step the others are of resets
+            told += zip(last["members"], last.get("rows") or (), strict=False)
+        for member, row in told:
             if (failure := infrastructure_failure(row)) is not None:
                 errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:

@@ -87,7 +87,7 @@ def dispatch_settings(config: Config) -> DispatchSettings:
             for name, env in played.items()
         },
         deterministic=config.deterministic,
-        timeout_s=rollout.timeout_s,
+        timeout_s=config.call_timeout_s,
         max_lost_share=rollout.max_lost_share,
         filter=group_filter(config),
     )

@@ -39,11 +39,11 @@ class Offload:
 
     def restore(self) -> None:
         """Put back what is away; nothing where it is."""
-        away, self._away = self._away, {}
-        for key, storage in away.items():
+        for key, storage in list(self._away.items()):
             kept = self._kept[key]
             storage.resize_(len(kept))
             _bytes_of(storage).copy_(kept)
+            del self._away[key]  # not before: whoever runs out of memory here may come again
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -243,9 +243,11 @@ class BatchRound:
         for task in self._tasks:
             task.cancel()
         for calls, jobs in self._queues.values():
-            calls.clear()
-            for job in jobs:
-                self._abandon(job, job.call)
+            with self._lock:  # or a thread would be between taking a call and saying so
+                calls.clear()
+                under_way = [(job, job.call) for job in jobs]
+            for job, call in under_way:
+                self._abandon(job, call)
 
     async def _run(self, call: MemberCall) -> None:
         try:

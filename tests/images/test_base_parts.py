@@ -43,6 +43,7 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
             "pyyaml",
             "fastapi",
             "uvicorn",
+            "uvloop",
             "websockets",
         }
         with zipfile.ZipFile(wheel) as archive:

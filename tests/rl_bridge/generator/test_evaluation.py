@@ -98,7 +98,7 @@ def test_signal_ends_the_evaluation_in_order(
             stopped.append("in order")
 
     monkeypatch.setattr(session, "open_players", go_on)
-    monkeypatch.setattr(session, "load_task", lambda *_: None)
+    monkeypatch.setattr(session, "load_tasks", lambda *_: {})
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with pytest.raises(KeyboardInterrupt):

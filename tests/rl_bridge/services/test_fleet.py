@@ -12,7 +12,6 @@ import psutil
 import pytest
 from service_waits import WAIT_S, alive, descendants, until, until_gone
 
-from rl_bridge import services
 from rl_bridge.errors import RoleError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -21,11 +20,13 @@ HERE = Path(__file__).parent
 
 
 async def test_everything_ends_after_a_failure_too(roles: ModuleType, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     started: set[int] = set()
 
     async def fail() -> None:
         before = descendants()
-        async with services.Fleet(tmp_path / "logs") as fleet:
+        async with Fleet(tmp_path / "logs") as fleet:
             worker = await roles.Worker.options(name="worker").as_actor(7)
             pid = await fleet.guard(worker.describe.route())
             started.update({pid} | (descendants() - before))
@@ -46,6 +47,7 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
     import monarch.actor
 
     from rl_bridge.services import processes
+    from rl_bridge.services.fleet import Fleet
 
     reports: list[object] = []
     original = processes._on_fault
@@ -55,7 +57,7 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
         original(failure)
 
     monkeypatch.setattr(processes, "_on_fault", recorded)
-    async with services.Fleet(tmp_path / "first") as first:
+    async with Fleet(tmp_path / "first") as first:
         worker = await roles.Worker.options(name="worker").as_actor(7)
         pid = await first.guard(worker.describe.route())
         os.kill(pid, signal.SIGKILL)
@@ -63,7 +65,7 @@ async def test_a_late_report_is_not_charged_to_the_next_fleet(
             with pytest.raises(RoleError):
                 await first.guard(asyncio.sleep(600))
         await until(lambda: bool(reports))  # without a real report this test shows nothing
-    async with services.Fleet(tmp_path / "second") as second:
+    async with Fleet(tmp_path / "second") as second:
         successor = await roles.Worker.options(name="worker").as_actor(8)
         for report in tuple(reports):  # handing one over records it once more
             monarch.actor.unhandled_fault_hook(report)  # type: ignore[arg-type]

@@ -14,8 +14,6 @@ from types import ModuleType
 import pytest
 from free_ports import free_ports
 
-from rl_bridge import services
-
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
 HERE = Path(__file__).parent
@@ -89,8 +87,11 @@ async def test_the_hosts_of_a_job_share_the_replicas(roles: ModuleType, tmp_path
     from monarch.job import ProcessJob
     from service_waits import kill, until, until_gone
 
-    hosts = services.Hosts.from_job(ProcessJob({"machines": 2}), mesh="machines", gpus_per_host=2)
-    async with services.Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.hosts import Hosts
+
+    hosts = Hosts.from_job(ProcessJob({"machines": 2}), mesh="machines", gpus_per_host=2)
+    async with Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         parents = {_parent(pid) for status in policy.replicas for pid in status.pids}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from service_waits import WAIT_S, until
 
-from rl_bridge import services
+from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.services.options import Place
 
 
@@ -66,12 +66,12 @@ class Owner:
 @pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
-    from rl_bridge.services.keeper import ReplicaKeeper
+    from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
     from rl_bridge.services.options import ServiceOptions
 
     starts: Any = [Processes("one"), Processes("two")]
     coming = iter(starts)
-    options = ServiceOptions(restarts=services.RestartPolicy(backoff_s=0.0))
+    options = ServiceOptions(restarts=RestartPolicy(backoff_s=0.0))
     keeper = ReplicaKeeper(0, Owner(), options, frozenset(), lambda: next(coming), object, ())
     running = asyncio.ensure_future(keeper.run())
     first, second = starts
@@ -84,17 +84,17 @@ async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_b
         else:
             first.lose("it does not answer")
             await first.ending.wait()
-        assert (keeper.state, keeper.places) == (services.ReplicaState.LOST, ())
+        assert (keeper.state, keeper.places) == (ReplicaState.LOST, ())
         first.ends.set()
-        await until(lambda: keeper.state is services.ReplicaState.STARTING)
+        await until(lambda: keeper.state is ReplicaState.STARTING)
         assert keeper.places == ()
         second.tells.set()
-        await until(lambda: keeper.state is services.ReplicaState.SERVING)
+        await until(lambda: keeper.state is ReplicaState.SERVING)
         assert keeper.places == (Place("two", 1),)
         keeper.leave()
         second.ends.set()
         await running
-    assert (keeper.state, keeper.places) == (services.ReplicaState.STOPPED, ())
+    assert (keeper.state, keeper.places) == (ReplicaState.STOPPED, ())
 
 
 HANG_S = 60.0

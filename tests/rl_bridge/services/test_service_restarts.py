@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from service_waits import WAIT_S, alive, descendants, held, kill, until, until_gone
 
-from rl_bridge import services
+from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import GeneratorError, ReplicaLostError, RoleError, WeightsError
 from rl_bridge.services.options import START_VARIABLE, start_of
 
@@ -34,8 +34,9 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
     roles: ModuleType, tmp_path: Path
 ) -> None:
     from rl_bridge.services import processes
+    from rl_bridge.services.fleet import Fleet
 
-    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         await policy.tune.fanout(0.5)
@@ -56,7 +57,9 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
 
 
 async def test_each_start_of_each_replica_is_told_which_it_is(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         ranks = await roles.Ranks.options(num_replicas=2).as_service()
         assert (await ranks.variable.fanout(START_VARIABLE)).values == {
             0: start_of(0, 0, 0),
@@ -74,9 +77,11 @@ async def test_each_start_of_each_replica_is_told_which_it_is(roles: ModuleType,
 async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
     roles: ModuleType, tmp_path: Path
 ) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     wait = tmp_path / "wait"
     wait.touch()
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         policy = await roles.Policy.options(num_replicas=2).as_service()
         victim, other = pids_of(policy)
         twice = [asyncio.ensure_future(policy.generate.route(wait)) for _ in range(2)]
@@ -95,9 +100,11 @@ async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
 async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
     roles: ModuleType, tmp_path: Path
 ) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     wait = tmp_path / "wait"
     wait.touch()
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         fanning = asyncio.ensure_future(policy.load.fanout(2, wait))
@@ -113,7 +120,9 @@ async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
 
 
 async def test_a_replica_that_refuses_a_fan_out_is_replaced(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         refusing, other = pids_of(policy)
@@ -135,9 +144,11 @@ async def test_a_replica_that_refuses_a_fan_out_is_replaced(roles: ModuleType, t
 
 
 async def test_a_state_that_cannot_be_had_costs_no_restart(roles: ModuleType, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     gone = tmp_path / "gone"
-    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
-        once = services.RestartPolicy(budget=1, backoff_s=0.0)
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+        once = RestartPolicy(budget=1, backoff_s=0.0)
         policy = await roles.Policy.options(num_replicas=2, restarts=once).as_service()
         await policy.load.fanout(1, 0.0, None, gone)
         killed, other = pids_of(policy)
@@ -204,8 +215,10 @@ async def test_who_refuses_what_a_starting_replica_takes_is_replaced(roles: Modu
 
 
 async def test_killed_during_setup_at_the_start_and_at_a_restart(roles: ModuleType, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     (tmp_path / "wait").touch()
-    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2):
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2):
         starting = asyncio.ensure_future(roles.Policy.as_service(tmp_path))
         await until(lambda: len(began(tmp_path)) == 1)
         kill(*began(tmp_path))
@@ -226,9 +239,11 @@ async def test_killed_during_setup_at_the_start_and_at_a_restart(roles: ModuleTy
 
 
 async def test_the_run_ends_when_the_budget_is_gone(roles: ModuleType, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     before = descendants()
-    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        restarts = services.RestartPolicy(budget=1, backoff_s=0.0)
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        restarts = RestartPolicy(budget=1, backoff_s=0.0)
         policy = await roles.Policy.options(restarts=restarts).as_service()
         cancelled = asyncio.Event()
 
@@ -261,7 +276,9 @@ async def test_the_run_ends_when_the_budget_is_gone(roles: ModuleType, tmp_path:
 
 
 async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
         ranks = await roles.Ranks.options(procs=2).as_actor()
         first, second = pids_of(ranks)
 
@@ -279,7 +296,9 @@ async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) 
 
 
 async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         parent = await roles.Parent.as_service()
         child = await parent.fork_interpreter.route()
         assert alive(child)
@@ -292,7 +311,9 @@ async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType,
 
 @pytest.mark.usefixtures("silence_is_a_loss")
 async def test_a_replica_that_hangs_is_given_up(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2):
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2):
         policy = await roles.Policy.as_service()
         stopped = pids_of(policy)[0]
         os.kill(stopped, signal.SIGSTOP)
@@ -306,7 +327,9 @@ async def test_a_replica_that_hangs_is_given_up(roles: ModuleType, tmp_path: Pat
 async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(
     roles: ModuleType, tmp_path: Path, sick: bool
 ) -> None:
-    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         broken, _ = pids_of(policy)

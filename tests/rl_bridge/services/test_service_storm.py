@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from service_waits import descendants, kill, until, until_gone
 
-from rl_bridge import services
+from rl_bridge.config.monarch import RestartPolicy
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -18,10 +18,12 @@ CALLERS = 8
 
 @pytest.mark.parametrize("seed", [7])
 async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path, seed: int) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     chance = random.Random(seed)
     before = descendants()
-    async with services.Fleet(tmp_path, heartbeat_s=0.2) as fleet:
-        patient = services.RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)
+    async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
+        patient = RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)
         policy = await roles.Policy.options(num_replicas=3, restarts=patient).as_service()
         await policy.load.fanout(0)
         taken = 0

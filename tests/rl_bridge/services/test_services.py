@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 from service_waits import WAIT_S, descendants, kill, until, until_gone
 
-from rl_bridge import services
 from rl_bridge.errors import RemoteError, RoleError, TrainingError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -21,8 +20,10 @@ def names(folder: Path, pattern: str) -> set[str]:
 async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
     roles: ModuleType, tmp_path: Path
 ) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     before = descendants()
-    async with services.Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service(tmp_path)
         taken = await policy.load.fanout(3)
         assert (taken.values, taken.failed) == ({0: 3, 1: 3}, {})
@@ -74,11 +75,12 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
 @pytest.mark.soak
 async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.errors import ModelError
+    from rl_bridge.services.fleet import Fleet
 
     with pytest.raises(RoleError, match="expected an open fleet to start Policy in"):
         await roles.Policy.as_service()
     before = descendants()
-    async with services.Fleet(tmp_path / "logs") as fleet:
+    async with Fleet(tmp_path / "logs") as fleet:
         (tmp_path / "refuse").touch()
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(ModelError, match="expected a model"):
@@ -99,9 +101,11 @@ async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType
 async def test_a_first_start_that_takes_too_long_is_an_error_at_once(
     roles: ModuleType, tmp_path: Path
 ) -> None:
+    from rl_bridge.services.fleet import Fleet
+
     before = descendants()
     (tmp_path / "wait").touch()
-    async with services.Fleet(tmp_path / "logs"):
+    async with Fleet(tmp_path / "logs"):
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(RoleError, match="replica 0 of policy did not serve within 2 s"):
                 await roles.Policy.options(start_timeout_s=2.0).as_service(tmp_path)
@@ -112,7 +116,9 @@ async def test_a_first_start_that_takes_too_long_is_an_error_at_once(
 
 @pytest.mark.soak
 async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Path) -> None:
-    async with services.Fleet(tmp_path) as fleet:
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path) as fleet:
         ranks = await roles.Ranks.options(
             procs=2, name="crew", environment={"ROPEWALK_TEST": "set"}
         ).as_actor()
