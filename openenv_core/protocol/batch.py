@@ -7,14 +7,13 @@ header's length (uint32), the header, and the arrays one behind the other, each 
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
+from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields
 from openenv_core.protocol.requests import ResetOptions
@@ -234,11 +233,6 @@ def read_request(header: dict[str, Any], size: int) -> BatchRequest:
         raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
 
 
-def no_frame(error: FrameError) -> RefusalError:
-    """Return the refusal of a frame that cannot be read."""
-    return RefusalError(INVALID_JSON, str(error))
-
-
 def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
     """Return what columns hold, a row a member.
 
@@ -352,13 +346,6 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
 
 
 # What answers
-
-
-@dataclass(slots=True)
-class Failed:
-    """What a member has in place of an observation: the data of an error frame."""
-
-    data: dict[str, Any]
 
 
 _BESIDE: Final = frozenset({"reward", "done"})

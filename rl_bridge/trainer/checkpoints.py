@@ -141,23 +141,14 @@ class Checkpoints:
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes],
     ) -> None:
-        with siblings_needed(f"for the checkpoint of version {version}"):
-            self._write_by_all(version, state, run_state, attachments)
-
-    def _write_by_all(
-        self,
-        version: PolicyVersion,
-        state: Mapping[str, Any],
-        run_state: Mapping[str, Any],
-        attachments: Mapping[str, bytes],
-    ) -> None:
         final = self._folder / f"step-{version}"
         partial = final.with_name(final.name + _PARTIAL)
         failure: Exception | None = None
         try:
-            self._together(lambda: _begin(partial, version, run_state, attachments))
-            self._together(lambda: self._write_state(partial, state), everywhere=True)
-            self._together(lambda: self._finish(partial, final))
+            with siblings_needed(f"for the checkpoint of version {version}"):
+                self._together(lambda: _begin(partial, version, run_state, attachments))
+                self._together(lambda: self._write_state(partial, state), everywhere=True)
+                self._together(lambda: self._finish(partial, final))
         except _WriteError as error:
             failure = error
         if failure is not None:

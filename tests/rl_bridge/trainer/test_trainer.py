@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from missing import missing
 from torch import Tensor
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
@@ -317,7 +318,7 @@ def test_activation_checkpointing_is_of_policy_and_critic_and_changes_nothing_el
 def test_a_compiled_trainer_learns_what_another_learns(make_trainer: MakeTrainer) -> None:
     """With the C++ compiler, policy and critic; passes of all lengths, and of other numbers of rows."""
     if shutil.which("g++") is None:
-        pytest.skip("needs a C++ compiler: install g++")
+        missing("needs a C++ compiler: install g++")
     options: dict[str, Any] = {"algorithm": "ppo", "tokens_per_pass": 40, "updates_per_iteration": 2}
     plain, compiled = (make_trainer(compile=one, **options) for one in (False, True))
     for number in range(3):
