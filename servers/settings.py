@@ -32,6 +32,9 @@ class ServerSettings:
         body_timeout_s: Seconds within which the whole body has to arrive.
         max_sessions: The cap on sessions; None leaves it to `create_app`.
         max_sessions_per_token: The cap on the sessions of one token; None: only the cap of all.
+        max_waiting: How many newcomers may wait for a session at once.
+        max_wait_s: The longest that one waits; 0 refuses it at once. Those that cannot be told that they wait, over
+            plain HTTP and in the released dialect, are refused sooner, before they would give up by themselves.
         step_timeout_s: Seconds that a reset, a step, a read of the state or a constructor may take before its
             session is ended; None: no bound.
         idle_timeout_s: Seconds that a session without a socket may go unused.
@@ -49,6 +52,8 @@ class ServerSettings:
     body_timeout_s: float = 30.0
     max_sessions: int | None = None
     max_sessions_per_token: int | None = None
+    max_waiting: int = 4096
+    max_wait_s: float = 3600.0
     step_timeout_s: float | None = 300.0
     idle_timeout_s: float = 900.0
     send_timeout_s: float = 30.0
@@ -179,6 +184,8 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_MAX_BODY_BYTES": ("max_body_bytes", count),
     "ROPEWALK_MAX_SESSIONS": ("max_sessions", count),
     "ROPEWALK_MAX_SESSIONS_PER_TOKEN": ("max_sessions_per_token", count),
+    "ROPEWALK_MAX_WAITING": ("max_waiting", count),
+    "ROPEWALK_MAX_WAIT": ("max_wait_s", seconds),
     "ROPEWALK_STEP_TIMEOUT": ("step_timeout_s", seconds_or_none),
     "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
     "ROPEWALK_DRAIN": ("drain_s", seconds),

@@ -32,6 +32,8 @@ _RELOAD_DRAIN_S: Final = 1.0
 _OF_SESSIONS: Final = {
     "max_sessions": "--max-sessions",
     "max_sessions_per_token": "--max-sessions-per-token",
+    "max_waiting": "--max-waiting",
+    "max_wait_s": "--max-wait",
     "step_timeout_s": "--step-timeout",
     "idle_timeout_s": "--idle-timeout",
     "mode": "--mode",
@@ -221,6 +223,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     _setting(limits, "--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers")
     _setting(limits, "--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token")
+    _setting(limits, "--max-waiting", "max_waiting", count, "N", "newcomers that wait for a session (4096)")
+    _setting(
+        limits,
+        "--max-wait",
+        "max_wait_s",
+        seconds,
+        "SECONDS",
+        "that a newcomer waits for a session; 0 to refuse it at once (3600)",
+    )
     _setting(
         limits,
         "--step-timeout",

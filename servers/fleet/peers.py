@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
 from servers.routes.http import while_connected
+from servers.routes.websocket import HANDSHAKE_WAIT_S
 from servers.security import TurnedAwayError, turn_away
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class UnixPeers:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 await _appeared(self._path(worker))
-            peer = await self._connect(worker, scope)
+            peer = await while_connected(receive, self._connect(worker, scope))
+            if peer is None:
+                return
         except InvalidStatus as refused:
             await _pass_refusal(refused.response, send)
             return
@@ -182,7 +185,7 @@ class UnixPeers:
             compression=None,
             max_size=_MAX_MESSAGE_BYTES,
             ping_interval=None,  # the callers' own connections are watched
-            open_timeout=_CONNECT_TIMEOUT_S,
+            open_timeout=_CONNECT_TIMEOUT_S + HANDSHAKE_WAIT_S,
             close_timeout=_CONNECT_TIMEOUT_S,
         )
 

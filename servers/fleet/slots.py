@@ -1,26 +1,29 @@
-"""The cap on sessions, over all workers together.
+"""The cap on sessions and the queue of newcomers, over all workers together.
 
 One table in memory that all workers share: a row a worker, a column a caller. A lock of the kernel's guards it,
 which the kernel takes away from a worker that dies; the row of that worker is then cleared by the supervisor.
-Taking a slot costs a few microseconds, once a session.
+Taking a slot costs a few microseconds, once a session. Each worker has a pipe by which the others wake it when it has
+newcomers that wait and something may have come free.
 """
 
+import asyncio
 import fcntl
 import logging
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from openenv_core.protocol.errors import RefusalError
-from servers.sessions.slots import full
+from servers.sessions.slots import FullError
 
 logger = logging.getLogger("servers")
 
 _COUNT_BYTES = 4
+_TIME_BYTES = 8
 
 LOCK_TIMEOUT_S: Final = 0.5
 """Seconds after which a lock that takes microseconds is held by somebody who does not run."""
@@ -29,35 +32,57 @@ POLL_INTERVAL_S: Final = 0.0005
 LOCK_BACKOFF_S: Final = 5.0
 """For so long nobody waits for it again."""
 
+BEAT_INTERVAL_S: Final = 1.0
+"""Between two looks of a worker at its queue, where nothing wakes it."""
+BEAT_TIMEOUT_S: Final = 3.0
+"""Seconds after which a worker that has not looked holds the others' newcomers up no longer."""
+
 
 class SlotTable:
-    """Counts of slots in use: `workers` rows of `columns`; and of the sessions that are ending, one a worker.
+    """Counts of slots in use: `workers` rows of `columns`; of each worker the sessions that are ending, and the queue.
 
     Args:
         fd: An open file of `size` bytes, zeros at first.
         workers: How many rows.
         columns: How many columns.
+        places: How many newcomers may wait in one worker.
+        wakers: A descriptor for each worker; a byte that is written there wakes it.
     """
 
-    def __init__(self, fd: int, workers: int, columns: int) -> None:
+    def __init__(self, fd: int, workers: int, columns: int, places: int, wakers: Sequence[int] = ()) -> None:
         self._fd = fd
         self._workers = workers
         self._columns = columns
-        self._memory = mmap.mmap(fd, self.size(workers, columns))
-        counts = memoryview(self._memory).cast("I")
-        self._counts, self._ending = counts[: workers * columns], counts[workers * columns :]
+        self._wakers = wakers
+        self._memory = mmap.mmap(fd, self.size(workers, columns, places))
+        memory = memoryview(self._memory)
+        at = _TIME_BYTES * workers * (places + 2)
+        times = memory[:at].cast("Q")
+        counts = memory[at:].cast("I")
+        memory.release()
+        self._heads, self._beats = times[:workers], times[workers : 2 * workers]
+        rows = [2 * workers + worker * places for worker in range(workers)]
+        self._arrivals = [times[row : row + places] for row in rows]
+        at = workers * columns
+        self._counts, self._ending, self._waiting = (
+            counts[:at],
+            counts[at : at + workers],
+            counts[at + workers :],
+        )
+        self._views = [times, counts, self._heads, self._beats, *self._arrivals]
+        self._views += [self._counts, self._ending, self._waiting]
         self._patient_from = 0.0
 
     @staticmethod
-    def size(workers: int, columns: int) -> int:
+    def size(workers: int, columns: int, places: int) -> int:
         """Return the bytes that a table takes."""
-        return workers * (columns + 1) * _COUNT_BYTES
+        return workers * ((places + 2) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
 
     @classmethod
-    def create(cls, workers: int, columns: int) -> int:
+    def create(cls, workers: int, columns: int, places: int) -> int:
         """Return a descriptor of a new file without a name, for a table of this size."""
         with tempfile.TemporaryFile() as file:
-            file.truncate(cls.size(workers, columns))
+            file.truncate(cls.size(workers, columns, places))
             return os.dup(file.fileno())
 
     @contextmanager
@@ -114,17 +139,64 @@ class SlotTable:
         """Count one more of these, or one less."""
         self._ending[worker] += change
 
+    def waiting(self) -> int:
+        """Return the newcomers that wait."""
+        return sum(self._waiting)
+
+    def queue(self, worker: int, arrival: int) -> None:
+        """Count a newcomer that waits, the latest of its worker; a row that is full counts no more."""
+        with self.locked():
+            size = self._waiting[worker]
+            if size < len(self._arrivals[worker]):
+                self._arrivals[worker][size] = arrival
+                self._waiting[worker] = size + 1
+
+    def unqueue(self, worker: int, arrival: int) -> None:
+        """Count it no more."""
+        with self.locked():
+            row, size = self._arrivals[worker], self._waiting[worker]
+            at = bisect_left(row, arrival, 0, size)
+            if at < size and row[at] == arrival:
+                row[at : size - 1] = row[at + 1 : size]
+                self._waiting[worker] = size - 1
+
+    def before(self, arrival: int) -> int:
+        """Return how many wait that came before."""
+        return sum(bisect_left(row, arrival, 0, self._waiting[n]) for n, row in enumerate(self._arrivals))
+
+    def set_head(self, worker: int, arrival: int) -> bool:
+        """Say when the newcomer came that a worker serves next, 0 for none; return whether that is another."""
+        changed = self._heads[worker] != arrival
+        self._heads[worker], self._beats[worker] = arrival, time.monotonic_ns()
+        return changed
+
+    def has_earlier(self, worker: int, arrival: int) -> bool:
+        """Return whether another worker that lives serves somebody next who came before."""
+        oldest = time.monotonic_ns() - int(BEAT_TIMEOUT_S * 1e9)
+        return any(
+            0 < head < arrival and beat > oldest and other != worker
+            for other, (head, beat) in enumerate(zip(self._heads, self._beats, strict=True))
+        )
+
+    def wake_others(self, worker: int | None = None) -> None:
+        """Have the other workers look at their queues, where they have any."""
+        for other, waker in enumerate(self._wakers):
+            if other != worker and self._waiting[other]:
+                with suppress(BlockingIOError):  # it has been told often enough
+                    os.write(waker, b"\0")
+
     def clear(self, worker: int) -> None:
         """Give back what a dead worker had taken."""
         with self.locked():
             for column in range(self._columns):
                 self._counts[worker * self._columns + column] = 0
-            self._ending[worker] = 0
+            self._ending[worker] = self._waiting[worker] = self._heads[worker] = 0
+        self.wake_others()
 
     def close(self) -> None:
         """Let go of the memory and the file."""
-        self._counts.release()
-        self._ending.release()
+        for view in reversed(self._views):
+            view.release()
         self._memory.close()
         os.close(self._fd)
 
@@ -140,6 +212,7 @@ class SharedSlots:
         total: The cap over all workers.
         local: The cap in one worker; that of the whole, or 1 where a process takes no second environment.
         per_owner: The cap on the sessions of one caller, over all workers; None: no cap.
+        waker: The descriptor that can be read from when another worker has written to this one's.
     """
 
     def __init__(
@@ -152,6 +225,7 @@ class SharedSlots:
         total: int,
         local: int,
         per_owner: int | None,
+        waker: int = -1,
     ) -> None:
         self._table = table
         self._worker = worker
@@ -160,6 +234,10 @@ class SharedSlots:
         self._total = total
         self._local = local
         self._per_owner = per_owner
+        self._waker = waker
+        self._wake: Callable[[], None] = lambda: None
+        self._here = 0  # newcomers that wait in this worker
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def active(self) -> int:
@@ -171,24 +249,37 @@ class SharedSlots:
         """The greatest number of slots in use at once in this worker."""
         return min(self._total, self._local)
 
-    def take(self, owner: str, count: int = 1) -> None:
-        """Take slots for a caller, all of them or none.
+    @property
+    def total(self) -> int:
+        """The same over all workers."""
+        return self._total
+
+    @property
+    def most(self) -> int:
+        """The greatest number of slots that one caller may have at once."""
+        return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
+
+    def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
+        """Take slots for a caller, all of them or none; not before another worker's newcomer that came earlier.
 
         Raises:
-            RefusalError: CAPACITY_REACHED.
+            FullError: There are not as many.
         """
-        column = self._columns[owner]
-        with self._table.locked():
-            refusal = self._refusal(column, count)
-            if refusal is None:
-                self._table.add(self._worker, column, count)
-        if refusal is not None:
-            raise refusal
+        table = self._table
+        with table.locked():
+            lack = self.lack(owner, count)
+            if lack is None and arrival is not None and table.has_earlier(self._worker, arrival):
+                lack = FullError("session", table.total(), self._total, count)
+            if lack is None:
+                table.add(self._worker, self._columns[owner], count)
+        if lack is not None:
+            raise lack
 
     def give(self, owner: str) -> None:
         """Give a slot back that this caller has taken."""
         with self._table.locked():
             self._table.add(self._worker, self._columns[owner], -1)
+        self._table.wake_others(self._worker)
 
     @property
     def ending(self) -> int:
@@ -199,6 +290,53 @@ class SharedSlots:
         """Count one more of these in this worker, or one less."""
         self._table.end(self._worker, change)
 
+    @property
+    def waiting(self) -> int:
+        """Newcomers that wait, over all workers."""
+        return self._table.waiting()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call this when something may have come free elsewhere, as long as anybody waits here."""
+        self._wake = wake
+
+    def enqueue(self, arrival: int) -> None:
+        """Count a newcomer that waits in this worker from now on."""
+        self._table.queue(self._worker, arrival)
+        self._here += 1
+        if self._here == 1:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(BEAT_INTERVAL_S, self._beat)
+            if self._waker >= 0:
+                loop.add_reader(self._waker, self._woken)
+
+    def dequeue(self, arrival: int) -> None:
+        """Count it no more."""
+        self._table.unqueue(self._worker, arrival)
+        self._here -= 1
+        if not self._here:
+            assert self._timer is not None
+            self._timer.cancel()
+            if self._waker >= 0:
+                asyncio.get_running_loop().remove_reader(self._waker)
+
+    def place(self, arrival: int) -> int:
+        """Return the place of a newcomer in the order of arrival, over all workers, from 1."""
+        return self._table.before(arrival) + 1
+
+    def set_head(self, arrival: int | None) -> None:
+        """Say who of this worker is served next; if that is another than before, others may be first now."""
+        if self._table.set_head(self._worker, arrival or 0) and self._table.total() < self._total:
+            self._table.wake_others(self._worker)
+
+    def _woken(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._waker, 65_536)
+        self._wake()
+
+    def _beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(BEAT_INTERVAL_S, self._beat)
+        self._wake()
+
     def elsewhere(self) -> int | None:
         """Return a worker that has room, where this one has none but others do."""
         if self._local >= self._total or self._table.row(self._worker) < self._local:
@@ -207,12 +345,13 @@ class SharedSlots:
         taken, worker = min(rows)
         return worker if taken < self._local else None
 
-    def _refusal(self, column: int, count: int) -> RefusalError | None:
-        table = self._table
-        if (taken := table.total()) + count > self._total:
-            return full("session", taken, self._total, count)
-        if (taken := table.row(self._worker)) + count > self._local:
-            return full("session in this worker process", taken, self._local, count)
+    def lack(self, owner: str, count: int) -> FullError | None:
+        """Return why a caller cannot have so many slots now; None where it can."""
+        table, column = self._table, self._columns[owner]
         if self._per_owner is not None and (taken := table.column(column)) + count > self._per_owner:
-            return full("session of this token", taken, self._per_owner, count)
+            return FullError("session of this token", taken, self._per_owner, count, own=True)
+        if (taken := table.row(self._worker)) + count > self._local:
+            return FullError("session in this worker process", taken, self._local, count, own=True)
+        if (taken := table.total()) + count > self._total:
+            return FullError("session", taken, self._total, count)
         return None

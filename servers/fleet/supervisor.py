@@ -80,13 +80,25 @@ class Supervisor:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._signalled, number)
         folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: nobody else reaches the private sockets
-        slots = SlotTable.create(plan.workers, self._columns)
-        table = SlotTable(slots, plan.workers, self._columns)
+        places = plan.settings.max_waiting
+        slots = SlotTable.create(plan.workers, self._columns, places)
+        pipes = [os.pipe() for _ in range(plan.workers)]
+        wakers = tuple(write for _, write in pipes)
+        for pipe in pipes:
+            for end in pipe:
+                os.set_blocking(end, False)
+        table = SlotTable(slots, plan.workers, self._columns, places, wakers)
         try:
             workers = [
                 _Worker(
                     plan=replace(
-                        plan, index=index, listener=self._listener(index), slots=slots, folder=folder
+                        plan,
+                        index=index,
+                        listener=self._listener(index),
+                        slots=slots,
+                        waker=pipes[index][0],
+                        wakers=wakers,
+                        folder=folder,
                     )
                 )
                 for index in range(plan.workers)
@@ -102,6 +114,8 @@ class Supervisor:
                 raise errors[0]
         finally:
             table.close()
+            for end in (end for pipe in pipes for end in pipe):
+                os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
 
@@ -158,7 +172,7 @@ class Supervisor:
                 "-m",
                 "servers.fleet.worker",
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(plan.listener, plan.slots, write),
+                pass_fds=(plan.listener, plan.slots, write, plan.waker, *plan.wakers),
             )
         finally:
             os.close(write)

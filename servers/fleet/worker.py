@@ -37,6 +37,8 @@ class WorkerPlan(ServePlan):
         index: Which worker this is.
         workers: How many there are.
         slots: The descriptor of the table of slots.
+        waker: The descriptor that tells this worker to look at its queue.
+        wakers: Those that tell each worker.
         ready: A descriptor to write a byte to once connections are accepted.
         supervisor: The process id of whoever removes the folder, while it lives.
         folder: Where the workers' private sockets are.
@@ -46,6 +48,8 @@ class WorkerPlan(ServePlan):
     supervisor: int
     index: int = 0
     slots: int = -1
+    waker: int = -1
+    wakers: tuple[int, ...] = ()
     ready: int = -1
     folder: str = ""
 
@@ -57,7 +61,7 @@ class WorkerPlan(ServePlan):
 def main() -> int:
     """Run the worker."""
     plan, lifeline = _take_plan()
-    for fd in (plan.listener, plan.slots, plan.ready):
+    for fd in (plan.listener, plan.slots, plan.ready, plan.waker, *plan.wakers):
         os.set_inheritable(fd, False)
     try:
         return _serve(plan, lifeline)
@@ -171,13 +175,14 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
         settings = replace(settings, max_sessions=1)
     owners = principals(settings.tokens) or [""]
     slots = SharedSlots(
-        SlotTable(plan.slots, workers, len(owners)),
+        SlotTable(plan.slots, workers, len(owners), settings.max_waiting, plan.wakers),
         worker=plan.index,
         workers=workers,
         owners=owners,
         total=total,
         local=local,
         per_owner=settings.max_sessions_per_token,
+        waker=plan.waker,
     )
     app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers))
 

@@ -26,6 +26,21 @@ _HEALTH: Final = {
 }
 
 
+_CAPACITY: Final = {
+    "type": "object",
+    "properties": {
+        "slots": {"type": "integer", "description": "Sessions that there may be at once."},
+        "in_use": {"type": "integer", "description": "Of these, taken."},
+        "waiting": {"type": "integer", "description": "Newcomers in the queue."},
+        "estimate_s": {
+            "type": ["number", "null"],
+            "description": "Seconds that a newcomer would wait; null where no session has ended yet.",
+        },
+    },
+    "required": ["slots", "in_use", "waiting", "estimate_s"],
+}
+
+
 def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
     """Return the routes that tell of the server.
 
@@ -50,6 +65,15 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
             return {"status": "healthy"}
         response.status_code = 503
         return {"status": "unhealthy"}
+
+    @router.get(
+        "/capacity",
+        response_model=None,
+        responses={200: answer("How many, over all its processes.", _CAPACITY)},
+    )
+    async def capacity() -> dict[str, Any]:
+        """Tell how many sessions there may be and are, and how many wait for one."""
+        return sessions.queue.capacity()
 
     @router.get(
         "/metadata",
@@ -98,7 +122,7 @@ class MetadataSource:
             self._found = self._default()
             return self._found
         try:
-            async with self._sessions.session(owner) as session:
+            async with self._sessions.session(owner, wait_s=0.0) as session:
                 told = await session.run_waiting(lambda runner: runner.call("get_metadata"))
                 self._found = EnvironmentMetadata.model_validate(told)
         except RefusalError:

@@ -34,7 +34,7 @@ from servers.routes.websocket import (
     Sockets,
 )
 from servers.security import owner_of
-from servers.sessions import SessionTable
+from servers.sessions import FullError, SessionTable
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
 
 logger = logging.getLogger("servers")
@@ -275,7 +275,16 @@ class BatchConversation(Conversation):
                     VALIDATION_ERROR,
                     f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
                 )
-            opened = await batch.open(request.count)
+
+            async def tell(place: dict[str, Any]) -> None:
+                if (
+                    self._sessions.inline
+                ):  # no request is read before this one is answered, and no departure noticed
+                    self._begin_to_read_ahead()
+                told = {"id": dumps(request.id), "queue": dumps(place), "last": b"false"}
+                await self._say(wire.encode_frame(told, []))
+
+            opened = await batch.open(request.count, tell)
             numbers = dumps([member.number for member in opened])
             told = {"id": dumps(request.id), "members": numbers, "last": b"true"}
             await self._say(wire.encode_frame(told, []))
@@ -348,5 +357,6 @@ def _same_length(what: str, given: Sequence[Any], members: Sequence[Member]) -> 
 def _data_of(error: BaseException) -> dict[str, Any]:
     """Return the data of an error frame."""
     if isinstance(error, RefusalError):
-        return {"message": error.message, "code": error.code, **error.extra}
+        queue = error.queue if isinstance(error, FullError) else {}
+        return {"message": error.message, "code": error.code, **error.extra, **queue}
     return {"message": reported(error), "code": EXECUTION_ERROR}

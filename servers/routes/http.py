@@ -5,6 +5,7 @@ Also what every other route of HTTP reads and answers alike: bodies, refusals, f
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,7 @@ from servers.security import owner_of
 from servers.sessions import (
     DeadlineExceededError,
     EnvironmentSession,
+    FullError,
     SessionBusyError,
     SessionTable,
     UnknownSessionError,
@@ -63,7 +65,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
 
 
 async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+    while not (await receive())["type"].endswith(".disconnect"):
         pass
 
 
@@ -84,9 +86,10 @@ def status_of(refusal: RefusalError) -> int:
     return 500
 
 
-def retry_headers(status: int) -> dict[str, str]:
-    """Return what a response of this status says of another attempt."""
-    return {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
+    """Return what a response of this status says of another attempt: after how long, where that can be estimated."""
+    seconds = max(RETRY_AFTER_S, math.ceil(after_s or 0))
+    return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
 def refused(refusal: RefusalError) -> Response:
@@ -94,8 +97,9 @@ def refused(refusal: RefusalError) -> Response:
     status = status_of(refusal)
     if status == 422:
         return json_answer(dumps({"detail": refusal.extra["errors"]}), status)
-    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra}})
-    return json_answer(body, status, retry_headers(status))
+    queue = refusal.queue if isinstance(refusal, FullError) else {}
+    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra, **queue}})
+    return json_answer(body, status, retry_headers(status, queue.get("retry_after_s")))
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

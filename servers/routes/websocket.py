@@ -17,10 +17,16 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
-from servers.routes.http import reported
+from servers.routes.http import reported, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
-from servers.sessions import DeadlineExceededError, EnvironmentSession, SessionTable, UnknownSessionError
+from servers.sessions import (
+    DeadlineExceededError,
+    EnvironmentSession,
+    SessionTable,
+    Ticket,
+    UnknownSessionError,
+)
 
 logger = logging.getLogger("servers")
 
@@ -40,6 +46,9 @@ connection at once, with whatever the client has left unread."""
 SEND_TEXT: Final = "ropewalk.send_text"
 """The extension that holds a function of the server's protocol, where it has it: it sends a text frame at once, or
 returns False where that cannot be and `send` has to be awaited. For who has been given the protocol's own `send`."""
+
+HANDSHAKE_WAIT_S: Final = 8.0
+"""Seconds that a client waits for a slot before it is let in: released clients give up on a handshake after 10."""
 
 _READ_AHEAD_AFTER_S: Final = 0.05
 """A socket whose session takes longer over a request, or to begin, is read ahead from then on."""
@@ -134,9 +143,28 @@ class Conversation(ABC):
         self.leaving = self.over = False
         self.task: asyncio.Task[None] | None = None
 
-    async def serve(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
-        """Accept, hold what is entered for as long as the client stays, and close."""
+    async def serve(
+        self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any], ticket: Ticket | None = None
+    ) -> None:
+        """Accept, hold what is entered for as long as the client stays, and close.
+
+        Args:
+            sockets: Keeps count.
+            entering: What is entered; it raises why the client is refused.
+            ticket: Of the queue, for `entering`: the client is accepted when its turn has come, or none will.
+        """
         await self._receive()
+        sockets.enter(self)
+        try:
+            if ticket is None or not ticket.waits or await while_connected(self._receive, ticket.settled()):
+                await self._hold(sockets, entering)
+        finally:
+            if self.task is None:
+                sockets.leave(self)
+            if ticket is not None:
+                ticket.leave()
+
+    async def _hold(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
         await self._send(self.accept)
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
@@ -164,7 +192,6 @@ class Conversation(ABC):
         code = NORMAL_CLOSURE
         last: str | None = None
         try:
-            sockets.enter(self)
             if self._long is not None:
                 self._long.start()
             async with entering as held:
@@ -391,6 +418,7 @@ class SocketRoute:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
+        ticket: Ticket | None = None
         wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
         if wanted and self._attaching:
             entering = self._sessions.attach(owner, wanted[0])
@@ -398,11 +426,12 @@ class SocketRoute:
             await self._batches(scope, receive, send)
             return
         else:
-            entering = self._sessions.session(owner)
+            ticket = self._sessions.queue.enter(owner, wait_s=HANDSHAKE_WAIT_S)
+            entering = self._sessions.session(owner, ticket=ticket)
         conversation = _SessionConversation(
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
         )
-        await conversation.serve(self._sockets, entering)
+        await conversation.serve(self._sockets, entering, ticket)
 
 
 class FrameDialect:

@@ -1,8 +1,10 @@
 """Sessions: who may come in, whose a session is, how long it lives, and when its slot comes back."""
 
+from servers.sessions.queue import SlotQueue, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
     DeadlineExceededError,
+    FullError,
     LocalSlots,
     SessionBusyError,
     SessionSlots,
@@ -13,9 +15,12 @@ from servers.sessions.table import SessionTable
 __all__ = [
     "DeadlineExceededError",
     "EnvironmentSession",
+    "FullError",
     "LocalSlots",
     "SessionBusyError",
     "SessionSlots",
     "SessionTable",
+    "SlotQueue",
+    "Ticket",
     "UnknownSessionError",
 ]

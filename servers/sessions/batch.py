@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from servers.execution import FATAL, EnvironmentRunner, keep
+from servers.sessions.queue import Tell
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.table import SessionTable
@@ -129,13 +130,18 @@ class SessionBatch:
         self._owner = owner
         self.members: list[Member] = []
 
-    async def open(self, count: int) -> list[Member]:
+    async def open(self, count: int, tell: Tell | None = None, wait_s: float = math.inf) -> list[Member]:
         """Open sessions, all or none.
+
+        Args:
+            count: How many.
+            tell: Told the place in the queue, while there are not as many slots.
+            wait_s: Seconds to wait for them.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        sessions = await self._table.admit(self._owner, count)
+        sessions = await self._table.admit(self._table.queue.enter(self._owner, count, wait_s), tell)
         begun = len(self.members)
         self.members += [Member(begun + number, session) for number, session in enumerate(sessions)]
         return self.members[begun:]

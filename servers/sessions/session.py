@@ -41,6 +41,7 @@ class EnvironmentSession:
         shared: Others than the socket that opened it may ask it.
         over: It has ended, or is about to; nobody finds it any more.
         holds_slot: Its slot has not been given back yet.
+        began: When it was opened, by the loop's clock.
         used: It has been asked for something.
         last_use: When that was, or when it was opened, by the loop's clock.
         listeners: Requests under way beside its calls, streams that stay open among them; they keep it in use.
@@ -55,6 +56,7 @@ class EnvironmentSession:
         "_turn",
         "_waiting",
         "attached",
+        "began",
         "call",
         "closing",
         "ending",
@@ -81,6 +83,7 @@ class EnvironmentSession:
         self.attached = not session_id
         self.closing = self.ending = self.over = self.used = False
         self.holds_slot = True
+        self.began = asyncio.get_running_loop().time()
         self.last_use = 0.0
         self.listeners = 0
         self.on_over: Callable[[], None] | None = None

@@ -18,6 +18,7 @@ from servers.execution import (
     name_of,
     plan_of,
 )
+from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
 from servers.settings import ServerSettings
@@ -33,13 +34,6 @@ MAX_INTERVAL_S: Final = 5.0
 
 _Key: TypeAlias = tuple[str, str]
 """Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
-
-_DISCONNECT_NOTICE_S: Final = 0.1
-"""Seconds that it takes at most to hear of a client that has left."""
-POLL_INTERVAL_S: Final = 0.005
-"""Between two looks for a slot."""
-_MAX_WAITING: Final = 64
-"""Newcomers that wait for a slot at once; the others are refused as soon as there is none."""
 
 
 def _stopping() -> RefusalError:
@@ -60,7 +54,7 @@ class SessionTable:
         new_id: Draws the ids that callers do not choose themselves.
 
     Attributes:
-        draining: No further session is taken.
+        queue: Who waits for a slot.
     """
 
     def __init__(
@@ -77,9 +71,10 @@ class SessionTable:
         self.executor = executor
         self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
-        self.draining = False
+        self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
+        self.queue.refusal = self._refusal
+        self._draining = False
         self._new_id = new_id
-        self._waiting = 0
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, asyncio.Future[None]] = {}
         self._idle_s = settings.idle_timeout_s
@@ -96,6 +91,17 @@ class SessionTable:
         return self.slots.active
 
     @property
+    def draining(self) -> bool:
+        """Whether no further session is taken; those who wait for one are told as it begins."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._draining = draining
+        if draining:
+            self.queue.refuse_all(_stopping)
+
+    @property
     def standing(self) -> list[EnvironmentSession]:
         """The sessions that stand by themselves."""
         return [session for session in self._sessions.values() if session.standing]
@@ -103,13 +109,20 @@ class SessionTable:
     # Coming
 
     @asynccontextmanager
-    async def session(self, owner: str = "") -> AsyncIterator[EnvironmentSession]:
+    async def session(
+        self, owner: str = "", *, wait_s: float = REQUEST_WAIT_S, ticket: Ticket | None = None
+    ) -> AsyncIterator[EnvironmentSession]:
         """Take a slot and an environment for as long as the block runs.
+
+        Args:
+            owner: Whose it is.
+            wait_s: Seconds to wait for a slot.
+            ticket: A place in the queue that the caller has already.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        session = await self._admit(owner)
+        session = await self._admit(ticket or self.queue.enter(owner, wait_s=wait_s))
         try:
             yield session
         finally:
@@ -129,7 +142,7 @@ class SessionTable:
         key = (owner, session_id or self._new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
-            session = await self._admit(owner, key[1])
+            session = await self._admit(self.queue.enter(owner), key[1])
             self._sessions[key] = session
         finally:
             del self._opening[key]
@@ -254,13 +267,18 @@ class SessionTable:
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
         await self.finish(session)
 
-    async def admit(self, owner: str, count: int) -> list[EnvironmentSession]:
+    async def admit(self, ticket: Ticket, tell: Tell | None = None) -> list[EnvironmentSession]:
         """Take slots and environments, all of them or none; `release` gives them back.
+
+        Args:
+            ticket: Of the queue.
+            tell: Told the place in it, while that has to be waited for.
 
         Raises:
             RefusalError: As `session`.
         """
-        await self._take_slots(owner, count)
+        owner, count = ticket.owner, ticket.count
+        await ticket.take(tell)
         building = [keep(asyncio.create_task(self._build(owner, "")))]
         try:
             await asyncio.wait(building)
@@ -272,7 +290,7 @@ class SessionTable:
                 one.result()
         except BaseException:
             for _ in range(count - len(building)):
-                self.slots.give(owner)
+                self._give(owner)
             for one in building:
                 if self._shares_process:
                     one.cancel()
@@ -291,8 +309,9 @@ class SessionTable:
     def _shares_process(self) -> bool:
         return self.slots.cap > 1 or bool(getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
-    async def _admit(self, owner: str, session_id: str = "") -> EnvironmentSession:
-        await self._take_slots(owner)
+    async def _admit(self, ticket: Ticket, session_id: str = "") -> EnvironmentSession:
+        owner = ticket.owner
+        await ticket.take()
         if self._shares_process:
             return await self._build(owner, session_id)
         # Its class does not promise to share a process with a second instance: the constructor keeps its slot to its
@@ -304,37 +323,22 @@ class SessionTable:
             building.add_done_callback(self._drop_built)
             raise
 
-    async def _take_slots(self, owner: str, count: int = 1) -> None:
-        """Take slots, if the server takes callers at all. Where some are missing and about to come back, wait.
-
-        Of a client that has just left nothing may have been heard yet, so a moment is waited in any case.
-        """
-        if self.draining:
-            raise _stopping()
+    def _refusal(self) -> RefusalError | None:
+        """Return why no newcomer is taken, however long it waits; None where that is not so."""
+        if self._draining:
+            return _stopping()
         if self.executor.exhausted:
-            raise RefusalError(
+            return RefusalError(
                 CAPACITY_REACHED,
                 f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
                 "whose time was over; try again later, or restart the server if the environment hangs",
                 {"active_sessions": self.active, "max_sessions": self.slots.cap},
             )
-        clock = asyncio.get_running_loop().time
-        began, waits = clock(), False
-        try:
-            while True:
-                try:
-                    return self.slots.take(owner, count)
-                except RefusalError:
-                    patience = CLOSE_TIMEOUT_S if self.slots.ending else _DISCONNECT_NOTICE_S
-                    if clock() - began > patience or (not waits and self._waiting >= _MAX_WAITING):
-                        raise
-                self._waiting += not waits
-                waits = True
-                await asyncio.sleep(POLL_INTERVAL_S)
-                if self.draining:
-                    raise _stopping()
-        finally:
-            self._waiting -= waits
+        return None
+
+    def _give(self, owner: str) -> None:
+        self.slots.give(owner)
+        self.queue.wake()
 
     def _drop_built(self, building: asyncio.Task[EnvironmentSession]) -> None:
         if not building.cancelled() and building.exception() is None:
@@ -345,7 +349,7 @@ class SessionTable:
         try:
             return EnvironmentSession(self, await self._construct(), owner, session_id)
         except BaseException:
-            self.slots.give(owner)
+            self._give(owner)
             raise
 
     async def _construct(self) -> EnvironmentRunner:
@@ -413,3 +417,4 @@ class SessionTable:
             self.slots.give(session.owner)
             if session.ending:
                 self.slots.end(-1)
+            self.queue.returned(asyncio.get_running_loop().time() - session.began)

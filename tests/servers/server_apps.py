@@ -16,9 +16,9 @@ EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncCount
 
 
 def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
-    """Serve counters of some class, with server settings of the test's choice."""
+    """Serve counters of some class, with server settings of the test's choice; nobody waits for a slot by default."""
     app = create_app(env, Add, Count, env_name="counter", max_concurrent_envs=cap, state_cls=CountState)
-    app.configure(replace(app.settings, **settings))
+    app.configure(replace(app.settings, **{"max_wait_s": 0.0, **settings}))
     return app
 
 

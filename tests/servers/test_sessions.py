@@ -101,7 +101,7 @@ def test_slots_add_up() -> None:
     slots = LocalSlots(3, per_owner=2)
     for owner in ("a", "a", "b"):
         slots.take(owner)
-    for owner, word in (("a", "3 of 3"), ("c", "3 of 3")):
+    for owner, word in (("a", "2 of 2"), ("c", "3 of 3")):
         with pytest.raises(RefusalError, match=word):
             slots.take(owner)
     slots.give("b")

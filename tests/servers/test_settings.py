@@ -68,12 +68,12 @@ def test_values_that_cannot_be_read_are_refused_and_tokens_not_shown() -> None:
 
 
 def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
-    table = SlotTable(os.dup(fd), 2, 2)
+    table = SlotTable(os.dup(fd), 2, 2, 4)
     return SharedSlots(table, worker=worker, workers=2, owners=("a", "b"), total=4, local=local, per_owner=3)
 
 
 def test_slots_are_counted_over_all_workers() -> None:
-    fd = SlotTable.create(2, 2)
+    fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0), seen_by(fd, 1)
     one.take("a")
     other.take("a")
@@ -86,12 +86,12 @@ def test_slots_are_counted_over_all_workers() -> None:
     assert one.active == other.active == 4
     other.give("b")
     one.take("b")
-    SlotTable(fd, 2, 2).clear(0)
+    SlotTable(fd, 2, 2, 4).clear(0)
     assert other.active == 1
 
 
 def test_a_full_worker_knows_one_that_has_room() -> None:
-    fd = SlotTable.create(2, 2)
+    fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
     assert (one.cap, one.elsewhere()) == (1, None)
     one.take("a")
@@ -104,10 +104,10 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
 
 
 def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
-    fd = SlotTable.create(2, 2)
+    fd = SlotTable.create(2, 2, 4)
     program = (
         "import sys, time; from servers.fleet.slots import SlotTable\n"
-        "with SlotTable(int(sys.argv[1]), 2, 2).locked(): print('held', flush=True); time.sleep(600)\n"
+        "with SlotTable(int(sys.argv[1]), 2, 2, 4).locked(): print('held', flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", program, str(fd)]
     with subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE) as holder:
@@ -130,11 +130,11 @@ def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
 @pytest.mark.slow
 def test_many_processes_never_take_more_than_there_is() -> None:
     """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
-    fd = SlotTable.create(4, 1)
+    fd = SlotTable.create(4, 1, 4)
     program = (
         "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import RefusalError\n"
         "fd, worker = map(int, sys.argv[1:])\n"
-        "table = SlotTable(fd, 4, 1)\n"
+        "table = SlotTable(fd, 4, 1, 4)\n"
         "slots = SharedSlots(table, worker=worker, workers=4, owners=('',), total=2, local=2,"
         " per_owner=None)\n"
         "taken = 0\n"
@@ -150,4 +150,4 @@ def test_many_processes_never_take_more_than_there_is() -> None:
         for worker in range(4)
     ]
     assert [process.wait(60) for process in processes] == [0] * 4
-    assert SlotTable(fd, 4, 1).total() == 0
+    assert SlotTable(fd, 4, 1, 4).total() == 0

@@ -1,0 +1,323 @@
+"""The queue of newcomers: its order, its bounds, what it tells; and whoever leaves it leaves nothing behind."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from counter import AsyncCounter, Counter, SlowConstructor
+from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
+from serving import ask, eventually, request, serving, socket_to
+from websockets.asyncio.client import connect
+
+from openenv_core.protocol.batch import SUBPROTOCOL
+from openenv_core.protocol.errors import RefusalError
+from servers.routes import websocket
+from servers.sessions import FullError, LocalSlots, SlotQueue, Ticket
+from servers.sessions import queue as queues
+
+TOKENS = ("a" * 32, "b" * 32)
+A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
+PATIENT = {"max_wait_s": 600.0}
+
+
+# The queue alone
+
+
+def queue_of(cap: int, per_owner: int | None = None, waiting: int = 99, wait_s: float = 600) -> SlotQueue:
+    return SlotQueue(LocalSlots(cap, per_owner), waiting, wait_s)
+
+
+def granted(*tickets: Ticket) -> list[bool]:
+    return [ticket.holds for ticket in tickets]
+
+
+async def test_first_come_first_served_and_several_slots_are_not_overtaken() -> None:
+    queue = queue_of(2)
+    one, two = queue.enter("a"), queue.enter("b")
+    three, pair, five = queue.enter("a"), queue.enter("b", 2), queue.enter("c")
+    assert granted(one, two, three, pair, five) == [True, True, False, False, False]
+    assert [queue.status_of(ticket)["place"] for ticket in (three, pair, five)] == [1, 2, 3]
+    one.leave()
+    assert granted(three, pair, five) == [True, False, False]
+    two.leave()  # there is room for one now, but it is the pair's turn
+    assert granted(pair, five) == [False, False]
+    three.leave()
+    assert granted(pair, five) == [True, False]
+    late = queue.enter("d")
+    pair.leave()
+    assert granted(five, late) == [True, True]
+
+
+async def test_who_waits_for_his_own_cap_holds_nobody_up() -> None:
+    queue = queue_of(3, per_owner=1)
+    mine, mine_too, other, third = (queue.enter(owner) for owner in "aabc")
+    assert granted(mine, mine_too, other, third) == [True, False, True, True]
+    fourth = queue.enter("d")
+    other.leave()
+    assert granted(mine_too, fourth) == [False, True]
+    mine.leave()
+    assert granted(mine_too) == [True]
+    assert not granted(queue.enter("a", 2))[0]
+
+
+async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_once() -> None:
+    queue = queue_of(2, per_owner=1, waiting=1)
+    for count in (2, 3):
+        with pytest.raises(FullError, match=f"{count} times a free session"):
+            await queue.enter("a", count).take()
+    held, waits = queue.enter("a"), queue.enter("a")
+    with pytest.raises(FullError, match=r"got 1 of 1 in use, and place 2 in the queue") as full:
+        await queue.enter("a").take()
+    assert full.value.extra == {"active_sessions": 1, "max_sessions": 1}
+    assert full.value.queue["place"] == 2
+    held.leave()
+    assert granted(waits) == [True]
+
+
+async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
+    queue = queue_of(1)
+    first = queue.enter("a")
+    with pytest.raises(
+        FullError, match=r"within 0\.\d+ s, got 1 of 1 in use, and place 1 in the queue"
+    ) as over:
+        await queue.enter("a", wait_s=0.25).take()
+    assert over.value.queue["waited_s"] >= 0.25
+    cancelled, stays, refused = (asyncio.create_task(queue.enter("a").take()) for _ in range(3))
+    await asyncio.sleep(0)
+    assert queue.capacity()["waiting"] == 3
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert queue.capacity()["waiting"] == 2
+    first.leave()
+    await stays
+    queue.refuse_all(lambda: RefusalError("CAPACITY_REACHED", "stopping"))
+    with pytest.raises(RefusalError, match="stopping"):
+        await refused
+    assert queue.capacity() == {"slots": 1, "in_use": 1, "waiting": 0, "estimate_s": None}
+
+
+async def test_one_that_is_cancelled_as_its_slot_comes_gives_it_to_the_next() -> None:
+    queue = queue_of(1)
+    first = queue.enter("a")
+    taking = asyncio.create_task(queue.enter("a").take())
+    second = queue.enter("a")
+    await asyncio.sleep(0)
+    first.leave()
+    taking.cancel()  # its slot has been granted, and it has not run since
+    await asyncio.wait([taking])
+    assert taking.cancelled()
+    assert granted(second) == [True]
+
+
+async def test_an_estimate_is_known_once_a_session_has_ended() -> None:
+    queue = queue_of(2)
+    tickets = [queue.enter("a") for _ in range(4)]
+    assert queue.capacity() == {"slots": 2, "in_use": 2, "waiting": 2, "estimate_s": None}
+    tickets[3].leave()
+    queue.returned(60.0)  # each slot is held for a minute: one of two comes back every half a minute
+    assert queue.estimate_s(1) == pytest.approx(30, rel=0.1)
+    assert queue.capacity()["estimate_s"] == pytest.approx(60, rel=0.1)
+    pair = queue.enter("b", 2)
+    assert queue.estimate_s(2) == pytest.approx(90, rel=0.1)  # of those that wait each wants 1.5
+    for ticket in (pair, *tickets[:3]):
+        ticket.leave()
+    assert queue.capacity() == {"slots": 2, "in_use": 0, "waiting": 0, "estimate_s": 0.0}
+
+
+async def test_whatever_happens_in_whichever_order_slots_add_up_and_order_holds() -> None:
+    """From the front of the queue, past callers at their own cap, to the first that does not fit."""
+    chance = random.Random(7)
+    for _ in range(60):
+        cap, per_owner = chance.randint(1, 6), chance.choice((None, 1, 2, 3))
+        queue = queue_of(cap, per_owner)
+        waiting: list[Ticket] = []
+        held: list[Ticket] = []
+        for _ in range(60):
+            if chance.random() < 0.5:
+                ticket = queue.enter(chance.choice("abc"), chance.randint(1, 2))
+                waiting.append(ticket)
+            elif waiting and chance.random() < 0.3:
+                waiting.pop(chance.randrange(len(waiting))).leave()
+            elif held:
+                held.pop(chance.randrange(len(held))).leave()
+            expected = list(held)
+            passed: set[str] = set()
+            for ticket in waiting:
+                most = cap if per_owner is None else min(cap, per_owner)
+                own = sum(one.count for one in expected if one.owner == ticket.owner)
+                if ticket.count > most or ticket.owner in passed:
+                    continue
+                if per_owner is not None and own + ticket.count > per_owner:
+                    passed.add(ticket.owner)
+                elif sum(one.count for one in expected) + ticket.count > cap:
+                    break
+                else:
+                    expected.append(ticket)
+            held += [ticket for ticket in waiting if ticket.holds]
+            waiting = [ticket for ticket in waiting if ticket.waits]
+            assert {id(ticket) for ticket in held} == {id(ticket) for ticket in expected}
+            assert queue.capacity()["in_use"] == sum(ticket.count for ticket in held)
+            assert [queue.status_of(ticket)["place"] for ticket in waiting] == [*range(1, len(waiting) + 1)]
+        for ticket in (*waiting, *held):
+            ticket.leave()
+        assert (queue.capacity()["in_use"], queue.capacity()["waiting"]) == (0, 0)
+        assert not queue._lines
+
+
+# Behind a server
+
+
+async def capacity(address: str, **headers: str) -> Any:
+    return (await request(address, "GET", "/capacity", headers=headers)).json()
+
+
+@EVERY_WAY
+async def test_released_clients_wait_in_the_handshake_and_come_in_in_their_order(env: type[Counter]) -> None:
+    app = app_of(env, cap=1, **PATIENT)
+    order: list[int] = []
+    async with serving(app) as address:
+
+        async def visit(number: int) -> None:
+            async with socket_to(address) as ws:
+                order.append(number)
+                assert (await ask(ws, step()))["type"] == "observation"
+                assert app.sessions.active == 1
+
+        async with socket_to(address):
+            visits = []
+            for number in range(5):
+                visits.append(asyncio.create_task(visit(number)))
+                await eventually(lambda number=number: app.sessions.queue.capacity()["waiting"] == number + 1)
+            assert await capacity(address) == {"slots": 1, "in_use": 1, "waiting": 5, "estimate_s": None}
+            assert not order
+        await asyncio.gather(*visits)
+        assert order == list(range(5))
+        await eventually(lambda: app.sessions.active == 0)
+        assert (await capacity(address))["estimate_s"] == 0
+
+
+async def test_a_client_that_vanishes_in_the_handshake_gives_its_place_up_at_once() -> None:
+    app = app_of(Counter, cap=1, **PATIENT)
+    async with serving(app) as address, socket_to(address) as held:
+        tasks = len(asyncio.all_tasks())
+        opening = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+        later = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 2)
+        opening.cancel()
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+        await held.close()
+        ws = await later
+        assert (await ask(ws, STATE))["type"] == "state"
+        await ws.close()
+        await eventually(lambda: app.sessions.active == 0)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
+
+
+async def test_a_released_client_is_refused_as_ever_before_it_would_give_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket, "HANDSHAKE_WAIT_S", 0.3)
+    async with (
+        serving(app_of(Counter, cap=1, **PATIENT)) as address,
+        socket_to(address),
+        socket_to(address) as ws,
+    ):
+        data = json.loads(await ws.recv())["data"]
+        assert set(data) == {"message", "code", "active_sessions", "max_sessions"}
+        assert (data["code"], data["active_sessions"], data["max_sessions"]) == ("CAPACITY_REACHED", 1, 1)
+        assert "place 1 in the queue" in data["message"]
+        await ws.wait_closed()
+        assert ws.close_code == 1000
+
+
+async def test_requests_that_open_sessions_wait_and_are_told_when_to_come_again() -> None:
+    app = app_of(Counter, cap=1, **PATIENT)
+    async with serving(app) as address:
+        async with socket_to(address):
+            waiting = [
+                asyncio.create_task(request(address, method, path, body, headers))
+                for method, path, body, headers in (
+                    ("POST", "/reset", None, {}),
+                    ("POST", "/step", action(), {}),
+                    ("GET", "/state", None, {}),
+                    ("POST", "/reset", None, {HEADER: "mine"}),
+                )
+            ]
+            await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 4)
+        assert [(await one).status_code for one in waiting] == [200] * 4
+        app.sessions.queue._held_s.clear()
+        app.sessions.queue.returned(17.2)
+        app.sessions.queue._max_wait_s = 0.3
+        refused = await request(address, "POST", "/reset", None, {HEADER: "other"})
+        detail = refused.json()["detail"]
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "18")
+        assert (detail["place"], detail["retry_after_s"]) == (1, 17.2)
+        assert detail["waited_s"] >= 0.3
+
+
+async def test_capacity_is_nobodys_business_without_a_token() -> None:
+    async with serving(app_of(Counter, tokens=TOKENS)) as address:
+        assert (await request(address, "GET", "/capacity")).status_code == 401
+        assert (await request(address, "GET", "/capacity", headers=A)).json()["slots"] == 4
+
+
+@EVERY_WAY
+async def test_an_open_of_our_own_dialect_waits_and_is_told_its_place(
+    env: type[Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "TELL_INTERVAL_S", 0.01)
+    app = app_of(env, cap=2, **PATIENT)
+    async with serving(app) as address:
+
+        async def opening(count: int) -> Any:
+            ws = await connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None)  # type: ignore[list-item]
+            await ws.send(json.dumps({"id": 5, "op": "open", "count": count}))
+            return ws, json.loads(await ws.recv())
+
+        (one, first), (two, second) = await opening(1), await opening(1)
+        assert (first["members"], second["members"]) == ([0], [0])
+        (pair, told), (last, later) = await opening(2), await opening(1)
+        assert told == {"id": 5, "queue": {"place": 1, "waiting": 1, "estimate_s": None}, "last": False}
+        assert later["queue"]["place"] == 2
+        await one.close()
+        await eventually(lambda: app.sessions.active == 1)
+        await pair.send(json.dumps({"id": 6, "op": "reset"}))  # read while it waits, and answered behind it
+        await pair.close()  # a departure is noticed in the queue too
+        assert json.loads(await last.recv()) == {"id": 5, "members": [0], "last": True}
+        assert app.sessions.active == 2
+        await two.close()
+        await last.close()
+        await eventually(lambda: app.sessions.active == 0)
+        assert app.sessions.queue.capacity()["waiting"] == 0
+
+
+async def test_a_server_that_stops_refuses_those_who_wait_at_once() -> None:
+    app = app_of(AsyncCounter, cap=1, **PATIENT)
+    async with serving(app) as address, socket_to(address) as held:
+        opening = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
+        asking = asyncio.create_task(request(address, "POST", "/reset"))
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 2)
+        await app.drain(20)
+        refused = await opening
+        assert "stopping" in json.loads(await refused.recv())["data"]["message"]
+        assert (await asking).status_code == 503
+        await held.wait_closed()
+        assert held.close_code == 1001
+        app.sessions.draining = False
+
+
+async def test_a_constructor_that_fails_lets_the_next_one_in() -> None:
+    env = SlowConstructor.fresh()
+    app = app_of(env, cap=1, step_timeout_s=0.3, **PATIENT)
+    async with serving(app) as address:
+        async with socket_to(address) as one:
+            await eventually(env.entered.is_set)
+            waiting = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
+            assert json.loads(await one.recv())["data"]["code"] == "SESSION_ERROR"
+        env.release.set()
+        ws = await waiting
+        assert (await ask(ws, STATE))["type"] == "state"
+        await ws.close()
