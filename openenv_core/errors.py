@@ -15,7 +15,7 @@
     │   └── ServerError                the server answered with an error frame
     │       ├── ValidationFailedError  VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
     │       ├── ExecutionError         EXECUTION_ERROR: the environment raised
-    │       ├── CapacityError          CAPACITY_REACHED: every session is taken
+    │       ├── CapacityError          CAPACITY_REACHED: every session is taken, for as long as was waited
     │       ├── FactoryError           FACTORY_ERROR: the environment's constructor raised
     │       └── SessionError           SESSION_ERROR: anything else
     ├── ConfigurationError             an impossible combination of settings, or a name that does not resolve
@@ -163,6 +163,8 @@ class CapacityError(ServerError):
         active_sessions: How many sessions the server held, where it said so.
         max_sessions: How many it allows, where it said so.
         retry_after_s: Seconds until it is worth another try, where it said so.
+        place: The last known place in its queue, where it said so.
+        waited_s: Seconds that this client, or the server for it, has waited; None where neither did.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -170,6 +172,8 @@ class CapacityError(ServerError):
         self.active_sessions: int | None = self.data.get("active_sessions")
         self.max_sessions: int | None = self.data.get("max_sessions")
         self.retry_after_s: float | None = self.data.get("retry_after_s")
+        self.place: int | None = self.data.get("place")
+        self.waited_s: float | None = self.data.get("waited_s")
 
 
 class FactoryError(ServerError):

@@ -395,6 +395,7 @@ class Subject:
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
             "token": self.token,
+            "queue_timeout_s": 0.0,
             **options,
         }
         client = GenericEnvClient(url or self.url, **given).sync()

@@ -30,6 +30,7 @@ class CarrierOptions:
         ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
         ping_timeout_s: Seconds until a missing answer breaks the connection; None waits for ever.
         headers: Further headers of every HTTP request, the opening one of a WebSocket included.
+        queue_timeout_s: Seconds that a full server is waited for.
         subprotocol: Of a WebSocket; a server that does not speak it is none.
     """
 
@@ -39,6 +40,12 @@ class CarrierOptions:
     ping_timeout_s: float | None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
     subprotocol: str | None = None
+    queue_timeout_s: float = 0.0
+
+    @property
+    def prefer(self) -> str:
+        """The header `Prefer` (RFC 7240): a full server may keep a request in its queue for a part of its time-out."""
+        return f"wait={int(min(0.8 * self.connect_timeout_s, self.queue_timeout_s))}"
 
 
 MAX_UNREAD: Final = 4

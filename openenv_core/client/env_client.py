@@ -21,7 +21,9 @@ from openenv_core.client.settings import (
     http_url,
     websocket_url,
 )
+from openenv_core.client.waiting import SlotWait
 from openenv_core.errors import (
+    CapacityError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
@@ -67,7 +69,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
             starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
-        message_timeout_s: Seconds that a reply may take; None waits for ever.
+        message_timeout_s: Seconds that a reply may take; None waits for ever. Those in a server's queue do not count.
         max_message_size_mb: The longest message that is received, in 2^20 bytes.
         websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
             never asks.
@@ -81,6 +83,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             it stand.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
+        queue_timeout_s: Seconds that the first request waits for a session of a full server: in its queue, and with
+            further attempts where it has none or refuses. 0 raises CapacityError at once.
 
     Raises:
         ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
@@ -106,6 +110,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         token: str | None = None,
         session_id: str | None = None,
         transport: str = "websocket",
+        queue_timeout_s: float = 1800.0,
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
@@ -124,6 +129,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
             headers=checked_headers(headers, token),
+            queue_timeout_s=queue_timeout_s,
         )
         self._for_new_sessions = {
             "connect_timeout_s": connect_timeout_s,
@@ -135,6 +141,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             "headers": headers,
             "token": token,
             "transport": transport,
+            "queue_timeout_s": queue_timeout_s,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,6 +149,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._turn = FairLock()
         self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
+        self._admitted = False  # the server has answered in this session
+        self._wait: SlotWait | None = None
         self._lost: str | None = None
         self._closed = False
 
@@ -268,7 +277,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ClientClosedError: The client was closed.
             ConnectionFailedError: The server does not answer, or lets nobody in without a token.
-            CapacityError: The server takes no more sessions, and says so before one is made.
+            CapacityError: The server takes no connections for now. One that has no room for a session says so to the
+                first request, which waits for it.
             ProviderError: The server could not be started.
         """
         self._come_to_loop()
@@ -282,7 +292,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         It is closed when this one is, at the latest.
 
         Raises:
-            CapacityError: The server takes no more sessions.
+            CapacityError: As `connect`.
             ConnectionFailedError: The server does not answer.
         """
         self._come_to_loop()
@@ -308,7 +318,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         They are not this client's: whoever asks for them closes them, before this client where it runs the server.
 
         Raises:
-            CapacityError: The server has no room for so many; none is opened.
+            CapacityError: The server had no room for so many within `queue_timeout_s`; none is opened.
             ConnectionFailedError: The server does not answer, or speaks the released dialect alone.
         """
         from openenv_core.client.vector import VectorClient
@@ -325,6 +335,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             options: `seed`, `episode_id` and whatever else the environment takes.
 
         Raises:
+            CapacityError: The server had no room for this session within `queue_timeout_s`.
             ServerError: The server refused, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply
                 is dropped; a further request waits until the environment is done with this one.
@@ -455,26 +466,45 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         if not turn.take():
             await turn.wait()
         try:
-            conversation = self._conversation
-            if conversation is None:
-                if self._lost is not None and not fresh and not self._closed:
-                    raise ConnectionLostError(self._lost)
-                conversation = await self._connect()
-            try:
-                reply = await conversation.ask(frame)
-            except ConnectionLostError as error:
-                self._abort(str(error))
-                raise await self._explained(error) from None
-            except (ConnectionFailedError, ServerError, ProtocolError) as error:
-                self._abort(str(error))
-                raise
-            try:
-                return decode_reply(reply, expected)
-            except (*SESSION_ENDED, ProtocolError) as error:
-                self._abort(str(error))
-                raise
+            if self._conversation is None and self._lost is not None and not fresh and not self._closed:
+                raise ConnectionLostError(self._lost)
+            if self._admitted:
+                return await self._exchange(frame, expected)
+            return await self._first_exchange(frame, expected)
         finally:
             turn.release()
+
+    async def _first_exchange(self, frame: bytes, expected: str) -> dict[str, Any]:
+        """Ask for the first time in a session: a server without room for it is asked again, until it has some."""
+        wait = self._wait = SlotWait(self._options.queue_timeout_s)
+        try:
+            while True:
+                try:
+                    return await self._exchange(frame, expected)
+                except CapacityError as refusal:  # no session was made, and nothing done
+                    if self._admitted:
+                        raise
+                    await wait.pause(refusal)
+        finally:
+            self._wait = None
+
+    async def _exchange(self, frame: bytes, expected: str) -> dict[str, Any]:
+        conversation = self._conversation or await self._connect()
+        try:
+            reply = await conversation.ask(frame)
+        except ConnectionLostError as error:
+            self._abort(str(error))
+            raise await self._explained(error) from None
+        except (ConnectionFailedError, ServerError, ProtocolError) as error:
+            self._abort(str(error))
+            raise
+        try:
+            data = decode_reply(reply, expected)
+        except (*SESSION_ENDED, ProtocolError) as error:
+            self._abort(str(error))
+            raise
+        self._admitted = True
+        return data
 
     @property
     def _carrier(self) -> Carrier | None:
@@ -575,6 +605,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     def _drop_carrier(self, reason: str) -> None:
         """Drop a carrier that is of no more use."""
+        self._admitted = False
         if self._conversation is not None:
             self._conversation.end()
         self._conversation = None
@@ -588,7 +619,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             carrier.abort()
 
     def _abort_carrier(self) -> None:
-        """Make whoever waits for a reply get ConnectionLostError."""
+        """Make whoever waits for a reply get ConnectionLostError, or for a session CapacityError."""
+        if self._wait is not None:
+            self._wait.stop()
         if self._turn.taken and self._carrier is not None:
             self._carrier.abort()
 

@@ -239,7 +239,7 @@ def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
     return httpx.AsyncClient(
         transport=transport,
-        headers=dict(options.headers),
+        headers={"Prefer": options.prefer, **options.headers},
         # A step may take as long as it takes: the session has a deadline of its own for each request.
         timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
         follow_redirects=False,  # a redirect may lead to somebody who must not get the token

@@ -257,6 +257,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     url, headers = _without_credentials(url, options.headers)
+    headers.setdefault("Prefer", options.prefer)
     if options.subprotocol is not None:
         headers["Sec-WebSocket-Protocol"] = options.subprotocol
     proxy = proxy_for(url)

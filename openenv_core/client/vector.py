@@ -9,7 +9,9 @@ from typing import Any
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.settings import websocket_url
 from openenv_core.client.socket import WebSocketCarrier, open_socket
+from openenv_core.client.waiting import SlotWait
 from openenv_core.errors import (
+    CapacityError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
@@ -18,6 +20,7 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.protocol.batch import SUBPROTOCOL, Array, FrameError, decode_frame, encode_frame
+from openenv_core.protocol.errors import CAPACITY_REACHED
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import server_error
 
@@ -65,21 +68,50 @@ class VectorClient:
     async def open(
         cls, base_url: str, options: CarrierOptions, timeout_s: float | None, count: int
     ) -> "VectorClient":
-        """Connect, and open sessions: all, or none.
+        """Connect, and open sessions: all, or none; wait for them where the server is full.
 
         Raises:
             ConnectionFailedError: The server does not answer, or does not speak this dialect.
-            CapacityError: It has no room for so many.
+            CapacityError: It had no room for so many in time.
             FactoryError: It could not make their environments.
         """
+        wait = SlotWait(options.queue_timeout_s)
         carrier = await open_socket(websocket_url(base_url), replace(options, subprotocol=SUBPROTOCOL))
         client = cls(carrier, timeout_s)
         try:
-            await client.ask("open", count=count)
+            while True:
+                try:
+                    await client._open(count, wait)
+                    return client
+                except CapacityError as refusal:
+                    await wait.pause(refusal)
         except BaseException:
             await client.close()
             raise
-        return client
+
+    async def _open(self, count: int, wait: SlotWait) -> None:
+        """Open sessions. The time in the server's queue is that of `wait`; before and after it, a request's counts."""
+        request_id = self._send("open", (), {"count": count})
+        replies = self._waiting[request_id] = []
+        timeout_s = self._timeout_s
+        try:
+            while True:
+                await self._until(lambda: bool(replies), timeout_s)
+                reply = _checked(replies.pop(0))
+                if reply.last:
+                    return
+                place = reply.fields["queue"]["place"]
+                wait.place, timeout_s = place, max(wait.left_s, 0.0)
+                wait.tell(f"place {place} in the queue")
+        except RequestTimeoutError:
+            if wait.place is None:
+                raise
+            raise wait.failure(
+                f"expected {count} sessions, got place {wait.place} in the server's queue",
+                {"code": CAPACITY_REACHED},
+            ) from None
+        finally:
+            del self._waiting[request_id]
 
     async def ask(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> list[BatchReply]:
         """Send a request and return all that answers it.
@@ -97,7 +129,7 @@ class VectorClient:
         request_id = self._send(operation, arrays, fields)
         replies = self._waiting[request_id] = []
         try:
-            await self._until(lambda: bool(replies) and replies[-1].last)
+            await self._until(lambda: bool(replies) and replies[-1].last, self._timeout_s)
         finally:
             del self._waiting[request_id]
         return [_checked(reply) for reply in replies]
@@ -114,7 +146,7 @@ class VectorClient:
         """
         if not self._unread and not self._ahead:
             raise ConfigurationError("nothing was sent that is still to be answered; call send first")
-        await self._until(lambda: bool(self._unread))
+        await self._until(lambda: bool(self._unread), self._timeout_s)
         return _checked(self._unread.popleft())
 
     async def close(self) -> None:
@@ -137,9 +169,9 @@ class VectorClient:
             self._carrier.send_binary(frame)
         return request_id
 
-    async def _until(self, come: Callable[[], bool]) -> None:
+    async def _until(self, come: Callable[[], bool], timeout_s: float | None) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 while not come():
                     if self._error is not None:
                         raise self._error.with_traceback(None)
@@ -149,7 +181,7 @@ class VectorClient:
             if isinstance(error, ClientError):
                 raise
             raise RequestTimeoutError(
-                f"expected an answer within {self._timeout_s:g} s, got none yet; the sessions live on. Raise "
+                f"expected an answer within {timeout_s:g} s, got none yet; the sessions live on. Raise "
                 "message_timeout_s"
             ) from None
 

@@ -40,7 +40,8 @@ def _sessions(config: Config, task: Task) -> SessionLeases:
     token, longest_s = read_token(env.token_file), max(deadlines.reset_s, deadlines.step_s)
 
     def connect(url: str) -> EnvClient[Any, Any, Any]:
-        return task.client_type(url, token=token, message_timeout_s=longest_s + 1.0)
+        # Full servers are not waited for here: the leases know others, and how many sessions each has room for.
+        return task.client_type(url, token=token, message_timeout_s=longest_s + 1.0, queue_timeout_s=0.0)
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
-from servers.routes.http import while_connected
+from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S
 from servers.security import TurnedAwayError, turn_away
 
@@ -185,7 +185,7 @@ class UnixPeers:
             compression=None,
             max_size=_MAX_MESSAGE_BYTES,
             ping_interval=None,  # the callers' own connections are watched
-            open_timeout=_CONNECT_TIMEOUT_S + HANDSHAKE_WAIT_S,
+            open_timeout=_CONNECT_TIMEOUT_S + wait_of(scope["headers"], HANDSHAKE_WAIT_S),
             close_timeout=_CONNECT_TIMEOUT_S,
         )
 

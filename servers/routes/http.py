@@ -6,7 +6,8 @@ Also what every other route of HTTP reads and answers alike: bodies, refusals, f
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -25,6 +26,7 @@ from openenv_core.tracebacks import authors_part
 from servers.execution import FATAL, EnvironmentRunner, end
 from servers.security import owner_of
 from servers.sessions import (
+    REQUEST_WAIT_S,
     DeadlineExceededError,
     EnvironmentSession,
     FullError,
@@ -42,6 +44,8 @@ CLIENT_LEFT: Final = 499
 """The status in the log of a request whose client left before its reply; nobody reads it."""
 
 RETRY_AFTER_S: Final = 1
+
+_PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;])\s*wait\s*=\s*(\d{1,6})\s*(?:$|[,;])", re.IGNORECASE)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
@@ -140,6 +144,14 @@ def reported(error: BaseException, what: str = "the environment raised") -> str:
         traceback = authors_part(error) or error.__traceback__
         logger.error("%s", what, exc_info=(type(error), error, traceback))
     return text_of(error)
+
+
+def wait_of(headers: Iterable[tuple[bytes, bytes]], default_s: float) -> float:
+    """Return the seconds that a connection may wait for a slot, as `Prefer: wait=N` says (RFC 7240)."""
+    for name, value in headers:
+        if name.lower() == b"prefer" and (found := _PREFERRED_WAIT.search(value)):
+            return float(found[1])
+    return default_s
 
 
 def session_named_by(request: Request) -> str | None:
@@ -252,18 +264,19 @@ class HttpRoutes:
     ) -> Response:
         """Do the work; a reset opens the session that is named and not there."""
         sessions, owner = self._sessions, owner_of(request.scope)
+        wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
         session: EnvironmentSession | None = None
         headers: dict[str, str] = {}
         try:
             if named is None:
-                async with sessions.session(owner) as session:
+                async with sessions.session(owner, wait_s=wait_s) as session:
                     return json_answer(await session.run(work, *args))
             if work is not _reset:
                 session = sessions.find(owner, named)
             elif named == NEW:
-                session = await sessions.open(owner)
+                session = await sessions.open(owner, wait_s=wait_s)
             else:
-                session = await sessions.find_or_open(owner, named)
+                session = await sessions.find_or_open(owner, named, wait_s=wait_s)
             headers = _naming(request, session.id, keep=work is _reset)
             return json_answer(await session.run(work, *args), 200, headers)
         except RefusalError as refusal:

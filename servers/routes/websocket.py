@@ -17,7 +17,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
-from servers.routes.http import reported, while_connected
+from servers.routes.http import reported, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
 from servers.sessions import (
@@ -426,7 +426,7 @@ class SocketRoute:
             await self._batches(scope, receive, send)
             return
         else:
-            ticket = self._sessions.queue.enter(owner, wait_s=HANDSHAKE_WAIT_S)
+            ticket = self._sessions.queue.enter(owner, wait_s=wait_of(scope["headers"], HANDSHAKE_WAIT_S))
             entering = self._sessions.session(owner, ticket=ticket)
         conversation = _SessionConversation(
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s

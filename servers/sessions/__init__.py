@@ -1,6 +1,6 @@
 """Sessions: who may come in, whose a session is, how long it lives, and when its slot comes back."""
 
-from servers.sessions.queue import SlotQueue, Ticket
+from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
     DeadlineExceededError,
@@ -13,6 +13,7 @@ from servers.sessions.slots import (
 from servers.sessions.table import SessionTable
 
 __all__ = [
+    "REQUEST_WAIT_S",
     "DeadlineExceededError",
     "EnvironmentSession",
     "FullError",

@@ -129,12 +129,15 @@ class SessionTable:
             self._forget(session)
             await self.finish(session)
 
-    async def open(self, owner: str, session_id: str | None = None) -> EnvironmentSession:
+    async def open(
+        self, owner: str, session_id: str | None = None, *, wait_s: float = REQUEST_WAIT_S
+    ) -> EnvironmentSession:
         """Open a session that stands by itself.
 
         Args:
             owner: Whose it is.
             session_id: An id of the caller's choice, which none of the caller's sessions has.
+            wait_s: Seconds to wait for a slot.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
@@ -142,7 +145,7 @@ class SessionTable:
         key = (owner, session_id or self._new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
-            session = await self._admit(self.queue.enter(owner), key[1])
+            session = await self._admit(self.queue.enter(owner, wait_s=wait_s), key[1])
             self._sessions[key] = session
         finally:
             del self._opening[key]
@@ -152,7 +155,9 @@ class SessionTable:
             self._reaper = asyncio.create_task(self._reap(), name="reaper of idle sessions")
         return session
 
-    async def find_or_open(self, owner: str, session_id: str) -> EnvironmentSession:
+    async def find_or_open(
+        self, owner: str, session_id: str, *, wait_s: float = REQUEST_WAIT_S
+    ) -> EnvironmentSession:
         """Return the caller's session of this id, opened now where there was none.
 
         Raises:
@@ -160,7 +165,7 @@ class SessionTable:
         """
         while (opening := self._opening.get((owner, session_id))) is not None:
             await asyncio.shield(opening)
-        return self._sessions.get((owner, session_id)) or await self.open(owner, session_id)
+        return self._sessions.get((owner, session_id)) or await self.open(owner, session_id, wait_s=wait_s)
 
     def find(self, owner: str, session_id: object) -> EnvironmentSession:
         """Return the caller's session of this id.

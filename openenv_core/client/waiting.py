@@ -1,0 +1,84 @@
+"""How a client waits for a session of a full server."""
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Any, Final
+
+from openenv_core.errors import CapacityError
+
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
+"""Between two attempts at a server that has no queue, or refuses after its own wait; jitter takes off up to a half."""
+
+_NOTICE_AFTER_S: Final = 10.0
+
+_logger = logging.getLogger("openenv_core.client")
+
+
+class SlotWait:
+    """One wait for a session, within a deadline, over as many attempts as it takes.
+
+    Args:
+        timeout_s: Seconds until it is given up; 0: a full server is not waited for.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._attempt_at = self._loop.time()
+        self._timeout_s = timeout_s
+        self._backoff_s = MIN_BACKOFF_S
+        self._stopped = asyncio.Event()
+        self._told = False
+        self.place: int | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self._began + self._timeout_s - self._loop.time()
+
+    async def pause(self, refusal: CapacityError) -> None:
+        """Wait until the next attempt is due.
+
+        Raises:
+            CapacityError: The deadline would pass before, or the client is closed; it says how long was waited, and the
+                last known place.
+        """
+        attempt_s = self._loop.time() - self._attempt_at
+        # Where the attempt itself has waited, in the server's queue, the next may begin at once.
+        self._backoff_s = (
+            MIN_BACKOFF_S if attempt_s > MAX_BACKOFF_S / 2 else min(2 * self._backoff_s, MAX_BACKOFF_S)
+        )
+        pause_s = self._backoff_s
+        if attempt_s < MAX_BACKOFF_S / 2 and refusal.retry_after_s is not None:
+            pause_s = max(pause_s, min(refusal.retry_after_s, MAX_BACKOFF_S))
+        pause_s *= random.uniform(0.5, 1.0)
+        self.place = refusal.place or self.place
+        in_vain = pause_s >= self.left_s
+        if not in_vain and not self._stopped.is_set():
+            self.tell(refusal.message)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), pause_s)
+        if in_vain or self._stopped.is_set():
+            raise self.failure(refusal.message, refusal.data)
+        self._attempt_at = self._loop.time()
+
+    def stop(self) -> None:
+        """End a pause; the client is being closed."""
+        self._stopped.set()
+
+    def tell(self, why: str) -> None:
+        """Log that this takes a while, once."""
+        if not self._told and self._loop.time() - self._began > _NOTICE_AFTER_S:
+            self._told = True
+            _logger.warning("waiting for a session, for %.0f s more at most: %s", self.left_s, why)
+
+    def failure(self, why: str, data: dict[str, Any]) -> CapacityError:
+        """Return the error that ends the wait."""
+        waited_s = round(self._loop.time() - self._began, 3)
+        if self._timeout_s > 0:
+            why += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
+        return CapacityError(
+            why, str(data.get("code", "")), {**data, "place": self.place, "waited_s": waited_s}
+        )

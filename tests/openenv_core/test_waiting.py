@@ -1,0 +1,114 @@
+"""A client of a full server waits for a session by itself, whatever that server does, and says how long in vain."""
+
+import asyncio
+import json
+
+import pytest
+from counter import Add, Count, Counter, CountState
+from counter_client import CounterEnv
+from scripted import scripted
+from serving import eventually, serving
+from socket_servers import frame
+from websockets.asyncio.server import ServerConnection
+
+from openenv_core import CapacityError, GenericEnvClient
+from openenv_core.client import waiting
+from servers import create_app
+from servers.app import EnvironmentApp
+
+FULL = {"message": "no room", "code": "CAPACITY_REACHED", "active_sessions": 2, "max_sessions": 2}
+
+
+def app_of(cap: int) -> EnvironmentApp:
+    return create_app(Counter, Add, Count, max_concurrent_envs=cap, state_cls=CountState)
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_more_clients_than_slots_need_no_code(transport: str) -> None:
+    app = app_of(2)
+    async with serving(app) as address:
+
+        async def play(number: int) -> int:
+            async with CounterEnv(f"http://{address}", transport=transport) as env:
+                await env.reset(seed=number % 5)
+                assert app.sessions.active <= 2
+                return (await env.step(Add(amount=1))).observation.total
+
+        assert await asyncio.gather(*map(play, range(12))) == [number % 5 + 1 for number in range(12)]
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_server_without_a_queue_is_asked_again_until_it_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 0.005)
+    asked = 0
+
+    async def handler(ws: ServerConnection) -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 5:
+            await ws.send(json.dumps({"type": "error", "data": FULL}))
+            return
+        async for _ in ws:
+            await ws.send(frame(7))
+
+    async with scripted(handler) as url, CounterEnv(url) as env:
+        assert (await env.reset()).observation.total == 7
+        assert asked == 5
+
+
+async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:
+    app = app_of(1)
+    async with serving(app) as address, CounterEnv(f"http://{address}") as first:
+        await first.reset()
+        for transport, place in (("websocket", None), ("http", 1)):
+            async with CounterEnv(f"http://{address}", transport=transport, queue_timeout_s=1) as second:
+                with pytest.raises(CapacityError, match="this client has waited for") as refused:
+                    await second.reset()
+                assert (refused.value.place, refused.value.max_sessions) == (place, 1)
+                assert refused.value.waited_s is not None
+                assert refused.value.waited_s >= 0.5
+        async with GenericEnvClient(f"http://{address}", queue_timeout_s=0.5) as third:
+            with pytest.raises(CapacityError, match="place 1 in the server's queue") as full:
+                await third.vector(1)
+            assert full.value.place == 1
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 0)
+        async with CounterEnv(f"http://{address}", queue_timeout_s=0) as hurried:
+            with pytest.raises(CapacityError, match="1 of 1 in use; try again later"):
+                await hurried.reset()
+
+
+async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
+    app = app_of(2)
+    async with serving(app) as address, CounterEnv(f"http://{address}") as first:
+        await first.reset()
+        making = asyncio.create_task(GenericEnvClient(f"http://{address}").vector(2))
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+        await first.disconnect()
+        vector = await making
+        assert app.sessions.active == 2
+        await vector.close()
+        await eventually(lambda: app.sessions.active == 0)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_who_gives_up_in_the_queue_leaves_it_at_once(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MAX_BACKOFF_S", 600.0)
+    monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 600.0)
+    app = app_of(1)
+    async with serving(app) as address, CounterEnv(f"http://{address}") as first:
+        await first.reset()
+        # To be closed it waits between two attempts: its handshake time-out is too short for the server's queue.
+        env = CounterEnv(f"http://{address}", connect_timeout_s=10 if how == "cancel" else 1.2)
+        waits = asyncio.create_task(env.reset())
+        if how == "cancel":
+            await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+            waits.cancel()
+            await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 0)
+            await env.close()
+        else:
+            await eventually(lambda: env._former is not None)
+            await env.close()
+            with pytest.raises(CapacityError):
+                await waits
