@@ -12,6 +12,7 @@ from rl_bridge.config.loading import (
     load_section,
     require_name,
     resolve,
+    resolve_function,
     save_config,
 )
 from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
@@ -55,5 +56,6 @@ __all__ = [
     "ready_to_train",
     "require_name",
     "resolve",
+    "resolve_function",
     "save_config",
 ]
