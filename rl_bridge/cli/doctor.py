@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import FAILED, exit_status, printable
+from rl_bridge.cli.common import FAILED, exit_status, overrides_first_class, printable
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:

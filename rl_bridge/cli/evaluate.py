@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import exit_status, overrides_first_class
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

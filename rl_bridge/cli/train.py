@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import exit_status, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:

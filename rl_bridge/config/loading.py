@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)

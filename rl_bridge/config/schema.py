@@ -6,11 +6,17 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import Dtype, dtype_on, monarch_by_gpus
-from rl_bridge.config.monarch import MonarchConfig
-from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.monarch import Dtype, MonarchConfig, dtype_on, monarch_by_gpus
+from rl_bridge.config.sections import (
+    Count,
+    GeneratorConfig,
+    MetricsConfig,
+    Positive,
+    RecordsConfig,
+    RewardConfig,
+    Section,
+    TrainerConfig,
+)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""

@@ -35,7 +35,7 @@ from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
-from rl_bridge.records.writer import RolloutRecords
+from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
@@ -44,7 +44,7 @@ from rl_bridge.rollout.task import Task
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
-from rl_bridge.trainer.shares import rank_batches
+from rl_bridge.trainer.passes import rank_batches
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 HISTORY_FILE = "groups.jsonl"

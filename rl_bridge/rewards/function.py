@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from rl_bridge.config.trainer import RewardConfig
+from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
 
 RewardFunction: TypeAlias = Callable[[Any, Any, Any], float | None]

@@ -16,11 +16,13 @@ from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Assignment,
     AssignmentResult,
+    EpisodeSettings,
     NoTrajectory,
     Outcome,
     RolloutService,
+    draw_environment,
+    group_seed,
 )
-from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
     TOO_FEW,
@@ -31,7 +33,6 @@ from rl_bridge.rollout.groups import (
     summary,
 )
 from rl_bridge.rollout.health import FEWEST_LOST, EnvironmentHealth, PlayedEnvironment, playable
-from rl_bridge.rollout.seeds import draw_environment, group_seed
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 

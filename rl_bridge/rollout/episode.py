@@ -3,9 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticSerializationError
@@ -22,8 +21,8 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
+from rl_bridge.rollout.assignment import EpisodeSettings, sampling_seed
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import Dialogue, Session, Task
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory, Turn
@@ -55,27 +54,6 @@ Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float |
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
 
 ILL_FORMED: Final = (Ending.ILLEGAL, Ending.UNPARSABLE_CALL, Ending.REFUSED_ACTION)
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EpisodeSettings:
-    """What an episode is played by.
-
-    Attributes:
-        temperature: Of the sampling; 0 plays greedily.
-        num_turns: Exchanges at most, and steps of the environment at most: an answer with several calls of tools takes
-            as many.
-        illegal_reward: What an answer that is no legal action earns, or that begins a call that cannot be read, or that
-            means an action which the environment does not take; it ends the episode.
-        reset_options: Sent with the reset, beside the seed.
-        timeout_s: After how long since its reset no exchange is begun any more; None for no limit.
-    """
-
-    temperature: float
-    num_turns: int
-    illegal_reward: float
-    reset_options: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float | None = None
 
 
 async def play_episode(

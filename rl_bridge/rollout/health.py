@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rl_bridge.errors import RolloutError
-from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.assignment import Absence, EpisodeSettings, NoTrajectory, Outcome
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, cannot_be_trained
 
 FEWEST_LOST: Final = 8

@@ -17,9 +17,8 @@ from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.environments.session import Client
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.health import PlayedEnvironment
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task

@@ -1,4 +1,4 @@
-"""The trainer as a Monarch actor: one rank a process."""
+"""The trainer, one rank a process, and the reference policy as Monarch actors."""
 
 import asyncio
 import os
@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from monarch.actor import concurrent_endpoint, context
+from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLostError, TrainingError
@@ -21,8 +23,9 @@ from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.options import Turn
 from rl_bridge.titan.ranks import ALONE, Rank
+from rl_bridge.trainer.passes import RankBatch
+from rl_bridge.trainer.reference import Reference
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
-from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
@@ -204,3 +207,41 @@ class TrainerActor(ServiceActor):
             for left in folder.glob(f"{_MEETING}*"):
                 if left != self._rank.meeting:
                     left.unlink(missing_ok=True)
+
+
+class ReferenceActor(ServiceActor):
+    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`.
+
+    Args:
+        settings: The trainer's.
+    """
+
+    REPEATABLE = frozenset({"logprobs"})
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Load the model."""
+        self._reference = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        PROCESS_SPANS.rest("batches")
+
+    @concurrent_endpoint
+    async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token, shape [T]."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """End the thread, after what is under way."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _load(self) -> Reference:
+        with span("start"):
+            return Reference(self._settings)
+
+    def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        with span("logprobs"):
+            return self._reference.logprobs(batch)

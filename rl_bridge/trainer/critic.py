@@ -8,14 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.returns import value_loss
+from rl_bridge.algorithms.advantages import value_loss
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.optimization import Optimization
-from rl_bridge.trainer.passes import Passes
+from rl_bridge.trainer.passes import Passes, RankBatch
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.types import PolicyVersion
 
 _PREFIX = "critic_"

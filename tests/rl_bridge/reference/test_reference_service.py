@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.reference.spread import reference_logprobs
+from rl_bridge.trainer.passes import reference_logprobs
 from tests.rl_bridge.trainer.trainer_ranks import batch, settings
 
 
@@ -52,8 +52,8 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     from transformers import Qwen3ForCausalLM
 
     from rl_bridge.generator.vllm_api import ONE_THREAD
-    from rl_bridge.reference.actor import ReferenceActor
     from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import ReferenceActor
 
     whole = batch(3)
     async with Fleet(tmp_path / "logs"):

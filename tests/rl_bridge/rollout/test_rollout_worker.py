@@ -24,9 +24,8 @@ from rl_bridge.errors import (
     ReplicaLostError,
     RolloutError,
 )
-from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, sampling_seed
 from rl_bridge.rollout.episode import REASON_CHARS
-from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.types import Ending
 
 TIMEOUT_S = 60.0
