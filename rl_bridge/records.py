@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from rl_bridge.config.sections import RecordsConfig
-from rl_bridge.metrics import rewind
+from rl_bridge.metrics.sinks import rewind
 from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory, Turn
 
 VersionRuns: TypeAlias = tuple[tuple[PolicyVersion, int], ...]
@@ -104,11 +104,7 @@ REMEMBERED_TEXTS = 64
 
 
 class TokenText:
-    """Decodes whole stretches of tokens, and answers token by token.
-
-    Args:
-        decode: Token ids to text, special tokens included.
-    """
+    """Decodes whole stretches of tokens, and answers token by token."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode

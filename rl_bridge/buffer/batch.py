@@ -248,11 +248,7 @@ class TrainBatch:
         return replace(self, reference_logprobs=logprobs)
 
     def take(self, chosen: NDArray[np.int64]) -> Self:
-        """The part of the batch that holds the given loss tokens, with only the contexts they need.
-
-        Args:
-            chosen: Indices of loss tokens.
-        """
+        """The part of the batch that holds the given loss tokens, with only the contexts they need."""
         used, context = np.unique(self.context[chosen], return_inverse=True)
         first = (np.cumsum(self.lengths) - self.lengths)[used]
         lengths = self.lengths[used]

@@ -44,11 +44,7 @@ class Admission:
         self._first_step, self._trained_before = version, trained
 
     def room(self, live: int) -> int:
-        """How many groups may start now; none or fewer where it is 0 or below.
-
-        Args:
-            live: Groups admitted and not dropped.
-        """
+        """How many groups may start now; none or fewer where it is 0 or below."""
         steps = min(self.served + self.max_staleness + 1, self._iterations)
         return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
 

@@ -95,10 +95,6 @@ def load_section(path: str | Path, overrides: Iterable[str], schema: type[Sectio
 def colocate_if_needed(config: Config, gpus: int) -> Config:
     """Where `monarch.colocate` was left open and this machine has too few GPUs for all roles: the same, colocated.
 
-    Args:
-        config: A run's.
-        gpus: GPUs of this machine.
-
     Raises:
         ConfigError: Its roles cannot take turns; the message says what they would need.
     """

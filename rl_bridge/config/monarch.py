@@ -44,7 +44,7 @@ class RolesConfig(Section):
     """On the controller's host too; `rl_bridge.environments.servers.coder_urls()` tells where."""
 
     @model_validator(mode="after")
-    def _check_gpus(self) -> Self:
+    def _check(self) -> Self:
         for name in ("trainer", "reference", "reward"):  # of the policy see generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
             if role.gpus not in (0, role.procs * role.hosts):
@@ -52,17 +52,13 @@ class RolesConfig(Section):
                     f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.procs * role.hosts}, "
                     f"got {role.gpus}" + ("; set procs to as many" if name == "trainer" else "")
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _check_roles(self) -> Self:
         if self.trainer.replicas != 1:
             raise ValueError(
                 f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
                 "more ranks are monarch.roles.trainer.procs"
             )
         for name in ("policy", "reference", "reward"):
-            role: RoleConfig = getattr(self, name)
+            role = getattr(self, name)
             if (role.procs, role.hosts) != (1, 1):
                 raise ValueError(
                     f"expected monarch.roles.{name} with one process a replica, "

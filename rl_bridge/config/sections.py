@@ -216,15 +216,11 @@ class RewardConfig(Section):
     """A reward model instead of functions: a checkpoint for sequence classification with one label."""
 
     @model_validator(mode="after")
-    def _check_kind(self) -> Self:
+    def _check(self) -> Self:
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> Self:
         if self.weights and len(self.weights) != len(self.functions):
             raise ValueError(
                 f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"

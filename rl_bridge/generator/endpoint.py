@@ -18,14 +18,12 @@ from pydantic import BaseModel, Field, ValidationError
 from openenv_core.proxies import proxy_for
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
-from rl_bridge.generator.loop_thread import EngineLoopThread
+from rl_bridge.generator.base import LoadMetrics, LoopEngine
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rl_bridge.generator.engine import LoadMetrics
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -83,12 +81,6 @@ class EndpointClient:
         self, method: str, path: str, body: dict[str, object] | None = None, place: int = 0
     ) -> bytes:
         """Ask until there is an answer; the deadline is the caller's.
-
-        Args:
-            method: Of HTTP.
-            path: Behind the endpoint's URL.
-            body: Sent as JSON.
-            place: Of the prompt that is in it.
 
         Raises:
             PromptRefusedError: The server says that what was posted is wrong.
@@ -326,11 +318,6 @@ def completion_of(
 ) -> Completion:
     """The completion that an answer holds; its weights count as version 0.
 
-    Args:
-        answer: From the server.
-        prompt: What was sent.
-        sampling: How it was to be sampled.
-
     Raises:
         ConfigError: Tokens or log-probabilities are missing, or not those of what was asked for.
         GeneratorError: The server gave up on the prompt.
@@ -491,8 +478,8 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
-class EndpointEngine:
-    """Answers batches of prompts by asking a server; it has the surface of `VllmEngine`.
+class EndpointEngine(LoopEngine):
+    """Answers batches of prompts by asking a server.
 
     A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take.
 
@@ -500,46 +487,21 @@ class EndpointEngine:
         config: The run's: `generator` says where the server is. At most `rollout.max_num_seqs` requests are under way
             at a time.
 
-    Attributes:
-        version: Always 0: the server's weights are what they are.
-        statistics: None: a server keeps its own.
+    Its version is always 0: the server's weights are what they are. The futures' errors, beside those of every engine:
+    ConfigError where the server does not serve the model, or not to us, or where its tokens or log-probabilities are
+    missing or wrong.
     """
 
     def __init__(self, config: Config) -> None:
-        self.version: PolicyVersion = 0
+        super().__init__("endpoint", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = None
         self._rollout = config.rollout
         self._generator: GeneratorConfig = config.generator
-        self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
         self._looked_at: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
-
-    @property
-    def ended(self) -> "Future[None]":
-        """Done when it is closed."""
-        return self._thread.ended
-
-    def start(self) -> "Future[None]":
-        """Ask the server for the model; the future is done when it has it.
-
-        The future's errors: ConfigError where the server does not serve the model, or not to us; GeneratorError
-        where it does not answer within `rollout.generate_timeout_s`.
-        """
-        self._thread.start()
-        return self._thread.submit(self._start())
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> "Future[list[Completion]]":
-        """Answer prompts; see `VllmEngine.generate`.
-
-        The future's errors, beside those there: ConfigError where the server's tokens or log-probabilities are missing
-        or wrong; see `rl_bridge.generator.endpoint`.
-        """
-        return self._thread.submit(self._generate(prompts, sampling, seeds))
 
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
         """Refuse.
@@ -557,18 +519,6 @@ class EndpointEngine:
         raise GeneratorError(
             f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
         )
-
-    def check(self) -> None:
-        """Look whether it is open; whether the server answers is seen by asking.
-
-        Raises:
-            GeneratorError: It is closed.
-        """
-        self._thread.require_open()
-
-    def close(self) -> None:
-        """End it. What is under way fails."""
-        self._thread.close(STOP_TIMEOUT_S)
 
     # From here on: in the loop.
 
@@ -658,9 +608,7 @@ class EndpointEngine:
     async def _ask(self, body: dict[str, object], place: int) -> CompletionResponse:
         assert self._http is not None
         answer = await self._http.request("POST", "/completions", body, place)
-        for (
-            deadline
-        ) in self._deadlines:  # a server that answers is not late, however many wait for their turn
+        for deadline in self._deadlines:  # who answers is not late, however many wait for their turn
             deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
         return read(answer)
 

@@ -31,8 +31,9 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
+from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, rewind
+from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
 from rl_bridge.records import RolloutRecords
@@ -51,12 +52,7 @@ HISTORY_FILE = "groups.jsonl"
 
 
 class GroupHistory:
-    """One line an iteration: the groups that it trained, and those that were given up since the one before.
-
-    Args:
-        folder: The run's.
-        ledger: Whose groups they are.
-    """
+    """One line an iteration: the groups that it trained, and those that were given up since the one before."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._path = folder / HISTORY_FILE
@@ -386,11 +382,6 @@ class Run:
 
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Take the run for one that has trained as many iterations, for as long.
-
-        Args:
-            version: How many iterations.
-            seconds: How long that took.
-            fates: The checkpoint's state of the history.
 
         Raises:
             BridgeError: What came after it cannot be taken out of the run's files.

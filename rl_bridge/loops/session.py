@@ -24,7 +24,7 @@ from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, sum
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
-from rl_bridge.metrics import PROCESS_SPANS
+from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Task, load_tasks
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint

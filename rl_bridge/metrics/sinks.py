@@ -84,10 +84,6 @@ class EnvironmentSink(JsonlSink):
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
     """Take from a file of JSON lines what came after an iteration, and lines that were cut off.
 
-    Args:
-        path: The file; it need not exist.
-        iteration: The last one that stays.
-
     Returns:
         The last row that stays; empty where none does.
     """
@@ -112,11 +108,7 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
 
 
 class TensorBoardSink:
-    """Event files that `tensorboard --logdir` reads.
-
-    Args:
-        folder: Where they go.
-    """
+    """Event files that `tensorboard --logdir` reads."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -141,11 +133,7 @@ class TensorBoardSink:
 
 
 class MetricsLog:
-    """Hands metrics to every sink.
-
-    Args:
-        sinks: Closed with the log.
-    """
+    """Hands metrics to every sink."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self._sinks = list(sinks)

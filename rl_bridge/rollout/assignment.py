@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -140,29 +140,3 @@ class AssignmentResult:
     retried: int = 0
     last_failure: str | None = None
     preempted: bool = False
-
-
-class PlayEndpoint(Protocol):
-    """`rollout.play`."""
-
-    async def route(self, assignment: Assignment) -> AssignmentResult:
-        """Have one worker play."""
-
-
-class CutEndpoint(Protocol):
-    """`rollout.cut`."""
-
-    async def fanout(self, leases: tuple[int, ...]) -> object:
-        """Tell every worker."""
-
-
-class RolloutService(Protocol):
-    """The service of the `RolloutActor`, as far as it is needed here."""
-
-    @property
-    def play(self) -> PlayEndpoint:
-        """Plays an assignment."""
-
-    @property
-    def cut(self) -> CutEndpoint:
-        """Ends assignments early."""

@@ -152,9 +152,7 @@ class _Play:
             self.total += float(reward or 0.0)
         except OverflowError:  # JSON has whole numbers of any length
             self.total = math.inf
-        if not math.isfinite(
-            self.total
-        ):  # one of them would make the advantages of all siblings NaN, and so the loss
+        if not math.isfinite(self.total):  # it would make the advantages of all siblings NaN, and so the loss
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
     async def to_the_end(self) -> Ending:
@@ -241,10 +239,8 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
         with _of_the_task():
             asked, target = task.messages(first), task.target(first)
         earned = await judge(asked, "\n".join(texts), target)
-    except (
-        ReplicaLostError,
-        NoReplicaError,
-    ) as error:  # calls to judges are repeated, so by now there is none
+    except (ReplicaLostError, NoReplicaError) as error:
+        # Calls to judges are repeated, so by now there is none.
         raise EpisodeUnscoredError(f"no reward function answered: {error}") from error
     if earned is None:
         raise EpisodeUnscoredError("the reward function gave no reward")

@@ -130,11 +130,7 @@ class SingleTurn:
 
 
 class DatasetReport:
-    """Writes the mean reward of the last iteration at the end.
-
-    Args:
-        folder: The run's.
-    """
+    """Writes the mean reward of the last iteration at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

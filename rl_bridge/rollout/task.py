@@ -110,9 +110,8 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
         ConfigError: One cannot be imported, or is no task.
     """
     tasks = {}
-    if (
-        config.env is None and config.rollout.task is not None
-    ):  # it makes the policy of a run on a dataset, and reports
+    if config.env is None and config.rollout.task is not None:
+        # It makes the policy of a run on a dataset, and reports.
         return {"": load_task(config.rollout.task, config, folder)}
     for name in config.environments:
         view, own = config.of(name), folder / "environments" / name if name else folder

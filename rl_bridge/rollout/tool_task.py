@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from openenv_core import MCPToolClient, ValidationFailedError
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
@@ -15,19 +15,6 @@ from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, UnparsableCall, parse_tool_calls
 from rl_bridge.types import Completion, Ending
-
-
-class Meanings(Protocol):
-    """What a `ToolTask` says of calls, and of answers without one."""
-
-    def action(self, call: ToolCall) -> Any | None:
-        """The action that a call means."""
-
-    def parse(self, text: str) -> Any | None:
-        """The action that an answer without a call means."""
-
-    def result(self, observation: Any) -> str:
-        """What the policy is told that a call gave."""
 
 
 class ToolDialogue:
@@ -43,7 +30,7 @@ class ToolDialogue:
 
     def __init__(
         self,
-        task: Meanings,
+        task: "ToolTask",
         policy: ChatPolicy,
         conversation: Conversation,
         *,

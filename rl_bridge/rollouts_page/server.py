@@ -21,22 +21,8 @@ from urllib.parse import urlsplit
 from rl_bridge.records import read_lines, segment_files
 
 SCRIPTS = (
-    "elements",
-    "records",
-    "chat",
-    "tokens",
-    "turns",
-    "heading",
-    "filters",
-    "links",
-    "list",
-    "found",
-    "reading",
-    "steps",
-    "controls",
-    "theme",
-    "keys",
-    "main",
+    *("elements", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
+    *("list", "found", "reading", "steps", "controls", "theme", "keys", "main"),
 )
 """In the order in which they stand on the page; each uses what comes before it."""
 SERVED_RECORDS = "records.jsonl"
@@ -79,12 +65,7 @@ def served_page(run: Path) -> bytes:
 
 
 def whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
-    """The page of a run with its records in it, part by part.
-
-    Args:
-        run: Its folder.
-        records: Lines of JSON.
-    """
+    """The page of a run with its records in it, part by part."""
     return _fill(run, served=False, records=records)
 
 
@@ -162,9 +143,7 @@ class PageServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except (
-            Exception
-        ):  # no Ctrl-C, which may come when the thread is there and gives the room back by itself
+        except Exception:  # no Ctrl-C, which may come when the thread is there and gives the room back
             self._free.release()
             raise
 

@@ -128,9 +128,6 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 
     Replicas that need several GPUs on one host come before those that fit anywhere: these spread over all hosts, and
     would leave none with as many free.
-
-    Args:
-        services: By their names.
     """
 
     def need(name: str) -> tuple[int, int]:
@@ -252,9 +249,6 @@ class Turn:
 
     It is the name of an abstract socket (unix(7)), of this machine and in no folder: the kernel takes it back from a
     process that dies. Without GPUs rank N of one service takes turns with replica N of the other, as if on a GPU.
-
-    Attributes:
-        held: Whether this process has it.
     """
 
     def __init__(self) -> None:

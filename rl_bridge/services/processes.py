@@ -225,9 +225,8 @@ class Incarnation:
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
-            with contextlib.suppress(
-                Exception
-            ):  # a mesh that lost a process cannot be stopped, and need not be
+            # A mesh that lost a process cannot be stopped, and need not be.
+            with contextlib.suppress(Exception):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._procs.stop()
         finally:

@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
-from rl_bridge.services.handle import Fanout, Roster, Routed, StickySession
+from rl_bridge.services.handle import Balanced, Fanout, Roster
 from rl_bridge.services.options import Place, RestartBudget, ServiceOptions
 from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
 
@@ -40,41 +39,13 @@ class ReplicaState(StrEnum):
     """It is beyond its restart budget."""
 
 
-class ReplicaOwner(Protocol):
-    """The service, as its keepers see it."""
-
-    name: str
-
-    async def catch_up(self, target: MeshTarget) -> None:
-        """Bring a target to the state of the others, then let calls go to it: no fan-out comes between."""
-
-    def left(self, target: MeshTarget, reason: str | None) -> None:
-        """Calls no longer go to the target; for a reason where it was lost."""
-
-    def beyond_budget(self, failure: RoleError) -> None:
-        """A replica is lost for good."""
-
-    def record(self, replica: int, what: str, detail: str = "") -> None:
-        """Note what happened to a replica."""
-
-
 class ReplicaKeeper:
-    """Keeps one replica running.
-
-    Args:
-        replica: Its id.
-        owner: The service.
-        options: Of the service.
-        endpoints: What the actor can be called for.
-        start: Makes the processes of one start.
-        actor: What to put into each of them.
-        args: Of the actor's constructor.
-    """
+    """Keeps one replica running."""
 
     def __init__(
         self,
         replica: int,
-        owner: ReplicaOwner,
+        owner: "Service",
         options: ServiceOptions,
         endpoints: frozenset[str],
         start: Callable[[], Incarnation],
@@ -290,7 +261,7 @@ STOP_TIMEOUT_S = 40.0
 LOSSES_TOLD = 64
 
 
-class Service(Routed):
+class Service(Balanced):
     """Replicas of one actor. Made by `ServiceActor.options(...).as_service(...)`.
 
     Args:
@@ -314,6 +285,10 @@ class Service(Routed):
         record: Callable[[int, str, str], None],
         on_failure: Callable[[BridgeError], None],
     ) -> None:
+        balancer = Balancer(
+            name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
+        )
+        super().__init__(balancer, endpoints_of(actor), actor.REPEATABLE)
         self.name = name
         self._actor = actor
         self._args = args
@@ -321,7 +296,6 @@ class Service(Routed):
         self._start = start
         self._record = record
         self._on_failure = on_failure
-        self._endpoints = endpoints_of(actor)
         self._replays = Replays(actor.REPLAYED)
         self._keepers: dict[int, ReplicaKeeper] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -329,14 +303,6 @@ class Service(Routed):
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
         self._listeners: list[Callable[[Roster], None]] = []
-        self._balancer = Balancer(
-            name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
-        )
-
-    @property
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
-        return self._endpoints
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
@@ -360,8 +326,8 @@ class Service(Routed):
         return Roster(
             self.name,
             self._epoch,
-            self._endpoints,
-            self._actor.REPEATABLE,
+            self.endpoints,
+            self._repeatable,
             self._options.start_timeout_s,
             self._balancer.targets,
             tuple(self._lost),
@@ -371,18 +337,10 @@ class Service(Routed):
         """Call `listener` with every new roster from now on, in the event loop; it must not block."""
         self._listeners.append(listener)
 
-    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
-        """Calls that stay with one replica as long as it lives; see `StickySession`."""
-        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE, near=near, room=room)
-
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are.
-
-        Args:
-            name: The endpoint.
-            timeout_s: How long each replica has to answer.
 
         Returns:
             What each replica answered, by its id; those that failed, were lost meanwhile, or did not answer in time are
@@ -422,7 +380,7 @@ class Service(Routed):
             replica,
             self,
             self._options,
-            self._endpoints,
+            self.endpoints,
             lambda: self._start(replica),
             self._actor,
             self._args,
@@ -509,13 +467,10 @@ class Service(Routed):
         """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await target.call("health" if "health" in self._endpoints else "_place", (), {})
+                await target.call("health" if "health" in self.endpoints else "_place", (), {})
         except (TargetGoneError, BridgeError, TimeoutError) as error:
             told = "did not answer" if isinstance(error, TimeoutError) else str(error)
             self._lose(target, f"its calls keep failing, and so does its health check: {told}")
-
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs)
 
     async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
         replay = self._replays.keep(name, args, kwargs)

@@ -95,9 +95,6 @@ class TrainerActor(ServiceActor):
         Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
         wait for it is the metric `time/push_blocked_s` of the step.
 
-        Args:
-            version: Which the trainer has to be at.
-
         Returns:
             How long it took, in seconds.
 
@@ -202,7 +199,7 @@ class TrainerActor(ServiceActor):
         folder = self._rank.meeting.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
-        self._resumed = self._trainer.resume() if self._settings.resume else ResumeState()
+        self._resumed = self._trainer.resume()
         if self._rank.index == 0:  # ranks that were killed did not tidy up
             for left in folder.glob(f"{_MEETING}*"):
                 if left != self._rank.meeting:
@@ -210,11 +207,7 @@ class TrainerActor(ServiceActor):
 
 
 class ReferenceActor(ServiceActor):
-    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`.
-
-    Args:
-        settings: The trainer's.
-    """
+    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`."""
 
     REPEATABLE = frozenset({"logprobs"})
 

@@ -49,10 +49,6 @@ class Checkpoints:
     One is written as `step-N.partial`, brought to the disk, and then given its name: a folder with the name is whole.
     A thread writes it, from a copy in the host's memory, while the training goes on. All ranks call every method.
 
-    Args:
-        folder: The run's.
-        timeout_s: How long writing one may take.
-
     Attributes:
         group: By which ranks wait for each other where something is written, which may take longer than a collective.
     """

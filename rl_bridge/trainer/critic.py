@@ -25,12 +25,6 @@ class Critic:
     """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
 
     It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
-
-    Args:
-        settings: The trainer's.
-
-    Attributes:
-        passes: What takes batches through it.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -103,9 +97,6 @@ class Critic:
 
         `critic/explained_variance` is 1 - Var(R - V) / Var(R), of the values before the first of them: 1 of a critic
         that knew the returns, 0 of one that knew their mean at best.
-
-        Args:
-            batch: This rank's tokens, with values and returns.
         """
         assert batch.values is not None
         assert batch.returns is not None

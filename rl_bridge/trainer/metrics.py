@@ -86,11 +86,7 @@ def peak_flops(name: str) -> float | None:
 
 
 class StepMeter:
-    """What a step gets done in its time, and the most memory that it takes of a GPU.
-
-    Args:
-        device: Where this rank computes.
-    """
+    """What a step gets done in its time, and the most memory that it takes of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"

@@ -47,9 +47,6 @@ def rank_batches(
         settings: The sizes of passes, the number of updates, the aggregation.
         version: The iteration, which decides with the run's seed what is in which update.
         ranks: Of the trainer.
-
-    Returns:
-        One a rank, in their order.
     """
     config, algorithm = settings.trainer, settings.algorithm
     shuffle = np.random.default_rng([settings.seed, version])
@@ -90,9 +87,6 @@ def _rank_batch(
 class Passes:
     """Takes parts of a batch through a model. Each rank takes part in the others' collectives, also where it is idle.
 
-    Args:
-        model: The model.
-
     Attributes:
         tokens: Tokens of rows that this rank has made gradients of, since `begin`.
         flops: Floating-point operations of the model for that.
@@ -113,9 +107,6 @@ class Passes:
             mine: This rank's part.
             update: Which.
             loss: Of a pass, a scalar; the sum over all passes of all ranks is the update's.
-
-        Returns:
-            The update's loss, over all ranks.
         """
         total = 0.0
         for tokens in mine.updates[update]:
@@ -155,12 +146,7 @@ class Passes:
         return result
 
     def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
-        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank.
-
-        Args:
-            batch: This rank's tokens.
-            values: One each.
-        """
+        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
         found: NDArray[np.float64] = self._model.sum_over_data(result).numpy()

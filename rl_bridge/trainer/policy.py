@@ -114,10 +114,6 @@ def _relative(
 class PolicyGradients:
     """Accumulates an update's gradient, whatever is in a pass and whoever makes it.
 
-    Args:
-        model: Its gradients are added to.
-        settings: The loss, the ratio and the temperature.
-
     Raises:
         ConfigError: There is no such loss.
     """
@@ -157,9 +153,6 @@ class PolicyGradients:
             metrics: Takes those of this rank's part.
             fresh: The version of tokens that the very weights have sampled that the trainer holds; None after the
                 iteration's first update.
-
-        Returns:
-            The loss, over all ranks.
 
         Raises:
             TrainingError: What the loss gives is none.

@@ -9,9 +9,8 @@ import pytest
 
 from openenv_core.errors import CapacityError, ConnectionFailedError, ConnectionLostError, ExecutionError
 from rl_bridge.environments import leases
-from rl_bridge.environments import session as address
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments import leases as address
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6

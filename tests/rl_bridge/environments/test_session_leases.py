@@ -13,9 +13,8 @@ from slow_server import SlowClient, Wait, make_app
 
 from openenv_core import ExecutionError, RequestTimeoutError
 from rl_bridge.environments import leases
-from rl_bridge.environments import session as address
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import LeasedSession, SessionDeadlines
+from rl_bridge.environments import leases as address
+from rl_bridge.environments.leases import LeasedSession, SessionDeadlines, SessionLeases
 from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 HANG_S = 30.0

@@ -14,14 +14,13 @@ from missing import missing
 
 from rl_bridge.config import Config, ready_to_train
 from rl_bridge.errors import ConfigError
-from rl_bridge.metrics import MetricsLog
-from rl_bridge.metrics.sinks import TrackerSink
+from rl_bridge.metrics.sinks import MetricsLog, TrackerSink
 
 ROOT = Path(__file__).parents[3]
 PROCESS = """
 import sys
 from pathlib import Path
-from rl_bridge.metrics import MetricsLog
+from rl_bridge.metrics.sinks import MetricsLog
 from rl_bridge.metrics.sinks import TRACKERS
 
 name, folder, first, last, ends = sys.argv[1:]

@@ -17,7 +17,7 @@ from worker_fixtures import (
 )
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments.leases import SessionDeadlines
 from rl_bridge.errors import (
     GeneratorError,
     PromptRefusedError,

@@ -21,7 +21,7 @@ from rl_bridge.rollout.assignment import (
     draw_environment,
     group_seed,
 )
-from rl_bridge.rollout.health import FIRST_PAUSE_S
+from rl_bridge.rollout.groups import FIRST_PAUSE_S
 from rl_bridge.types import Group
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}

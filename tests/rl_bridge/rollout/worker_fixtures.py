@@ -14,8 +14,7 @@ import psutil
 from rollout_fixtures import FakeEngine, FakeTokenizer, Script
 
 from rl_bridge.config import Config
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout import Task
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
