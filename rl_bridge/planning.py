@@ -197,7 +197,9 @@ def memory_of_roles(
     ]
     if config.has_reference:
         own = _pass(config, size, trains=False)
-        found.append(_frozen("reference", roles.reference.replicas, size, own))
+        turns = config.monarch.colocate and roles.reference.gpus
+        away = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if turns else {}
+        found.append(replace(_frozen("reference", roles.reference.replicas, size, own), host=away))
     if reward_model is not None:
         found.append(_frozen("reward", roles.reward.replicas, reward_model, {}))
     return found

@@ -11,6 +11,7 @@ from rl_bridge.config.loading import (
     load_section,
     require_name,
     resolve,
+    resolve_function,
     save_config,
 )
 from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
@@ -60,5 +61,6 @@ __all__ = [
     "ready_to_train",
     "require_name",
     "resolve",
+    "resolve_function",
     "save_config",
 ]

@@ -3,10 +3,11 @@
 import contextlib
 import difflib
 import importlib
+import inspect
 import re
 import sys
 import typing
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,6 +148,36 @@ def resolve(reference: str, *, key: str) -> Any:
     except AttributeError:
         near = _nearest(attribute, list(vars(module)))
         raise ConfigError(f"{key}: module {module_name!r} has no {attribute!r}{near}") from None
+
+
+def resolve_function(
+    reference: str, *, key: str, signature: str, args: tuple[Any, ...], **named: Any
+) -> Callable[..., Any]:
+    """Import a function, and see that it can be called.
+
+    Args:
+        reference: As of `resolve`.
+        key: As of `resolve`.
+        signature: What it has to take, for the error.
+        args: What it could be called with.
+        named: Likewise, by keyword.
+
+    Raises:
+        ConfigError: There is none, or it cannot be called so.
+    """
+    function = resolve(reference, key=key)
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        kind = "a coroutine function" if callable(function) else type(function).__name__
+        raise ConfigError(f"{key}={reference}: expected a plain function, got {kind}")
+    try:
+        inspect.signature(function).bind(*args, **named)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}={reference}: expected a function of {signature}, got one where {error}"
+        ) from error
+    except ValueError:
+        pass  # written in C, without a signature that could be looked at
+    return function  # type: ignore[no-any-return]  # what is callable is all that is known of it
 
 
 class _OnceLoader(yaml.SafeLoader):

@@ -166,25 +166,33 @@ class PolicyReplica:
         """
         async with self._updates:
             began = time.monotonic()
-            if self._turn is not None:
-                await self._turn.take(self._config.trainer.timeout_s)
-            if version == INITIAL:
-                if self._engine.version == INITIAL and self._turn is not None:
-                    return await self._load(version, None, began)
-                if self._engine.version == INITIAL:
-                    return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
-                # With adapters the engine's own weights are still those.
-                adapters = self._config.pushed_adapter is not None
-                first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
-                return await self._load(version, first, began)
-            if self._config.generator.engine == "openai":
-                return await self._load(version, {}, began)  # which refuses, before a store is asked
-            if self._store is None:
-                raise WeightsError(f"expected a store of weights to take version {version} from, got none")
-            async with self._store.open(version, device=self._device) as state:
-                if self._config.pushed_adapter is None:
-                    self._checkpoint.require_like(without_data(state))
-                return await self._load(version, state, began)
+            if self._turn is None or self._turn.held:
+                return await self._take(version, began)
+            await self._turn.take(self._config.trainer.timeout_s)
+            try:
+                return await self._take(version, began)
+            except WeightsError:  # it sleeps on, and a trainer that has yet to bring weights needs the turn
+                self._turn.give_back()
+                raise
+
+    async def _take(self, version: PolicyVersion, began: float) -> UpdateMetrics:
+        if version == INITIAL:
+            if self._engine.version == INITIAL and self._turn is not None:
+                return await self._load(version, None, began)
+            if self._engine.version == INITIAL:
+                return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+            # With adapters the engine's own weights are still those.
+            adapters = self._config.pushed_adapter is not None
+            first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
+            return await self._load(version, first, began)
+        if self._config.generator.engine == "openai":
+            return await self._load(version, {}, began)  # which refuses, before a store is asked
+        if self._store is None:
+            raise WeightsError(f"expected a store of weights to take version {version} from, got none")
+        async with self._store.open(version, device=self._device) as state:
+            if self._config.pushed_adapter is None:
+                self._checkpoint.require_like(without_data(state))
+            return await self._load(version, state, began)
 
     async def _load(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float

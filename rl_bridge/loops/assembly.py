@@ -203,7 +203,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             (config.reward.model, config.rollout.max_length),
         )
     tasks: dict[str, asyncio.Task[Service]] = {}
-    longest_s = config.monarch.start_timeout_s
+    longest_s = start_timeout_s(config)
     try:
         async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
             # They are given room in the order in which their tasks begin.
@@ -226,6 +226,11 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         reference=started.get("reference"),
         reward=started.get("reward"),
     )
+
+
+def start_timeout_s(config: Config) -> float:
+    """How long a role may take to start; colocated, another may have its turn first."""
+    return config.monarch.start_timeout_s + (config.trainer.timeout_s if config.monarch.colocate else 0.0)
 
 
 def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
@@ -251,7 +256,7 @@ def _of(
         name=name,
         environment=environment,
         restarts=config.monarch.restarts,
-        start_timeout_s=config.monarch.start_timeout_s,
+        start_timeout_s=start_timeout_s(config),
     )
 
 

@@ -223,7 +223,7 @@ class Run:
         """Colocated, have the generators sleep: what the trainer is asked for takes the GPUs, until their turn."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="policy"):
-                await self.policy.sleep.fanout()
+                await self.policy.sleep.tell()  # whoever starts waits for a turn by itself
 
     async def generators_turn(self) -> None:
         """Colocated, have the trainer leave the GPUs; generators wake when they are told of weights."""

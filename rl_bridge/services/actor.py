@@ -69,12 +69,13 @@ class ServiceActor(Actor):
 
     Attributes:
         REPLAYED: Endpoints that define the replicas' state when they are fanned out. The arguments of the last
-            fan-out are given to a replica that starts, before it serves.
+            fan-out are given to a replica that starts, before it serves. Those in a tuple define one state: it is
+            given the last fan-out of any of them.
         REPEATABLE: Endpoints that may be carried out twice: `route` sends them again, to another replica, where
             one is lost.
     """
 
-    REPLAYED: ClassVar[tuple[str, ...]] = ()
+    REPLAYED: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     REPEATABLE: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod

@@ -15,7 +15,8 @@ from typing import Any, Self, TypeVar
 
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.actor import ServiceActor, current_fleet
-from rl_bridge.services.hosts import Hosts, leave_quietly
+from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
 from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise, watch_others
 from rl_bridge.services.service import Service

@@ -33,7 +33,9 @@ class Routed(ABC):
     @abstractmethod
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         raise TypeError(
             f"{type(self).__name__} sends calls to one replica; call {name}.fanout on the service"
         )
@@ -76,6 +78,14 @@ class Endpoint:
             RoleError: The service has used up its restarts.
         """
         return await self._owner._fan_out(self._name, args, kwargs)
+
+    async def tell(self, *args: Any, **kwargs: Any) -> Fanout:
+        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later.
+
+        Raises:
+            Exception: What one of them refused with, where all of them did.
+        """
+        return await self._owner._fan_out(self._name, args, kwargs, wait=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -230,5 +240,7 @@ class LocalService(Routed):
         value = getattr(self._wrapped, name)(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         return Fanout({0: await self._route(name, args, kwargs)}, {})

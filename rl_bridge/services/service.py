@@ -472,9 +472,11 @@ class Service(Balanced):
             told = "did not answer" if isinstance(error, TimeoutError) else str(error)
             self._lose(target, f"its calls keep failing, and so does its health check: {told}")
 
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         replay = self._replays.keep(name, args, kwargs)
-        if replay is None and not self._balancer.targets:
+        if wait and replay is None and not self._balancer.targets:
             await self._balancer.any_target()
         targets = self._balancer.targets
         answers = await asyncio.gather(
@@ -493,6 +495,8 @@ class Service(Balanced):
             else:
                 raise answer
         refused = refusals[0][1] if refusals else None
+        if not (wait or values or refused):
+            return Fanout(values, failed)
         if replay is not None and not values:
             if refused is None:
                 # Nobody refused it, they were lost: whoever starts next takes it before it serves.

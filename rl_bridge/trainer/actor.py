@@ -207,24 +207,42 @@ class TrainerActor(ServiceActor):
 
 
 class ReferenceActor(ServiceActor):
-    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`."""
+    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`.
+
+    Where it shares a GPU with trainer and generators it has a turn for each batch, and loads the model in the first: at
+    the start, and when it is started again, others may have theirs for long.
+
+    Args:
+        settings: The trainer's.
+    """
 
     REPEATABLE = frozenset({"logprobs"})
 
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
+        self._reference: Reference | None = None
+        self._turn = Turn() if settings.colocated else None
+        self._answering = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Load the model."""
-        self._reference = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        """Load the model, unless that takes a turn."""
+        if self._turn is None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token, shape [T]."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+        async with self._answering:
+            if self._turn is not None:
+                await self._turn.take(self._settings.trainer.timeout_s)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+            finally:
+                if self._turn is not None:
+                    self._turn.give_back()
 
     @concurrent_endpoint
     async def close(self) -> None:
@@ -233,8 +251,14 @@ class ReferenceActor(ServiceActor):
 
     def _load(self) -> Reference:
         with span("start"):
-            return Reference(self._settings)
+            self._reference = Reference(self._settings)
+            return self._reference
 
     def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        reference = self._reference or self._load()
         with span("logprobs"):
-            return self._reference.logprobs(batch)
+            try:
+                return reference.logprobs(batch)
+            finally:
+                if self._turn is not None:
+                    reference.offload()

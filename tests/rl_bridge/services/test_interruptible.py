@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rl_bridge.services.hosts import interruptible
+from rl_bridge.services.leaving import interruptible
 
 LONG_S = 60.0
 
