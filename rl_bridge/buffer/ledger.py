@@ -218,21 +218,13 @@ class Ledger:
         self._drop(group, reason)
 
     def train(self, group: int, version: PolicyVersion) -> None:
-        """A finished group goes into the step that begins from `version`.
-
-        Raises:
-            KeyError: The group does not wait for the trainer.
-        """
+        """A finished group goes into the step that begins from `version`."""
         self._finished.remove(group)
         self.trained += 1
         self.on_fate(Fate(group=group, version=version))
 
     def under_way(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
-        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first.
-
-        Args:
-            served: The weights that every generator holds at least.
-        """
+        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first."""
         groups = [UnfinishedGroup(floor=lease.floor, lease=lease) for lease in self._leases.values()]
         groups += [
             UnfinishedGroup(floor=served if work.floor is None else min(served, work.floor))

@@ -35,12 +35,7 @@ class Admission:
         self._trained_before = 0
 
     def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
-        """Count from here on: a resumed run may have taken another number of groups a step before.
-
-        Args:
-            version: The next step's.
-            trained: Groups that the steps before it have taken.
-        """
+        """Count from here on: a resumed run may have taken another number of groups a step before."""
         self._first_step, self._trained_before = version, trained
 
     def room(self, live: int) -> int:

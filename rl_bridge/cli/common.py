@@ -1,5 +1,6 @@
 """What commands have in common: keys among their words, how they end, and text from elsewhere for a terminal."""
 
+import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,12 @@ TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
 _KEY: Final = re.compile(
     rf"--(?P<key>{'|'.join(TOP_LEVEL)}|[A-Za-z_]\w*(?:\.\w+)+)(?P<value>=.*)?", re.DOTALL
 )
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Take changed keys of the configuration."""
+    told = "change a key of the file; also --section.key value"
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=told)
 
 
 def overrides_first_class(words: Sequence[str]) -> list[str]:

@@ -31,11 +31,7 @@ PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
 
 
 def save_config(config: Config, folder: Path) -> None:
-    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     partial = folder / PARTIAL_CONFIG_FILE
     try:

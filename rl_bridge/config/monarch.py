@@ -160,11 +160,7 @@ class MonarchConfig(Section):
         return not self.workers and self.job is None
 
     def with_roles(self, roles: RolesConfig, *, colocate: bool | None) -> Self:
-        """The same with another role table.
-
-        Raises:
-            ValueError: It needs more GPUs than the cluster has.
-        """
+        """The same with another role table."""
         changed = self.model_copy(update={"roles": roles, "colocate": colocate})
         _fit(changed)
         return changed

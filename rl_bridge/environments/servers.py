@@ -105,11 +105,7 @@ class SupervisedServer:
         return getattr(self._provider, "pid", None)
 
     async def start(self) -> None:
-        """Start it.
-
-        Raises:
-            openenv_core.ProviderError: It could not be started.
-        """
+        """Start it."""
         self.state = ServerState.STARTING
         await self._start()
 
@@ -118,11 +114,7 @@ class SupervisedServer:
         return harmless(await self._call(lambda: last_traceback(self._provider.output())))
 
     async def supervise(self) -> NoReturn:
-        """Start it again whenever it dies, or answers nobody.
-
-        Raises:
-            RoleError: The restart budget is gone.
-        """
+        """Start it again whenever it dies, or answers nobody."""
         while True:
             reason = await self._until_lost()
             self._set(None, ServerState.RESTARTING)

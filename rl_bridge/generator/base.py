@@ -175,11 +175,7 @@ class EngineLoopThread:
         return future
 
     def require_open(self) -> None:
-        """Look whether anything can be submitted.
-
-        Raises:
-            GeneratorError: It cannot.
-        """
+        """Look whether anything can be submitted."""
         with self._lock:
             if self._closed:
                 raise self._error()

@@ -504,11 +504,7 @@ class EndpointEngine(LoopEngine):
         self._deadlines: set[asyncio.Timeout] = set()
 
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
-        """Refuse.
-
-        Raises:
-            WeightsError: The weights of a server cannot be updated.
-        """
+        """Refuse."""
         raise WeightsError(
             f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"

@@ -101,12 +101,7 @@ class PolicyReplica:
         return self._engine.ended
 
     async def setup(self) -> None:
-        """Load the engine; returns when it can answer.
-
-        Raises:
-            MissingDependencyError: vLLM is not installed.
-            GeneratorError: The engine cannot start.
-        """
+        """Load the engine; returns when it can answer."""
         if self._turn is not None:
             await self._turn.take(self._config.trainer.timeout_s)
         await asyncio.wrap_future(self._engine.start())
@@ -114,11 +109,7 @@ class PolicyReplica:
             await self.sleep()
 
     async def sleep(self) -> None:
-        """Leave the GPU to the trainer, until the next `update_weights`.
-
-        Raises:
-            GeneratorError: The engine failed.
-        """
+        """Leave the GPU to the trainer, until the next `update_weights`."""
         async with self._updates:
             await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
             if self._turn is not None:
@@ -220,11 +211,7 @@ class PolicyReplica:
         return None if self._engine.statistics is None else self._engine.statistics.totals
 
     def health(self) -> None:
-        """Look whether the engine works.
-
-        Raises:
-            GeneratorError: It does not.
-        """
+        """Look whether the engine works."""
         self._engine.check()
 
     async def close(self) -> None:
@@ -247,11 +234,7 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read the weights.
-
-        Raises:
-            ModelError: They cannot be read.
-        """
+        """Read the weights."""
         return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:

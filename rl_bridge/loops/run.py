@@ -374,11 +374,7 @@ class Run:
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
     def require_the_trainer(self) -> None:
-        """Let nobody go on with a trainer that was lost since the run last went back, be it there again.
-
-        Raises:
-            ReplicaLostError: It was.
-        """
+        """Let nobody go on with a trainer that was lost since the run last went back, be it there again."""
         if self.trainer_lost.is_set():
             raise ReplicaLostError(_TRAINER_GONE)
 

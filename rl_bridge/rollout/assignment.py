@@ -25,13 +25,7 @@ ENVIRONMENT_DRAWS = 2**31
 
 
 def draw_environment(run_seed: int, group: int, weights: Mapping[str, float]) -> str:
-    """The environment that a group is played in.
-
-    Args:
-        run_seed: The run's.
-        group: The group's number.
-        weights: By environment, above 0: in the long run its share of the groups, of the sum of all.
-    """
+    """The environment that a group is played in."""
     names, bounds = list(weights), list(accumulate(weights.values()))
     point = np.random.default_rng([run_seed, group, ENVIRONMENT_DRAWS]).random() * bounds[-1]
     return names[min(bisect_right(bounds, point), len(names) - 1)]

@@ -100,14 +100,7 @@ class LossReport:
 
 @dataclass(slots=True, frozen=True)
 class Played:
-    """What became of a group at its worker.
-
-    Attributes:
-        environment: Where, by name.
-        seed: That its siblings began from.
-        outcomes: By sibling, those of earlier workers among them.
-        result: The worker's.
-    """
+    """What became of a group at its worker."""
 
     environment: str
     seed: int

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticSerializationError
@@ -121,31 +122,22 @@ async def play_episode(
     )
 
 
+@dataclass(slots=True)
 class _Play:
     """An episode under way, from after its reset."""
 
-    def __init__(
-        self,
-        client: Session,
-        policy: ChatPolicy,
-        dialogue: Dialogue,
-        settings: EpisodeSettings,
-        sampling_key: tuple[int, int, int] | None,
-        began: float,
-        answers: list[tuple[Turn, str]],
-    ) -> None:
-        self.turns: list[Turn] = []
-        self.texts: list[str] = []
-        self.total = 0.0
-        self.refusal: str | None = None
-        self.dialogue = dialogue
-        self._client = client
-        self._policy = policy
-        self._settings = settings
-        self._sampling_key = sampling_key
-        self._steps = 0
-        self._began = began
-        self._answers = answers
+    client: Session
+    policy: ChatPolicy
+    dialogue: Dialogue
+    settings: EpisodeSettings
+    sampling_key: tuple[int, int, int] | None
+    began: float
+    answers: list[tuple[Turn, str]]
+    turns: list[Turn] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    total: float = 0.0
+    refusal: str | None = None
+    steps: int = 0
 
     def earn(self, reward: float | None) -> None:
         try:
@@ -161,10 +153,10 @@ class _Play:
                 return ending
 
     def _limit(self) -> Ending | None:
-        settings = self._settings
-        if settings.num_turns in (len(self.turns), self._steps):  # one answer may take several steps
+        settings = self.settings
+        if settings.num_turns in (len(self.turns), self.steps):  # one answer may take several steps
             return Ending.TRUNCATED_TURNS
-        if settings.timeout_s is not None and time.monotonic() - self._began >= settings.timeout_s:
+        if settings.timeout_s is not None and time.monotonic() - self.began >= settings.timeout_s:
             return Ending.TRUNCATED_TIME
         return None
 
@@ -184,31 +176,31 @@ class _Play:
         return meant if isinstance(meant, Ending) else await self._act(meant)
 
     async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
-        key, number = self._sampling_key, len(self.turns)
-        if number < len(self._answers):
-            turn, text = self._answers[number]
+        key, number = self.sampling_key, len(self.turns)
+        if number < len(self.answers):
+            turn, text = self.answers[number]
             if list(turn.prompt) == list(prompt):
                 return turn, text
-            del self._answers[number:]
+            del self.answers[number:]
         with span("answer", waits_for="policy"):
-            answer = await self._policy.answer(
+            answer = await self.policy.answer(
                 prompt,
-                temperature=self._settings.temperature,
+                temperature=self.settings.temperature,
                 seed=None if key is None else sampling_seed(*key, number),
             )
-        self._answers.append(answer)
+        self.answers.append(answer)
         return answer
 
     async def _act(self, actions: Sequence[Any]) -> Ending | None:
         for action in actions:
-            if self._steps == self._settings.num_turns:
+            if self.steps == self.settings.num_turns:
                 return Ending.TRUNCATED_TURNS
             try:
                 with span("step", waits_for="environment"):
-                    result = await self._client.step(action)
+                    result = await self.client.step(action)
             except (ValidationFailedError, PydanticSerializationError) as error:
                 return self._refused(error)
-            self._steps += 1
+            self.steps += 1
             require_play(result)
             self.earn(result.reward)
             with _of_the_task():

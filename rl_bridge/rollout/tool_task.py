@@ -18,15 +18,7 @@ from rl_bridge.types import Completion, Ending
 
 
 class ToolDialogue:
-    """See `rl_bridge.rollout.task.Dialogue`.
-
-    Args:
-        task: Says what calls mean.
-        policy: Who plays.
-        conversation: As it begins.
-        style: How the policy writes calls.
-        repair: Whether JSON that is almost right is mended.
-    """
+    """See `rl_bridge.rollout.task.Dialogue`."""
 
     def __init__(
         self,
@@ -231,11 +223,7 @@ class ToolWorldTask(ToolTask):
     client_type = MCPToolClient
 
     def messages(self, observation: Any) -> list[ChatMessage]:
-        """See `ToolTask.messages`.
-
-        Raises:
-            RolloutError: The environment does not say what is to be done.
-        """
+        """See `ToolTask.messages`."""
         try:
             return super().messages(observation)
         except TypeError:
@@ -245,11 +233,7 @@ class ToolWorldTask(ToolTask):
             ) from None
 
     async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
-        """See `ToolTask.functions`.
-
-        Raises:
-            RolloutError: The environment has no tools.
-        """
+        """See `ToolTask.functions`."""
         try:
             return await super().functions(session, observation)
         except (ValidationFailedError, TypeError) as error:
@@ -259,11 +243,7 @@ class ToolWorldTask(ToolTask):
             ) from error
 
     def result(self, observation: Any) -> str:
-        """See `ToolTask.result`.
-
-        Raises:
-            RolloutError: It is no observation of tools.
-        """
+        """See `ToolTask.result`."""
         try:
             return super().result(observation)
         except TypeError:

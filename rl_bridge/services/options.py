@@ -223,13 +223,7 @@ _SEED_BITS = 31  # what every generator of random numbers takes
 
 
 def start_of(replica: int, rank: int, before: int) -> str:
-    """What a process is told.
-
-    Args:
-        replica: Of the service.
-        rank: Of the process in the replica.
-        before: How often the replica has been started before.
-    """
+    """What a process is told."""
     return f"{replica}.{rank}.{before}"
 
 
@@ -261,11 +255,7 @@ class Turn:
         self.held = False
 
     async def take(self, timeout_s: float) -> None:
-        """Wait for the turn; nothing where this process has it.
-
-        Raises:
-            RoleError: It did not come in time.
-        """
+        """Wait for the turn; nothing where this process has it."""
         async with self._taking:
             if not self.held:
                 await self._take(timeout_s)

@@ -42,28 +42,15 @@ class ReplicaState(StrEnum):
 class ReplicaKeeper:
     """Keeps one replica running."""
 
-    def __init__(
-        self,
-        replica: int,
-        owner: "Service",
-        options: ServiceOptions,
-        endpoints: frozenset[str],
-        start: Callable[[], Incarnation],
-        actor: type[Any],
-        args: tuple[Any, ...],
-    ) -> None:
+    def __init__(self, replica: int, owner: "Service") -> None:
         self.replica = replica
         self.state = ReplicaState.STARTING
         self.restarts = 0
         self.places: tuple[Place, ...] = ()
         self.served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
-        self._options = options
-        self._endpoints = endpoints
-        self._start = start
-        self._actor = actor
-        self._args = args
-        self._budget = RestartBudget(options.restarts)
+        self._options = owner.options
+        self._budget = RestartBudget(owner.options.restarts)
         self._incarnation: Incarnation | None = None
         self._number = 0
         self._tail = ""
@@ -111,13 +98,14 @@ class ReplicaKeeper:
         self.state = ReplicaState.STARTING
         self._owner.record(self.replica, "starting")
         try:
-            incarnation = self._incarnation = self._start()
+            incarnation = self._incarnation = self._owner.make(self.replica)
         except BridgeError as error:
             return self._begun_badly(error)
         target: MeshTarget | None = None
         vigil: asyncio.Task[None] | None = None
         try:
-            target = MeshTarget(self.replica, self._number, incarnation.spawn(self._actor, self._args))
+            ranks = incarnation.spawn(self._owner.actor, self._owner.args)
+            target = MeshTarget(self.replica, self._number, ranks)
             vigil = asyncio.ensure_future(_watch(incarnation, target))
             reason = await self._begin(incarnation, target)
             if reason is not None or self._leaving.is_set():
@@ -130,7 +118,7 @@ class ReplicaKeeper:
             if incarnation.lost.done():
                 return incarnation.lost.result()
             self._owner.left(target, None)
-            await close(target, self._endpoints)
+            await close(target, self._owner.endpoints)
             return None
         finally:
             if target is not None:
@@ -189,7 +177,7 @@ class ReplicaKeeper:
     async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
         self.places = tuple(await target.call_all("_place", (), {}))
         incarnation.follow(place.pid for place in self.places)
-        if "setup" in self._endpoints:
+        if "setup" in self._owner.endpoints:
             await target.call("setup", (), {})
         await self._owner.catch_up(target)
 
@@ -290,10 +278,10 @@ class Service(Balanced):
         )
         super().__init__(balancer, endpoints_of(actor), actor.REPEATABLE)
         self.name = name
-        self._actor = actor
-        self._args = args
-        self._options = options
-        self._start = start
+        self.actor = actor
+        self.args = args
+        self.options = options
+        self.make = start
         self._record = record
         self._on_failure = on_failure
         self._replays = Replays(actor.REPLAYED)
@@ -328,7 +316,7 @@ class Service(Balanced):
             self._epoch,
             self.endpoints,
             self._repeatable,
-            self._options.start_timeout_s,
+            self.options.start_timeout_s,
             self._balancer.targets,
             tuple(self._lost),
         )
@@ -360,12 +348,8 @@ class Service(Balanced):
         }
 
     async def start(self) -> None:
-        """Start the replicas; returns when all of them serve.
-
-        Raises:
-            BridgeError: One could not be started; the others are being ended.
-        """
-        keepers = [self._keep(replica) for replica in range(self._options.num_replicas)]
+        """Start the replicas; returns when all of them serve."""
+        keepers = [self._keep(replica) for replica in range(self.options.num_replicas)]
         await asyncio.gather(*(keeper.served for keeper in keepers))
 
     async def stop(self) -> None:
@@ -376,15 +360,7 @@ class Service(Balanced):
         await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
 
     def _keep(self, replica: int) -> ReplicaKeeper:
-        keeper = ReplicaKeeper(
-            replica,
-            self,
-            self._options,
-            self.endpoints,
-            lambda: self._start(replica),
-            self._actor,
-            self._args,
-        )
+        keeper = ReplicaKeeper(replica, self)
         self._keepers[replica] = keeper
         task = asyncio.ensure_future(keeper.run())
         tell_of_errors(task, self._broke)

@@ -210,9 +210,6 @@ async def run_job(
         trainer: The service of what trains.
         buffer: Between the two.
         clock: In seconds.
-
-    Raises:
-        rl_bridge.errors.BridgeError: A part failed.
     """
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)

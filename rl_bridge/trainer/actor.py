@@ -127,14 +127,7 @@ class TrainerActor(ServiceActor):
         attachments: Mapping[str, bytes] | None = None,
         wait: bool = True,
     ) -> None:
-        """Write a checkpoint. See `Trainer.save`.
-
-        Args:
-            version: Which the trainer has to be at.
-            run_state: Comes back from `resumed`.
-            attachments: Likewise.
-            wait: Until it is there.
-        """
+        """Write a checkpoint. See `Trainer.save`."""
         await self._take_turn()
         save = partial(self._trainer.save, wait=wait)
         await self._work("save", save, version, run_state, attachments)

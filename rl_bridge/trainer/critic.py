@@ -58,11 +58,6 @@ class Critic:
     def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
 
-        Args:
-            mine: With values and returns.
-            update: Which.
-            iteration: Names it, should something be wrong with it.
-
         Raises:
             NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """

@@ -105,10 +105,6 @@ class StepMeter:
         `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
         GPUs' peak in bfloat16 that the model's own operations make up (`Architecture.train_flops`), of a known GPU.
         Time and memory are those of the rank that has most.
-
-        Args:
-            tokens: Over all ranks.
-            flops: Floating-point operations of the models over all ranks.
         """
         most = [0.0, 0.0, 0.0]
         if self._on_gpu:

@@ -53,11 +53,6 @@ class Optimization:
     def clip(self, loss: float, *, iteration: int, of: str) -> float:
         """Scale the gradient down to its bound.
 
-        Args:
-            loss: That the gradient is of.
-            iteration: Names it, should something be wrong with it.
-            of: What made the loss, likewise.
-
         Raises:
             NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """
