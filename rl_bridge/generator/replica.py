@@ -248,13 +248,12 @@ class Checkpoint:
             ModelError: The checkpoint cannot be read.
         """
         if self._shapes is None:
-            # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
-            tied = read_hf_config(self._path).get("tie_word_embeddings")
             self._shapes = {
                 name: shape
                 for file in self._files()
                 for name, shape in _shapes(file).items()
-                if not (name == OUTPUT and tied)
+                # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
+                if not (name == OUTPUT and read_hf_config(self._path).get("tie_word_embeddings"))
             }
         missing = [name for name in self._shapes if name not in state]
         if missing:
