@@ -118,11 +118,7 @@ class Reloader:
         self._grace_s = plan.settings.drain_s + _KILL_AFTER_DRAIN_S
 
     def run(self) -> int:
-        """Serve until a signal says to stop.
-
-        Raises:
-            ConfigurationError: The source cannot be watched.
-        """
+        """Serve until a signal says to stop. ConfigurationError: the source cannot be watched."""
         watch = watcher()
         with self._signals():
             try:
@@ -224,11 +220,7 @@ class Reloader:
 
 
 def watcher() -> Callable[..., Any]:
-    """Return what watches folders.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
+    """Return what watches folders. ConfigurationError: it is not installed."""
     try:
         from watchfiles import watch
     except ModuleNotFoundError as error:

@@ -357,14 +357,7 @@ SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
 
 
 def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
-    """Play an episode, and pause after its reset and after each of its steps.
-
-    Args:
-        subject: The environment.
-        client: The session.
-        number: Which of several it is: its seed and its episode's name come from it.
-        trace: Where what the session sees is kept.
-    """
+    """Play an episode, and pause after its reset and after each of its steps."""
     episode = turns(
         client,
         partial(subject.reset, client),

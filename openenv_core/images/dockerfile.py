@@ -85,11 +85,7 @@ class Dockerfile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read one that is to be built.
-
-        Raises:
-            ConfigurationError: It cannot be read, or has no FROM.
-        """
+        """Read one that is to be built. ConfigurationError: it cannot be read, or has no FROM."""
         try:
             found = cls.parse(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError) as error:

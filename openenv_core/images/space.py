@@ -44,11 +44,7 @@ class Staged:
 
 
 def check_name(space: str) -> None:
-    """Refuse what cannot be a Space's name.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
+    """Refuse what cannot be a Space's name. ConfigurationError: it cannot."""
     if not _NAME.fullmatch(space):
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 

@@ -181,12 +181,7 @@ def arguments_of(tool: Mapping[str, Any]) -> Form:
 
 
 def described(form: Form, title: str | None = None) -> list[str]:
-    """Return a form as lines: each field with its type, its default and its description.
-
-    Args:
-        form: What to describe.
-        title: Stands above it; by default the form's own title and description.
-    """
+    """Return a form as lines: each field with its type, its default and its description."""
     about = [] if title else form.description.strip().splitlines()
     lines = [(title or form.title) + (f": {about[0]}" if about else "")]
     for field in form.fields:

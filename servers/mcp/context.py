@@ -293,11 +293,7 @@ class CallContext(ToolContext):
     # For the handler
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Await the rest of a call in such a way that it can be cancelled alone.
-
-        Raises:
-            CallEndedError: It was.
-        """
+        """Await the rest of a call in such a way that it can be cancelled alone. CallEndedError: it was."""
         if self._cancelled:
             if isinstance(call, Coroutine):
                 call.close()

@@ -154,11 +154,7 @@ class McpEngine:
         await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request.
-
-        Raises:
-            McpRequestRefusedError: It is not for the SDK.
-        """
+        """Answer one request. McpRequestRefusedError: it is not for the SDK."""
         asked = exchange.asked
         if not self._tooling.possible:
             raise _no_tools()

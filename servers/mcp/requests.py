@@ -70,12 +70,7 @@ def is_mcp(scope: Scope) -> bool:
 
 
 def parse_request(scope: Scope, body: bytes) -> McpRequest:
-    """Read what a request to /mcp asks for.
-
-    Args:
-        scope: Its head.
-        body: Its body, which may be anything.
-    """
+    """Read what a request to /mcp asks for."""
     headers: dict[str, str] = {}
     streams = False
     for raw_name, raw_value in scope["headers"]:

@@ -75,11 +75,7 @@ class SharedBackend:
 
     @cached_property
     def tasks(self) -> JsonlTasks | None:
-        """Where tasks come from; None where the server has none.
-
-        Raises:
-            ConfigurationError: They cannot be read.
-        """
+        """Where tasks come from; None where the server has none. ConfigurationError: they cannot be read."""
         return open_tasks(self.settings.tasks)
 
     async def hold(self) -> Backend:

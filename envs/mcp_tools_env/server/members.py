@@ -97,11 +97,7 @@ class EpisodeServer:
         return self._connection is not None and self._connection.stale
 
     async def start(self) -> None:
-        """Start it, and ask for its tools.
-
-        Raises:
-            ServerFailedError: It does not come, or not in time.
-        """
+        """Start it, and ask for its tools. ServerFailedError: it does not come, or not in time."""
         connection = UpstreamConnection(self._open_wire, self._modes())
         self._connection = connection
         timeout_s = self.policy.start_timeout_s
@@ -166,11 +162,7 @@ class EpisodeServer:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
-        """Call a tool by its own name.
-
-        Raises:
-            CallError: There is no result.
-        """
+        """Call a tool by its own name. CallError: there is no result."""
         connection = self._connection
         if connection is None:
             raise CallError(

@@ -39,11 +39,7 @@ class SharedState:
 
 @asynccontextmanager
 async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
-    """Read the settings before anybody is served.
-
-    Raises:
-        ConfigurationError: A value cannot be used.
-    """
+    """Read the settings before anybody is served. ConfigurationError: A value cannot be used."""
     shared_state()
     yield
 

@@ -152,11 +152,7 @@ class DockerEngine:
             ) from error
 
     def ping(self, timeout_s: float = 5.0) -> None:
-        """Return if the engine answers.
-
-        Raises:
-            EngineUnavailableError: It does not.
-        """
+        """Return if the engine answers. EngineUnavailableError: it does not."""
         self._ask("GET", "/_ping", None, None, timeout_s)
 
     def find_image(self, name: str) -> dict[str, Any] | None:

@@ -492,11 +492,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
     async def _close_host(self, host: HostT) -> None: ...
 
     async def start(self) -> None:
-        """Make ready; see `Backend`.
-
-        Raises:
-            SandboxUnavailableError: The host does not answer, or refuses us.
-        """
+        """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
         self._host = self._make_host()
         try:
             await self._check(self._host)
