@@ -236,9 +236,7 @@ class EnvironmentApp(FastAPI):
     async def running(self) -> AsyncIterator[None]:
         """Be served; for the application's lifespan. An app may be served again after its server has stopped.
 
-        Raises:
-            ConfigurationError: The settings cannot be heeded.
-            Exception: Whatever the author's lifespan raised.
+        ConfigurationError: the settings cannot be heeded; Exception: whatever the author's lifespan raised.
         """
         self._refusal = None
         try:

@@ -84,12 +84,7 @@ class Tooling:
         return [one.spec for one in declared[method].values()]
 
     async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
-        """Return the tools.
-
-        Raises:
-            NoToolsError: There are none.
-            Exception: Whatever the environment raised.
-        """
+        """Return the tools. NoToolsError: there are none; Exception: whatever the environment raised."""
         if runner.is_tool_host:
             return await runner.call("list_tools")  # type: ignore[no-any-return]
         self._check(runner)

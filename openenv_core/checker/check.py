@@ -154,11 +154,6 @@ def need(package: str) -> Any:
 def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
     """Run a function in a thread of its own and return what it returns, or raise what it raises.
 
-    Args:
-        seconds: After which it is left to itself.
-        function: What to run. It may be anybody's code, so `SystemExit` is caught as well.
-        name: Of the thread.
-
     Raises:
         CheckTimeoutError: It had not ended in time.
     """

@@ -417,13 +417,7 @@ def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
 
 
 def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool) -> str | None:
-    """Return how what sessions saw together differs from what each saw alone.
-
-    Args:
-        alone: One a session.
-        together: Likewise.
-        results: Whether episodes repeat, so that all of them can be compared.
-    """
+    """Return how what sessions saw together differs from what each saw alone."""
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
         found = parting(*([result for result, _ in trace] for trace in (one, other))) if results else None
         for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):

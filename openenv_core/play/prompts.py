@@ -52,12 +52,7 @@ class Prompts:
     refused: int = 0
 
     def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return an answer.
-
-        Raises:
-            CommandTypedError: It is a command.
-            EOFError: There is none.
-        """
+        """Return an answer. CommandTypedError: it is a command; EOFError: there is none."""
         while True:
             text = self.terminal.ask(prompt, (*choices, *NAMES))
             if not text.startswith(":"):
@@ -77,12 +72,7 @@ class Prompts:
         self.terminal.say(why)
 
     def action(self) -> Json:
-        """Return the next action.
-
-        Raises:
-            CommandTypedError: A command was typed.
-            EOFError: There is no more.
-        """
+        """Return the next action. CommandTypedError: a command was typed; EOFError: there is no more."""
         while True:
             form, whole = self._form()
             if whole is None and form is not None:

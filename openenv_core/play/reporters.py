@@ -111,15 +111,7 @@ class Terminal:
         self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return the next line, without blanks around it.
-
-        Args:
-            prompt: Is shown before it.
-            choices: Are offered where the terminal completes words.
-
-        Raises:
-            EOFError: There is none.
-        """
+        """Return the next line, without blanks around it. EOFError: there is none."""
         if self._edited():
             assert self._completer is not None
             self._completer.choices = choices

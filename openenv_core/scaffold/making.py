@@ -32,11 +32,6 @@ _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info",
 def make(names: EnvironmentNames, template: str = "game", parent: Path | None = None) -> Path:
     """Make an environment's folder, whole or not at all.
 
-    Args:
-        names: What it is called.
-        template: One of `TEMPLATES`.
-        parent: Where; made where it is absent. The working directory by default.
-
     Returns:
         The folder.
 

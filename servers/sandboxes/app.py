@@ -122,11 +122,7 @@ def _router(table: SandboxTable) -> APIRouter:
 
 
 async def _read(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the body, which the guard has bounded.
-
-    Raises:
-        SandboxRefusalError: 415 or 422. Values are not repeated: they may be secrets.
-    """
+    """Read the body, which the guard has bounded."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise SandboxRefusalError(415, "invalid", "expected a body of type application/json, got another")

@@ -274,9 +274,7 @@ class Trial(ABC, Generic[TaskT]):
     async def run(self, index: int) -> CaseResult:
         """Run one case.
 
-        Raises:
-            GradingUnavailableError: The infrastructure failed.
-            OutOfTimeError: There is no time left.
+        GradingUnavailableError: the infrastructure failed; OutOfTimeError: there is no time left.
         """
 
 

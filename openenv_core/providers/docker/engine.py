@@ -139,9 +139,7 @@ class DockerEngine:
     ) -> Any:
         """Ask one thing and return the answer's JSON, None where there is none.
 
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: It says no.
+        EngineUnavailableError: the engine does not answer; EngineRefusedError: it says no.
         """
         answer = self._ask(method, path, query, body, timeout_s)
         try:

@@ -218,27 +218,15 @@ class HostedInterpreter(ABC):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        """Run code, and have the collector take in what it writes.
-
-        Raises:
-            HostFailureError: The infrastructure failed.
-        """
+        """Run code, and have the collector take in what it writes."""
 
     @abstractmethod
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
-        """Have our own code run, and return all that came back.
-
-        Raises:
-            HostFailureError: The infrastructure failed.
-        """
+        """Have our own code run, and return all that came back."""
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Let the interpreter go that there is, if any, and get a fresh one with a workspace.
-
-        Raises:
-            HostFailureError: None can be had.
-        """
+        """Let the interpreter go that there is, if any, and get a fresh one with a workspace."""
 
     @abstractmethod
     async def _end(self) -> None:
@@ -247,9 +235,7 @@ class HostedInterpreter(ABC):
     async def open(self) -> None:
         """Get the first interpreter.
 
-        Raises:
-            HostFailureError: None can be had.
-            ConfigurationError: A package cannot be imported there.
+        HostFailureError: none can be had; ConfigurationError: a package cannot be imported there.
         """
         try:
             await self._begin_anew()
@@ -373,12 +359,7 @@ class HostedInterpreter(ABC):
         return require_done(path, reply)
 
     async def _enter(self, *, own_folder: bool) -> None:
-        """Make the workspace in a fresh interpreter, and import packages.
-
-        Raises:
-            HostFailureError: It cannot be made.
-            ConfigurationError: A package cannot be imported.
-        """
+        """Make the workspace in a fresh interpreter, and import packages."""
         leftovers = self._leftovers if own_folder else []
         call = InsideCall("begin", own_folder=own_folder, packages=list(self._packages), leftovers=leftovers)
         reply = call.read(await self._call_inside(call, INSIDE_TIMEOUT_S + 10.0 * len(self._packages)))
@@ -412,11 +393,7 @@ class HostedInterpreter(ABC):
             self._lost = False
 
     async def _ready(self) -> None:
-        """Have an interpreter with files.
-
-        Raises:
-            SandboxFailureError: There is none any more; it is replaced, and has none of the files.
-        """
+        """Have an interpreter with files."""
         self._require_open()
         await self._renew()
         if (loss := self._loss) is not None:
@@ -476,12 +453,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
 
     @abstractmethod
     async def _check(self, host: HostT) -> None:
-        """See that the host is there and lets us in.
-
-        Raises:
-            HostFailureError: It is not, or does not.
-            ProviderError: Likewise.
-        """
+        """See that the host is there and lets us in."""
 
     @abstractmethod
     def _make_interpreter(
@@ -562,9 +534,7 @@ async def send_bounded(
 ) -> tuple[httpx.Response, bytes]:
     """Send a request, and return the response with its body; of an error's body no more than its beginning.
 
-    Raises:
-        ResponseTooLargeError: It is longer than it may be.
-        httpx.TransportError: There is none.
+    ResponseTooLargeError: it is longer than it may be; httpx.TransportError: there is none.
     """
     response = await client.send(request, stream=True)
     body = bytearray()

@@ -396,11 +396,7 @@ class _TogetherInterpreter(HostedInterpreter):
         return ran
 
     async def _require_service(self) -> None:
-        """Tell code that takes too long from a service that does not answer.
-
-        Raises:
-            HostFailureError: It is the service. What became of the session nobody knows.
-        """
+        """Tell code that takes too long from a service that does not answer."""
         try:
             await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError as failure:

@@ -260,11 +260,7 @@ class UpstreamConnection:
         return not self.hung
 
     async def _opened(self, mode: str) -> bool:
-        """Try one protocol; return whether the server took it.
-
-        Raises:
-            ServerFailedError: It does not come, whatever the protocol.
-        """
+        """Try one protocol; return whether the server took it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
