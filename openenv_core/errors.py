@@ -35,6 +35,7 @@ ProviderError are a RuntimeError, ConfigurationError is a ValueError.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -233,6 +234,18 @@ class ImageNotFoundError(ProviderError):
 
 class OptionUnavailableError(ProviderError):
     """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""
+
+
+def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that imports names from their modules, given by name, when they are asked for."""
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        module[name] = value = getattr(import_module(places[name]), name)
+        return value
+
+    return find
 
 
 def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:

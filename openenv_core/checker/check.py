@@ -46,18 +46,8 @@ class CheckError(OpenEnvError):
         self.cause = cause or message
 
 
-class CheckWarnedError(OpenEnvError):
-    """The property holds as far as it was seen, and is doubtful.
-
-    Args:
-        message: What was expected and what came.
-        change: What the author should look at.
-    """
-
-    def __init__(self, message: str, *, change: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.change = change
+class CheckWarnedError(CheckError):
+    """The property holds as far as it was seen, and is doubtful."""
 
 
 class NotApplicableError(OpenEnvError):

@@ -373,7 +373,7 @@ class Subject:
         return client
 
     @contextmanager
-    def http(self, url: str | None = None, **headers: str) -> "Iterator[httpx.Client]":
+    def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
         """Open a client for plain HTTP on a server, the shared one by default.
 
         Raises:
@@ -383,11 +383,9 @@ class Subject:
 
         from openenv_core.proxies import client_for
 
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
         where = url or self.url
         try:
-            with client_for(where, headers) as client:
+            with client_for(where, self.token) as client:
                 client.base_url, client.timeout = httpx.URL(where), httpx.Timeout(self.limits.step_timeout_s)
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL) as error:

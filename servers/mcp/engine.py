@@ -134,11 +134,7 @@ class McpEngine:
         await ready.wait()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of sessions that have ended are ended too.
-
-        Args:
-            deadline: On the loop's clock; it returns then in any case.
-        """
+        """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
         if self._parting:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._parting, timeout=max(0.0, remaining))

@@ -68,11 +68,7 @@ class McpEntry:
             await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of sessions that have ended are ended too.
-
-        Args:
-            deadline: On the loop's clock; it returns then in any case.
-        """
+        """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
         if (engine := _result_of(self._loading)) is not None:
             await engine.drain(deadline)
 

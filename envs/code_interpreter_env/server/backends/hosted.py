@@ -211,6 +211,7 @@ class HostedInterpreter(ABC):
         self._lost = False
         self._loss: str | None = None  # that nobody was told of yet
         self._root = ""
+        self._had_stdin = False
         self._leftovers: list[str] = []
         self._listing = FileListing(limits)
 
@@ -374,10 +375,16 @@ class HostedInterpreter(ABC):
         if not own_folder:
             await self._changed_files()  # those that were there already are no news later
 
+    async def _set_stdin(self, stdin: str | None, timeout_s: float) -> None:
+        """Give the next code its standard input, and take the last one's away."""
+        if stdin is not None or self._had_stdin:
+            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+
     async def _begin_anew(self) -> None:
         if self._root:
             self._leftovers.append(self._root)  # one that died could not clear up after itself
-        self._root = ""
+        self._root, self._had_stdin = "", False
         await self._begin()
         if self.closed:  # meanwhile
             await self._end()

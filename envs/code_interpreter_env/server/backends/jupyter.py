@@ -358,12 +358,10 @@ class _JupyterInterpreter(HostedInterpreter):
         self._settings = settings
         self._kernel: str | None = None
         self._channel: _Channel | None = None
-        self._had_stdin = False
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def _begin(self) -> None:
         await self._let_go()
-        self._had_stdin = False
         try:
             self._kernel = await self._gateway.create()
         except _NoRoomError:
@@ -401,9 +399,7 @@ class _JupyterInterpreter(HostedInterpreter):
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
         channel = self._require_channel()
-        if stdin is not None or self._had_stdin:
-            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
-            self._had_stdin = stdin is not None
+        await self._set_stdin(stdin, timeout_s)
         request = await channel.request("execute_request", _execute_request(code), _into(collector))
         done = await self._wait(channel, request, timeout_s, collector.flood)
         if done and not collector.flood.done():

@@ -318,11 +318,9 @@ class _TogetherInterpreter(HostedInterpreter):
         super().__init__(limits, packages, isolation="remote", report_files=report_files)
         self._service = service
         self._remote_id: str | None = None
-        self._had_stdin = False
 
     async def _begin(self) -> None:
         self._remote_id = None
-        self._had_stdin = False
         # Uploads land where code runs, so the workspace is the folder that the session begins in.
         await self._enter(own_folder=False)
 
@@ -332,9 +330,7 @@ class _TogetherInterpreter(HostedInterpreter):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        if stdin is not None or self._had_stdin:
-            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
-            self._had_stdin = stdin is not None
+        await self._set_stdin(stdin, timeout_s)
         # What may be written, some of it spelled with two characters.
         most = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
         try:
