@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 
 DEADLINE_S: Final = 120.0
 """Seconds that a check may take, unless it says otherwise."""
@@ -128,17 +128,9 @@ def chosen(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tupl
 
 
 def need(package: str) -> Any:
-    """Import a package that checks work with.
-
-    Raises:
-        ConfigurationError: It is absent; the message names the extra that brings it.
-    """
-    try:
+    """Import a package that checks work with."""
+    with installed_with("author", f"the package {package}"):
         return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the package {package}, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
 
 
 def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from openenv_core.cli import Command
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import installed_with
 from servers.listening import listen, url_host
 from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
@@ -63,16 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: There is no token, or the address cannot be had.
     """
     settings = _settings(arguments, os.environ)
-    try:
+    with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host
         from servers.logs import configure_logging
         from servers.sandboxes.app import SandboxApp
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn", "websockets"):
-            raise
-        raise ConfigurationError(
-            f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
-        ) from error
     from openenv_core.providers.docker.options import size_of
     from servers.sandboxes.limits import SandboxLimits
 

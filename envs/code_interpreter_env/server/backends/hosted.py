@@ -13,11 +13,11 @@ import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -436,45 +436,38 @@ def require_done(path: str, reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return reply
 
 
-SettingsT = TypeVar("SettingsT")
-HostT = TypeVar("HostT")
+class InterpreterHost(Protocol):
+    """A service, a gateway, a pool of containers."""
+
+    async def check(self) -> None:
+        """See that it is there and lets us in; a HostFailureError or ProviderError where it is not, or does not."""
+
+    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> HostedInterpreter:
+        """Return an interpreter, not opened."""
+
+    async def close(self) -> None:
+        """Let it go."""
 
 
-class HostedBackend(ABC, Generic[SettingsT, HostT]):
-    """Opens interpreters that one host runs: a service, a gateway, a pool of containers.
+class HostedBackend:
+    """Opens interpreters that one host runs.
 
     Args:
-        settings: How the host is reached.
+        make_host: Returns the host, not asked for anything yet.
     """
 
     isolation = "remote"
 
-    def __init__(self, settings: SettingsT) -> None:
-        self._settings = settings
-        self._host: HostT | None = None
+    def __init__(self, make_host: Callable[[], InterpreterHost]) -> None:
+        self._make_host = make_host
+        self._host: InterpreterHost | None = None
         self._opened: set[HostedInterpreter] = set()
-
-    @abstractmethod
-    def _make_host(self) -> HostT:
-        """Return what interpreters come from, not asked for anything yet."""
-
-    @abstractmethod
-    async def _check(self, host: HostT) -> None:
-        """See that the host is there and lets us in."""
-
-    @abstractmethod
-    def _make_interpreter(
-        self, host: HostT, limits: Limits, packages: tuple[str, ...]
-    ) -> HostedInterpreter: ...
-
-    @abstractmethod
-    async def _close_host(self, host: HostT) -> None: ...
 
     async def start(self) -> None:
         """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
         self._host = self._make_host()
         try:
-            await self._check(self._host)
+            await self._host.check()
         except (HostFailureError, ProviderError) as failure:
             await self.close()
             raise SandboxUnavailableError(str(failure)) from failure
@@ -491,7 +484,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
             raise SandboxUnavailableError(
                 "expected a backend that was started, got one that was not, or was closed"
             )
-        interpreter = self._make_interpreter(self._host, limits, packages)
+        interpreter = self._host.make_interpreter(limits, packages)
         self._opened = {each for each in self._opened if not each.closed} | {interpreter}
         try:
             await interpreter.open()
@@ -505,7 +498,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
         await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
         host, self._host = self._host, None
         if host is not None:
-            await self._close_host(host)
+            await host.close()
 
 
 def require_plain_url(variable: str, url: str) -> None:
