@@ -57,10 +57,6 @@ class EnvironmentApp(FastAPI):
     """A FastAPI app whose sockets go around the framework.
 
     The framework wraps every send of a socket, which would be a quarter of the time of a trivial step.
-
-    Args:
-        served: What it serves.
-        settings: How.
     """
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:

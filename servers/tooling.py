@@ -32,10 +32,6 @@ METHODS: Mapping[str, str] = {
 class Tooling:
     """How the tools of an environment are listed and called.
 
-    Args:
-        factory: Makes an environment.
-        action: The action model of its step.
-
     Attributes:
         toolset: What there is to list, where the class says so and no instance says otherwise.
     """

@@ -53,10 +53,6 @@ Result: TypeAlias = dict[str, Any]
 class LocalEnvironment:
     """One instance, played in this process: it raises what a client would, and returns what its author wrote.
 
-    Args:
-        served: What the application serves.
-        reset_options: What every reset is given besides.
-
     Raises:
         CheckError: Its constructor raises.
     """

@@ -150,11 +150,6 @@ class RunningServer:
 class Subject:
     """One environment under test. A context manager: its end stops everything that was started.
 
-    Args:
-        target: What is looked at.
-        limits: How much is tried.
-        token: Bearer token of the server, where a URL asks for one.
-
     Attributes:
         left_out: Names of the checks that an author's own tests leave out.
         told: Causes of failures that were told already, and the check that did.

@@ -90,12 +90,7 @@ DIM: Final = "2"
 
 
 class Terminal:
-    """Asks a person, or reads a pipe, and tells of a game in lines that are read.
-
-    Args:
-        source: Where answers come from; standard input by default.
-        sink: Where everything is told; standard output by default.
-    """
+    """Asks a person, or reads a pipe, and tells of a game in lines that are read."""
 
     for_programs = False
 

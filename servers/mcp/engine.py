@@ -98,14 +98,7 @@ class _Connection:
 
 
 class McpEngine:
-    """Serves what `McpEntry` takes for standard MCP.
-
-    Args:
-        sessions: Where sessions come from; those that it opens itself are reset.
-        tooling: How their tools are listed and called.
-        name: What the environment is called.
-        settings: The server's settings.
-    """
+    """Serves what `McpEntry` takes for standard MCP."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions

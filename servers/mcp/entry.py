@@ -31,15 +31,7 @@ _MISSING: Final = (
 
 
 class McpEntry:
-    """An ASGI application in front of another, which gets what is not standard MCP.
-
-    Args:
-        app: The other.
-        sessions: Where sessions come from.
-        tooling: How their tools are listed and called.
-        name: What the environment is called.
-        settings: The server's settings.
-    """
+    """An ASGI application in front of another, which gets what is not standard MCP."""
 
     def __init__(
         self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings

@@ -114,12 +114,7 @@ def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
 
 
 class McpRequestRefusedError(Exception):
-    """A request that the SDK does not get to see.
-
-    Args:
-        status: The HTTP status.
-        fault: What the caller is told.
-    """
+    """A request that the SDK does not get to see."""
 
     def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
         super().__init__(fault.message)

@@ -30,11 +30,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class SandboxApp(FastAPI):
     """The application. It asks everybody for a token.
 
-    Args:
-        settings: Who may come in, and what they may bring.
-        limits: What they may run.
-        backend: What runs it.
-
     Raises:
         ConfigurationError: The settings have no token.
     """

@@ -54,11 +54,6 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 class EpisodeServer:
     """One server of an episode.
 
-    Args:
-        name: As it is configured.
-        spec: Likewise.
-        modes: The protocol that a server took, by its name: the next session begins with that.
-
     Attributes:
         about: What it says of itself, fields of `ServerInfo`; empty before it was started.
         policy: What its configuration allows.

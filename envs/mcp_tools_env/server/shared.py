@@ -15,11 +15,7 @@ from .config import McpToolsSettings
 class SharedState:
     """What the sessions of a process share.
 
-    Args:
-        settings: Of the server.
-
     Attributes:
-        settings: The same.
         modes: The protocol that each tool server took, by its name.
     """
 
