@@ -260,11 +260,7 @@ class SharedSlots:
         return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all of them or none; not before another worker's newcomer that came earlier.
-
-        Raises:
-            FullError: There are not as many.
-        """
+        """Take slots for a caller, all or none, in the order of arrival over all workers. FullError: There are too few."""
         table = self._table
         with table.locked():
             lack = self.lack(owner, count)
