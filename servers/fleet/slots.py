@@ -260,7 +260,7 @@ class SharedSlots:
         return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all or none, in the order of arrival over all workers. FullError: There are too few."""
+        """Take slots for a caller, all or none, in the order of arrival over all workers. FullError: Too few."""
         table = self._table
         with table.locked():
             lack = self.lack(owner, count)

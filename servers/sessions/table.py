@@ -55,6 +55,7 @@ class SessionTable:
 
     Attributes:
         queue: Who waits for a slot.
+        new_id: Draws an id that leads to this process.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class SessionTable:
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
         self.queue.refusal = self._refusal
         self._draining = False
-        self._new_id = new_id
+        self.new_id = new_id
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, asyncio.Future[None]] = {}
         self._idle_s = settings.idle_timeout_s
@@ -142,7 +143,7 @@ class SessionTable:
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        key = (owner, session_id or self._new_id())
+        key = (owner, session_id or self.new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
             session = await self._admit(self.queue.enter(owner, wait_s=wait_s), key[1])
@@ -181,7 +182,7 @@ class SessionTable:
     def hand_out(self, session: EnvironmentSession) -> str:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
-            session.id = self._new_id()
+            session.id = self.new_id()
             session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id

@@ -73,7 +73,7 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
         assert {error["type"] for error in wrong.value.errors} == {"missing", "extra_forbidden"}
         assert (await client.state())["step_count"] == 1
         with pytest.raises(CapacityError) as full:
-            async with GenericEnvClient(base_url=url) as other:
+            async with GenericEnvClient(base_url=url, queue_timeout_s=0) as other:
                 await other.reset()
         assert (full.value.active_sessions, full.value.max_sessions) == (1, 1)
         assert (await client.step({"message": "still there"})).observation["message_length"] == 11

@@ -155,7 +155,7 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
-        env._conversation._watchdog._timeout_s = 60  # type: ignore[union-attr]
+        env._conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5
@@ -240,7 +240,7 @@ async def test_why_a_session_was_refused() -> None:
     async with (
         serving(create_app(Counter, Add, Count)) as address,
         CounterEnv(f"http://{address}") as first,
-        CounterEnv(f"http://{address}") as second,
+        CounterEnv(f"http://{address}", queue_timeout_s=0) as second,
     ):
         await first.reset()
         with pytest.raises(CapacityError) as refused:
@@ -423,7 +423,7 @@ def test_mode_comes_from_the_argument_or_the_environment(monkeypatch: pytest.Mon
 async def test_more_sessions_of_one_client(transport: str) -> None:
     app = create_app(Counter, Add, Count, max_concurrent_envs=2)
     async with serving(app) as address:
-        async with CounterEnv(f"http://{address}", transport=transport) as parent:
+        async with CounterEnv(f"http://{address}", transport=transport, queue_timeout_s=0) as parent:
             await parent.reset(seed=1)
             child = await parent.new_session()
             assert type(child) is CounterEnv

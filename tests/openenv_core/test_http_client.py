@@ -104,7 +104,10 @@ async def test_an_episode_over_plain_http() -> None:
 async def test_cap_and_unknown_session() -> None:
     async with serving(create_app(Counter, Add, Count)) as address:
         url = f"http://{address}"
-        async with CounterEnv(url, transport="http") as one, CounterEnv(url, transport="http") as two:
+        async with (
+            CounterEnv(url, transport="http") as one,
+            CounterEnv(url, transport="http", queue_timeout_s=0) as two,
+        ):
             with pytest.raises(SessionError, match="Unknown session"):
                 await two.step(Add(amount=1))
             await one.reset()
@@ -221,7 +224,7 @@ async def test_what_a_status_means() -> None:
     ]
     async with answering(handler) as url:
         for status, error, words in expected:  # noqa: B007 - read by the server
-            async with CounterEnv(url, transport="http") as env:
+            async with CounterEnv(url, transport="http", queue_timeout_s=0) as env:
                 with pytest.raises(error, match=words) as raised:
                     await env.reset()
                 assert type(raised.value) is error

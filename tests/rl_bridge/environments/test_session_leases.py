@@ -43,7 +43,7 @@ async def narrow() -> AsyncIterator[str]:
 @asynccontextmanager
 async def leases_on(*servers: str, sessions: int = 4, **deadlines: float) -> AsyncIterator[SessionLeases]:
     leases = SessionLeases(
-        lambda url: SlowClient(url, message_timeout_s=None),
+        lambda url: SlowClient(url, message_timeout_s=None, queue_timeout_s=0.0),
         sessions=sessions,
         deadlines=SessionDeadlines(**deadlines),
         urls=servers,

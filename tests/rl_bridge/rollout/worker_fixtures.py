@@ -84,7 +84,7 @@ class Play:
         policy = ChatPolicy(tokenizer, self.generator, max_new_tokens=max_new_tokens, max_length=max_length)
         self.task = task(config, Path())
         self.sessions = SessionLeases(
-            lambda url: task.client_type(url, message_timeout_s=10.0),
+            lambda url: task.client_type(url, message_timeout_s=10.0, queue_timeout_s=0.0),
             sessions=sessions,
             deadlines=deadlines or SessionDeadlines(connect_s=10.0),
             urls=urls,
