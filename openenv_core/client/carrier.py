@@ -58,11 +58,12 @@ class Carrier(ABC):
     Attributes:
         unread: Frames that have come and that `recv` has not returned yet.
         full: A frame has to wait for `wait_room`: what was sent before has not left yet.
+        deterministic: Whether the server says that the seed and the actions decide everything.
     """
 
     def __init__(self) -> None:
         self.unread: deque[bytes | bytearray] = deque()
-        self.full = False
+        self.full = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._interrupted = False

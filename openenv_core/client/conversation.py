@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from openenv_core.client.carrier import Carrier, ReplyOverdueError
 from openenv_core.errors import (
@@ -28,28 +28,37 @@ class Conversation:
     Args:
         carrier: Carries the frames.
         timeout_s: Seconds that a reply may take; None waits for ever.
+
+    Attributes:
+        carrier: Carries them.
+        reply: The frame that answered last.
     """
 
-    __slots__ = ("_overdue", "_stale", "_timeout_s", "_watchdog", "carrier")
+    __slots__ = ("_overdue", "_stale", "_timeout_s", "_watchdog", "carrier", "reply")
 
     def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
         self.carrier = carrier
+        self.reply: bytes | bytearray = b""
         self._timeout_s = timeout_s
         self._watchdog = Watchdog(timeout_s, self._expire)
         self._overdue = False
         self._stale = 0  # replies still to come that nobody waits for
 
-    async def ask(self, frame: bytes) -> bytes | bytearray:
-        """Send a frame and return what answers it.
+    async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
+        """Send a frame and return the data of what answers it.
 
         Cancelled, or out of time, the reply is dropped when it comes.
 
         Raises:
             RequestTimeoutError: No reply came in time.
             ConnectionLostError: The connection has broken.
-            ServerError: The server said, before it was asked, why the session is over.
-            ProtocolError: The server said something else before it was asked.
+            ServerError: The reply is an error, or the server said, before it was asked, why the session is over.
+            ProtocolError: The server said something else.
         """
+        self.reply = reply = await self._answer(frame)
+        return decode_reply(reply, expected)
+
+    async def _answer(self, frame: bytes) -> bytes | bytearray:
         carrier = self.carrier
         dropped: bytes | bytearray | None = None
         self._overdue = False

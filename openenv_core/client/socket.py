@@ -17,7 +17,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
-from openenv_core.protocol.http import detail_text, redact_url
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
 
 MAX_REDIRECTS: Final = 5
@@ -293,6 +293,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     if transport.response.headers.get("Sec-WebSocket-Protocol") != options.subprotocol:
         carrier.abort()
         raise ConnectionError(f"it does not speak {options.subprotocol}, as servers of Ropewalk do")
+    carrier.deterministic = transport.response.headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
     return carrier
 
 
