@@ -14,7 +14,8 @@ from counter import Add, Count, Counter
 from counter_client import CounterEnv
 from serving import eventually, opened, rpc, serving
 from socket_servers import frame
-from websockets.asyncio.server import Request, Response, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from openenv_core import (
     CapacityError,
