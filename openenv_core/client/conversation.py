@@ -55,10 +55,6 @@ class Conversation:
             ServerError: The reply is an error, or the server said, before it was asked, why the session is over.
             ProtocolError: The server said something else.
         """
-        self.reply = reply = await self._answer(frame)
-        return decode_reply(reply, expected)
-
-    async def _answer(self, frame: bytes) -> bytes | bytearray:
         carrier = self.carrier
         dropped: bytes | bytearray | None = None
         self._overdue = False
@@ -78,7 +74,7 @@ class Conversation:
                 reply = await carrier.recv()  # cancelled here, the reply stays counted as stale
                 self._stale -= 1
                 if not self._stale:
-                    return reply
+                    break
                 dropped = reply
                 if self._overdue:
                     raise ReplyOverdueError
@@ -93,6 +89,8 @@ class Conversation:
             raise
         finally:
             self._watchdog.stop()
+        self.reply = reply
+        return decode_reply(reply, expected)
 
     def end(self) -> None:
         """Ask nothing more."""
