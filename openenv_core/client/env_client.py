@@ -31,9 +31,9 @@ from openenv_core.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     EpisodeLostError,
+    NotExecutedError,
     OpenEnvError,
     ProtocolError,
-    RequestTimeoutError,
     ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
@@ -84,6 +84,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
+        lease_s: Seconds that the server is asked to keep the session when the connection breaks, and that
+            this client tries to come back; 0 never.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
 
@@ -107,6 +109,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         *,
         token: str | None = None,
         session_id: str | None = None,
+        lease_s: float = 30.0,
         transport: str = "websocket",
     ) -> None:
         if base_url is None and provider is None:
@@ -119,6 +122,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._transport = checked_transport(transport)
         self._session_id = None if session_id is None else checked_session_id(session_id)
         self._message_timeout_s = message_timeout_s
+        self._lease_s = lease_s
         self._options = CarrierOptions(
             connect_timeout_s=connect_timeout_s,
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
@@ -135,13 +139,14 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             "mode": mode,
             "headers": headers,
             "token": token,
+            "lease_s": lease_s,
             "transport": transport,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
-        self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
+        self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
@@ -243,7 +248,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
         """
-        if self._carrier is not None:
+        if self._conversation is not None:
             raise ConfigurationError(
                 "expected sync() before the client connects, got it after; make a new client"
             )
@@ -319,7 +324,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
-        return await VectorClient.open(base_url, self._options, self._message_timeout_s, count)
+        return await VectorClient.open(base_url, self._options, self._message_timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
@@ -363,7 +368,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
-        self._abort_carrier()
+        self._abort_request()
         with await self._turn.wait():
             await self._close_session()
             self._lost = None
@@ -379,7 +384,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._come_to_loop()
             if self._starting is not None:
                 self._starting.cancel()
-            self._abort_carrier()
+            self._abort_request()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
             with await self._turn.wait():
@@ -431,11 +436,17 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     frame = encode_request("reset", reset)
                 try:
                     data = await conversation.ask(frame, expected)
-                except (asyncio.CancelledError, RequestTimeoutError):  # it may happen all the same
+                except asyncio.CancelledError:  # it may happen all the same
                     if not reads:
-                        journal.note(frame, expected, None)
+                        journal.note(frame, expected, conversation.last)
                     raise
-                except (ConnectionFailedError, ConnectionLostError, *SESSION_ENDED, ProtocolError) as error:
+                except ClientError as error:
+                    if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
+                        if not reads and not isinstance(error, NotExecutedError):
+                            journal.note(frame, expected, conversation.last)
+                        if losses and reset is not None and isinstance(error, ServerError):
+                            self._abort(str(error))  # no episode has begun here, and the former was elsewhere
+                        raise
                     losses += 1
                     self._abort(str(error))
                     lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
@@ -443,19 +454,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         self._lost = str(lost)
                         raise await self._explained(lost) from None
                     self._turn_to_next_server()
-                except ServerError as error:
-                    if not reads:
-                        journal.note(frame, expected, conversation.reply)
-                    if (
-                        losses and reset is not None
-                    ):  # no episode has begun here, and the former was left elsewhere
-                        self._abort(str(error))
-                    raise
                 else:
                     if reset is not None:
-                        journal.begin(frame, conversation.reply)
+                        journal.begin(frame, conversation.last)
                     elif not reads:
-                        journal.note(frame, expected, conversation.reply)
+                        journal.note(frame, expected, conversation.last)
                     return data
         finally:
             turn.release()
@@ -495,15 +498,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 )
             self._turn = FairLock()  # some of the old loop may wait for it
             self._starting = None
-            left = self._carrier or self._former
-            if self._carrier is not None:
+            left = self._conversation or self._former
+            if self._conversation is not None:
                 self._journal.clear()
-                self._drop_carrier(
+                self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
             if left is not None:
-                left.orphan()  # or the server would keep the session, and the room that it takes
+                left.carrier.orphan()  # or the server would keep the session, and the room that it takes
             self._former = left
         self._loop = loop
 
@@ -524,19 +527,23 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         assert base_url is not None
         try:
             if self._transport == "websocket":
-                from openenv_core.client.socket import open_socket  # picows, which plain HTTP does without
+                from openenv_core.client.link import (
+                    open_conversation,
+                )  # picows, which plain HTTP does without
 
                 url = websocket_url(base_url, self._session_id)
-                carrier: Carrier = await open_socket(url, self._options)
+                conversation = await open_conversation(
+                    url, self._options, self._message_timeout_s, self._lease_s
+                )
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
+                conversation = Conversation(carrier, self._message_timeout_s)
         except ConnectionFailedError as error:
             raise await self._explained(error) from error.__cause__
-        self._conversation = Conversation(carrier, self._message_timeout_s)
-        self._lost = None
-        return self._conversation
+        self._conversation, self._lost = conversation, None
+        return conversation
 
     def _turn_to_next_server(self) -> None:
         """Use the next of several servers from now on."""
@@ -591,51 +598,35 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
 
-    def _drop_carrier(self, reason: str) -> None:
-        """Drop a carrier that is of no more use."""
-        if self._conversation is not None:
-            self._conversation.end()
-        self._conversation = None
+    def _drop(self, reason: str) -> "Conversation | None":
+        """Let go of a session that is of no more use, and return what it was held by."""
+        conversation, self._conversation = self._conversation, None
         self._lost = reason
+        return conversation
 
     def _abort(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
-        self._former = carrier = self._carrier
-        self._drop_carrier(reason)
-        if carrier is not None:
-            carrier.abort()
+        self._former = self._drop(reason)
+        if self._former is not None:
+            self._former.abort()
 
-    def _abort_carrier(self) -> None:
+    def _abort_request(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError."""
         self._journal.clear(CLOSED)
-        if self._turn.taken and self._carrier is not None:
-            self._carrier.abort()
+        if self._turn.taken and self._conversation is not None:
+            self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:
         """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
-            await former.close()
+            await former.carrier.close()
 
     async def _close_session(self) -> None:
-        """Close the carrier in order, if there is one; say so first, where the session is this client's."""
+        """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
-        carrier = self._carrier
-        if carrier is None:
-            return
-        self._drop_carrier("the session was closed")
-        try:
-            if self._session_id is None:
-                async with asyncio.timeout(self._options.connect_timeout_s):
-                    await carrier.wait_room()
-                carrier.send(encode_request("close"))
-            await carrier.close()
-        except (ConnectionLostError, TimeoutError):
-            carrier.abort()
-            await carrier.close()
-        except BaseException:
-            carrier.abort()
-            raise
+        if (conversation := self._drop("the session was closed")) is not None:
+            await conversation.close(last=self._session_id is None)
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json
 
-from openenv_core.client.conversation import SESSION_ENDED, Conversation
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -20,6 +20,7 @@ from openenv_core.errors import (
     RequestTimeoutError,
     ServerError,
 )
+from openenv_core.protocol.errors import NOT_EXECUTED
 
 MAX_REQUESTS: Final = 10_000
 """Requests of an episode that can be played again."""
@@ -30,21 +31,17 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_LOSSES: Final = 3
 """Connections that one request may be under way on when they break: perhaps it is what ends the servers."""
 
-SEED_BITS: Final = 31
-"""Of the seeds that are drawn: generators of every language take so many."""
-
 NOT_BEGUN: Final = "no reset has begun it"
-"""Why an episode cannot be played again: nobody knows where it stands."""
-
 CLOSED: Final = "this client has closed the session"
-"""Likewise: nobody wants it to."""
+_NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
+_TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
+_SEED_BITS: Final = 31  # generators of every language take so many
 _RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 1.0
+_DIGEST_BYTES: Final = 16
 
 Reply: TypeAlias = bytes | bytearray
-Kept: TypeAlias = Reply | int | None
-"""A reply, its digest, or None where nobody has waited for it."""
 
 
 class Journal:
@@ -55,18 +52,18 @@ class Journal:
 
     Attributes:
         trouble: Why the episode cannot be played again; None where it can.
-        deterministic: Whether the server of the last reset says that its environment is.
     """
 
-    __slots__ = ("_bytes", "_entries", "_folded", "_seeds", "attached", "deterministic", "trouble")
+    __slots__ = ("_bytes", "_deterministic", "_entries", "_folded", "_seeds", "attached", "trouble")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
-        self._entries: list[tuple[bytes, str, Kept]] = []
-        self._bytes = self._folded = 0
-        self._seeds: random.Random | None = None
-        self.deterministic = False
         self.trouble: str | None = NOT_BEGUN
+        # Request, type of its reply, and this reply, its digest, or what becomes of a request that was given up.
+        self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
+        self._bytes = self._folded = 0
+        self._deterministic = False
+        self._seeds: random.Random | None = None
 
     def clear(self, trouble: str = NOT_BEGUN) -> None:
         """Forget the episode."""
@@ -83,39 +80,38 @@ class Journal:
             options: As the caller gave them.
             deterministic: Whether the server says that its environment is.
         """
-        self.deterministic = deterministic
+        self._deterministic = deterministic
         if not deterministic:
             return options
         seed = options.get("seed")
         if self._seeds is None or seed is not None:
             self._seeds = random.Random(seed if isinstance(seed, int) else None)
-        drawn = {"seed": self._seeds.getrandbits(SEED_BITS) if seed is None else seed}
+        drawn = {"seed": self._seeds.getrandbits(_SEED_BITS) if seed is None else seed}
         if options.get("episode_id") is None:
             drawn["episode_id"] = str(uuid4())
         return {**options, **drawn}
 
-    def begin(self, frame: bytes, reply: Reply) -> None:
+    def begin(self, frame: bytes, call: PendingCall) -> None:
         """Note the reset that has begun an episode."""
-        self.clear()
-        if self.deterministic and not self.attached:
+        if self._deterministic and not self.attached:
+            self.clear()
             self.trouble = None
-            self.note(frame, "observation", reply)
+            self.note(frame, "observation", call)
         else:
-            self.trouble = (
-                "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
-            )
+            self.clear(_NOT_DECLARED)
 
-    def note(self, frame: bytes, expected: str, reply: Reply | None) -> None:
+    def note(self, frame: bytes, expected: str, call: PendingCall) -> None:
         """Note a request that may have changed the episode.
 
         Args:
-            frame: As it was sent.
+            frame: As it was given to be sent.
             expected: The type of its reply.
-            reply: What answered it; None where nobody has waited for that.
+            call: What has become of it.
         """
         if self.trouble is not None:
             return
-        self._entries.append((frame, expected, reply))
+        reply = call.reply
+        self._entries.append((frame, expected, call if reply is None else reply))
         self._bytes += len(frame) + (0 if reply is None else len(reply))
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
@@ -131,15 +127,12 @@ class Journal:
         """
         if isinstance(error, CapacityError) and fresh and losses < servers:
             return None  # released servers say so when the session is used
-        if not isinstance(error, ConnectionFailedError | ConnectionLostError):
-            self.clear()
-            return error
-        trouble = self.trouble
-        if fresh:
+        trouble, gone = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
+        if fresh or not gone:
             self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
-        if trouble == CLOSED or self.attached:
+        if not gone or self.attached or trouble == CLOSED:
             return error
-        if losses < MAX_LOSSES and (self.deterministic if fresh else trouble is None):
+        if losses < MAX_LOSSES and (self._deterministic if fresh else trouble is None):
             return None
         if fresh:
             return error
@@ -153,18 +146,20 @@ class Journal:
 
         Raises:
             EpisodeLostError: Something was answered otherwise.
-            ServerError: The server has no room, or ended the session.
-            ConnectionLostError: This session broke too.
-            RequestTimeoutError: A reply did not come in time.
+            ClientError: The server has no room, the session has ended or broken, or a reply is overdue.
         """
-        for number, (frame, expected, kept) in enumerate(self._entries):
+        if not conversation.carrier.deterministic:
+            raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
+        for number, (frame, expected, known) in enumerate(self._entries):
+            kept = known.reply if isinstance(known, PendingCall) else known
+            if kept == b"" or (isinstance(kept, Reply) and _lasting(kept) == ["error", NOT_EXECUTED]):
+                continue
             try:
                 await conversation.ask(frame, expected)
-            except SESSION_ENDED:
-                raise
-            except ServerError:
-                pass
-            reply = conversation.reply
+            except ServerError as error:
+                if isinstance(error, SESSION_ENDED):
+                    raise
+            reply = conversation.last.reply or b""
             if kept is not None and _digest(kept) != _digest(reply):
                 what = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(
@@ -183,20 +178,17 @@ class Journal:
                 self._bytes += _DIGEST_BYTES - len(reply)
             self._folded += 1
         if self._bytes > MAX_BYTES or len(entries) > MAX_REQUESTS:
-            self.clear(
-                f"it is longer than {MAX_REQUESTS} requests, or these than {MAX_BYTES} bytes, which is what can be "
-                "played again"
-            )
+            self.clear(_TOO_LONG)
 
 
 async def replay(
     journal: Journal,
-    lost: str | None,
+    lost: str,
     connect: Callable[[], Awaitable[Conversation]],
     abort: Callable[[str], None],
     patience_s: float,
 ) -> Conversation:
-    """Return a session in which the episode of a journal stands where it stood.
+    """Return a session in which the episode of a journal stands where it stood, or raise EpisodeLostError.
 
     Args:
         journal: Of the episode.
@@ -204,45 +196,30 @@ async def replay(
         connect: Opens a session, on whichever server has room.
         abort: Ends that session.
         patience_s: Seconds that a server is looked for.
-
-    Raises:
-        EpisodeLostError: There is no such session to be had.
     """
     clock = asyncio.get_running_loop().time
     latest, pause_s = clock() + patience_s, _RETRY_S
     while True:
         try:
             conversation = await connect()
-            if journal.trouble is not None:
-                raise ConnectionLostError(CLOSED)
-            if not conversation.carrier.deterministic:
-                raise EpisodeLostError(
-                    "expected a server to play the episode again on, got one that does not say that its environment "
-                    "is deterministic (DETERMINISTIC = True)"
-                )
-            await journal.replay(conversation)
-            return conversation
+            if journal.trouble is None:
+                await journal.replay(conversation)
+                return conversation
+            raise ConnectionLostError(CLOSED)
         except (ConnectionFailedError, ConnectionLostError, RequestTimeoutError, *SESSION_ENDED) as error:
-            abort(str(lost))
+            abort(lost)
             if journal.trouble is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
-            if isinstance(error, EpisodeLostError):
-                journal.clear(str(error))
-                raise
-            if clock() + pause_s > latest:
-                trouble = (
-                    f"no server was found to play the episode again on, within {patience_s:g} s: {error}"
-                )
-                journal.clear(trouble)
-                raise EpisodeLostError(f"{lost}. The episode is lost: {trouble}") from error
+            differs = isinstance(error, EpisodeLostError)
+            if differs or clock() + pause_s > latest:
+                why = "" if differs else f"no server was found to play it again on, within {patience_s:g} s: "
+                journal.clear(f"{why}{error}")
+                raise EpisodeLostError(f"{lost}. The episode is lost: {journal.trouble}") from error
         except BaseException:
-            abort(str(lost))
+            abort(lost)
             raise
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
         pause_s = min(2 * pause_s, _MAX_RETRY_S)
-
-
-_DIGEST_BYTES: Final = 16
 
 
 def _digest(reply: Reply | int) -> int:
@@ -256,7 +233,7 @@ def _digest(reply: Reply | int) -> int:
     return int.from_bytes(blake2b(told, digest_size=_DIGEST_BYTES).digest())
 
 
-def _lasting(reply: Reply) -> Any:
+def _lasting(reply: Reply) -> list[Any]:
     message = from_json(reply)
     kind, data = message.get("type"), message.get("data")
     if kind == "error":

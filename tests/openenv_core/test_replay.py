@@ -179,7 +179,9 @@ async def test_another_environment_at_the_next_url_does_not_go_on() -> None:
         async with next(env for _ in range(99) if (env := CounterEnv(urls)).base_url == urls[0]) as env:
             await env.reset(seed=1)
             await servers.end(urls[0])
-            with pytest.raises(EpisodeLostError, match="got one that does not say"):
+            with pytest.raises(
+                EpisodeLostError, match="a server to play the episode again on, but the server does not say"
+            ):
                 await env.step(Add(amount=1))
 
 
@@ -407,5 +409,5 @@ async def test_too_many_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -
         assert env._journal.trouble is None
         await env.step(Add(amount=0))
         await servers.end(env.base_url)
-        with pytest.raises(EpisodeLostError, match="longer than 4 requests"):
+        with pytest.raises(EpisodeLostError, match="longer than"):
             await env.step(Add(amount=0))
