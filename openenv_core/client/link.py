@@ -23,6 +23,7 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.protocol.batch import (
+    RESUME,
     SUBPROTOCOL,
     Array,
     FrameError,
@@ -322,7 +323,7 @@ async def open_conversation(
 
 async def _connected(url: str, options: CarrierOptions, session: str | None) -> WebSocketCarrier:
     if session is not None:
-        url += f"{'&' if '?' in url else '?'}resume={quote(session)}"
+        url += f"{'&' if '?' in url else '?'}{RESUME}={quote(session)}"
     return await open_socket(url, options)
 
 

@@ -21,6 +21,9 @@ from openenv_core.types import Observation
 
 SUBPROTOCOL: Final = "ropewalk.v1"
 
+RESUME: Final = "resume"
+"""Key of the query that names the session which a connection is to resume: who passes connections on heeds it."""
+
 MAX_MEMBERS: Final = 1024
 """Sessions of one connection."""
 

@@ -17,6 +17,7 @@ class FaultyProxy:
 
     def __init__(self, address: str) -> None:
         self.port = 0
+        self.server: asyncio.Server | None = None
         self.connections = 0
         self.cut_after: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self._address = address
@@ -32,6 +33,12 @@ class FaultyProxy:
         for writers in self._open:
             for writer in writers:
                 writer.transport.abort()
+
+    def stop(self) -> None:
+        """Break every connection, and listen no more."""
+        assert self.server is not None
+        self.server.close()
+        self.cut()
 
     def half_close(self) -> None:
         """Tell the servers that their clients send nothing more; the clients hear nothing of it."""
@@ -89,6 +96,7 @@ async def faulty_proxy(address: str) -> AsyncIterator[FaultyProxy]:
     """Stand between clients and the server at an address."""
     proxy = FaultyProxy(address)
     async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
+        proxy.server = server
         proxy.port = server.sockets[0].getsockname()[1]
         try:
             yield proxy
