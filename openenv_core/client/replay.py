@@ -37,8 +37,7 @@ _NOT_DECLARED: Final = "the server does not say that its environment is determin
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
 _SEED_BITS: Final = 31  # generators of every language take so many
-_RETRY_S, _MAX_RETRY_S = 0.05, 1.0
-_DIGEST_BYTES: Final = 16
+_RETRY_S, _MAX_RETRY_S, _DIGEST_BYTES = 0.05, 1.0, 16
 
 Reply: TypeAlias = bytes | bytearray
 
