@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.reporting import exit_status, printable
+from rl_bridge.cli.common import exit_status, printable
 from rl_bridge.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import FAILED, exit_status, printable
+from rl_bridge.cli.common import FAILED, add_overrides, exit_status, overrides_first_class, printable
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--config", metavar="FILE", help="also look for what this run counts on")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+    add_overrides(parser)
     hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
     hosts.add_argument("--num_nodes", type=int, metavar="N", help="hosts; by default the file's, or 1")
     hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.reporting import FAILED, exit_status
+from rl_bridge.cli.common import FAILED, exit_status
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 

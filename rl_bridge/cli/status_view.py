@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.reporting import printable, table
+from rl_bridge.cli.common import printable, table
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import SERVING, StatusSnapshot
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -31,11 +31,7 @@ PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
 
 
 def save_config(config: Config, folder: Path) -> None:
-    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     partial = folder / PARTIAL_CONFIG_FILE
     try:
@@ -95,10 +91,6 @@ def load_section(path: str | Path, overrides: Iterable[str], schema: type[Sectio
 
 def colocate_if_needed(config: Config, gpus: int) -> Config:
     """Where `monarch.colocate` was left open and this machine has too few GPUs for all roles: the same, colocated.
-
-    Args:
-        config: A run's.
-        gpus: GPUs of this machine.
 
     Raises:
         ConfigError: Its roles cannot take turns; the message says what they would need.

@@ -215,7 +215,7 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> No
 @pytest.mark.parametrize(("colocate", "expected"), [(False, 5.0), (True, 45.0)])
 def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> None:
     from rl_bridge.loops.assembly import _of
-    from rl_bridge.reference.actor import ReferenceActor
+    from rl_bridge.trainer.actor import ReferenceActor
 
     config = Config.model_validate(
         {

@@ -12,7 +12,7 @@ from loop_stage import Stage
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
-from rl_bridge.records.writer import read_lines
+from rl_bridge.records import read_lines
 from rl_bridge.services.handle import Fanout, LocalService
 
 

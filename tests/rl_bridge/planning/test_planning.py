@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
-from rl_bridge.planning.plan import RentedFleet, RunPlan, gpus_of
+from rl_bridge.planning import ModelSize, RentedFleet, RoleMemory, RunPlan, gpus_of, memory_of_roles
 from rl_bridge.titan.architecture import architecture_of
 
 SHAPES = {

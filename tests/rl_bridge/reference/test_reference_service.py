@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.reference.spread import reference_logprobs
+from rl_bridge.trainer.passes import reference_logprobs
 from tests.rl_bridge.trainer.trainer_ranks import batch, settings
 
 
@@ -53,8 +53,8 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     from transformers import Qwen3ForCausalLM
 
     from rl_bridge.generator.vllm_api import ONE_THREAD
-    from rl_bridge.reference.actor import ReferenceActor
     from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import ReferenceActor
 
     whole = batch(3)
     async with Fleet(tmp_path / "logs"):
@@ -83,10 +83,10 @@ async def test_colocated_it_answers_in_a_turn_of_its_own(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rl_bridge.generator.vllm_api import ONE_THREAD
-    from rl_bridge.reference.actor import ReferenceActor
-    from rl_bridge.reference.reference import Reference
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RUN_VARIABLE, Turn
+    from rl_bridge.trainer.actor import ReferenceActor
+    from rl_bridge.trainer.reference import Reference
 
     whole, alone = batch(3), settings(tiny_policy, folder=tmp_path)
     expected = Reference(alone).logprobs(whole)

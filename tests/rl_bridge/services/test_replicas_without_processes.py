@@ -67,8 +67,8 @@ class Owner:
 @pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
-    from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
     from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.service import ReplicaKeeper, ReplicaState
 
     starts: Any = [Processes("one"), Processes("two")]
     coming = iter(starts)

@@ -1,15 +1,14 @@
-"""Log-probabilities of loss tokens under the frozen initial policy."""
+"""The reference policy: log-probabilities of loss tokens under the weights that training began with."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.packing import share_out
+from rl_bridge.buffer.batch import TrainBatch, share_out
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.trainer.offload import Offload
 from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.trainer.weights import Offload
 
 
 class Reference:
