@@ -55,20 +55,13 @@ def guarded(
 def main(arguments: list[str]) -> int:
     """Run the command to its end, and return its exit status."""
     lifeline, status, kept = map(int, arguments[:3])
-    grace_s, folder, everything, command = (
-        float(arguments[3]),
-        arguments[4],
-        arguments[5] == "all",
-        arguments[6:],
-    )
+    grace_s, folder, everything = float(arguments[3]), arguments[4], arguments[5] == "all"
+    command = arguments[6:]
     for fd in {lifeline, status} - {-1}:
         os.set_inheritable(fd, False)
     parent = os.getppid()
     wake = _wake_on(signal.SIGCHLD, signal.SIGTERM)
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # of a terminal: the program decides what becomes of the command
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: the program decides what they end
         signal.signal(number, signal.SIG_IGN)
     if everything:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
