@@ -67,8 +67,8 @@ def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: in
     iterations = 6 * EVERY
     calm = undisturbed(ROOT, tmp_path / "calm", iterations, *words)
     back = killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
-    assert len(calm.metrics) == iterations
-    assert back.metrics == calm.metrics
+    assert len(calm.figures) == iterations
+    assert back.figures == calm.figures
     assert back.weights == calm.weights
     assert back.trained == calm.trained
 
@@ -76,7 +76,7 @@ def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: in
 def test_asynchronous_run_comes_back_without_training_a_group_twice(tmp_path: Path) -> None:
     words = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
     back = killed(ROOT, tmp_path / "killed", 6 * EVERY, 5, *words)
-    assert len(back.metrics) == 6 * EVERY
+    assert len(back.figures) == 6 * EVERY
     assert len(set(back.trained)) == len(back.trained) == 6 * EVERY * 128 // 4
     # What was under way or finished when the checkpoint was written is not lost: trained, or given up for a reason.
     assert back.pending
