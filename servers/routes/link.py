@@ -633,4 +633,4 @@ def _id_in(frame: str | bytes) -> tuple[int | None, bool]:
     except FrameError:
         return None, False
     known = header.get("id")
-    return (known, "type" in header) if type(known) is int else (None, False)
+    return (known, "type" in header) if type(known) is int and 0 <= known < 2**53 else (None, False)

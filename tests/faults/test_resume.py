@@ -11,12 +11,15 @@ from counter import Add, Count, Counter, SlowBlocking
 from counter_client import CounterEnv
 from faulty_proxy import FaultyProxy, faulty_proxy
 from serving import eventually, serving, socket_to
+from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core import ConnectionLostError, RequestTimeoutError
 from servers import create_app
 from servers.app import EnvironmentApp
+
+pytestmark = pytest.mark.usefixtures("held_frames")
 
 
 class Tally(Counter):
