@@ -29,6 +29,9 @@ MAX_ITEMS: Final = 1 << 21
 
 MAX_DIMENSIONS: Final = 32
 
+MAX_ID_CHARS: Final = 64
+"""Of a snapshot."""
+
 SPACE: Final = "gymnasium_space"
 """The key of a field's JSON schema that holds the space of its values."""
 
@@ -165,12 +168,55 @@ class _Request(BaseModel):
     members: _Members | None = None
 
 
+_Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+
+
 class OpenRequest(_Request):
-    """Open sessions: all, or none."""
+    """Open sessions: all, or none.
+
+    Attributes:
+        count: How many.
+        snapshot: The id of one, in whose state they begin.
+    """
 
     op: Literal["open"]
     members: None = None
-    count: Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+    count: _Count
+    snapshot: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
+
+
+class _OfOneRequest(_Request):
+    """A request about one member."""
+
+    members: None = None
+    member: Annotated[StrictInt, Field(ge=0)]
+
+
+class ForkRequest(_OfOneRequest):
+    """Open sessions in the state of a member: all, or none."""
+
+    op: Literal["fork"]
+    count: _Count
+
+
+class SnapshotRequest(_OfOneRequest):
+    """Keep the state of a member, to open sessions in it later."""
+
+    op: Literal["snapshot"]
+
+
+class CloseRequest(_Request):
+    """End sessions, and drop snapshots.
+
+    Attributes:
+        members: Of the sessions; none, where it does not say.
+        snapshots: Ids of snapshots.
+    """
+
+    op: Literal["close"]
+    snapshots: Annotated[
+        list[Annotated[str, Field(max_length=MAX_ID_CHARS)]], Field(max_length=MAX_MEMBERS)
+    ] = []
 
 
 class ResetRequest(_Request):
@@ -209,8 +255,10 @@ class StateRequest(_Request):
     op: Literal["state"]
 
 
-BatchRequest: TypeAlias = OpenRequest | ResetRequest | StepRequest | StateRequest
-_OPERATIONS: Final = ("open", "reset", "step", "state")
+BatchRequest: TypeAlias = (
+    OpenRequest | ResetRequest | StepRequest | StateRequest | ForkRequest | SnapshotRequest | CloseRequest
+)
+_OPERATIONS: Final = ("open", "reset", "step", "state", "fork", "snapshot", "close")
 _read: Final = TypeAdapter[BatchRequest](
     Annotated[BatchRequest, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 ).validate_python

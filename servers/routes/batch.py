@@ -269,16 +269,8 @@ class BatchConversation(Conversation):
             self.end(NORMAL_CLOSURE, self._batches.refusal(fault, request_id))
 
     async def _do(self, batch: SessionBatch, request: BatchRequest, arrays: list[Array], size: int) -> None:
-        if isinstance(request, wire.OpenRequest):
-            if len(batch.members) + request.count > wire.MAX_MEMBERS:
-                raise RefusalError(
-                    VALIDATION_ERROR,
-                    f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
-                )
-            opened = await batch.open(request.count)
-            numbers = dumps([member.number for member in opened])
-            told = {"id": dumps(request.id), "members": numbers, "last": b"true"}
-            await self._say(wire.encode_frame(told, []))
+        if (told := await _manage(batch, request)) is not None:
+            await self._say(wire.encode_frame({"id": dumps(request.id), **told, "last": b"true"}, []))
             return
         calls = self._batches.calls(request, arrays, _asked(batch, request.members), size)
         at_least = getattr(request, "at_least", None) or len(calls)
@@ -325,6 +317,27 @@ class BatchRoute:
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
         )
         await conversation.serve(self._sockets, conversation.batch(owner_of(scope)))
+
+
+async def _manage(batch: SessionBatch, request: BatchRequest) -> dict[str, bytes] | None:
+    """Open, keep and end sessions; return what is told of it, None where the request asks for something else."""
+    if isinstance(request, wire.OpenRequest | wire.ForkRequest):
+        if sum(not member.session.over for member in batch.members) + request.count > wire.MAX_MEMBERS:
+            raise RefusalError(
+                VALIDATION_ERROR,
+                f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
+            )
+        if isinstance(request, wire.OpenRequest):
+            opened = await batch.open(request.count, request.snapshot)
+        else:
+            opened = await batch.fork(_asked(batch, [request.member])[0], request.count)
+        return {"members": dumps([member.number for member in opened])}
+    if isinstance(request, wire.SnapshotRequest):
+        return {"snapshot": dumps(await batch.snapshot(_asked(batch, [request.member])[0]))}
+    if isinstance(request, wire.CloseRequest):
+        await batch.end(_asked(batch, request.members) if request.members else [], request.snapshots)
+        return {}
+    return None
 
 
 def _asked(batch: SessionBatch, numbers: list[int] | None) -> list[Member]:
