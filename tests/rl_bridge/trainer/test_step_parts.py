@@ -13,9 +13,8 @@ from trainer_ranks import batch, settings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
-from rl_bridge.trainer.passes import Passes
-from rl_bridge.trainer.preparation import loss_settings, with_advantages
-from rl_bridge.trainer.shares import rank_batches
+from rl_bridge.trainer.passes import Passes, rank_batches
+from rl_bridge.trainer.policy import loss_settings, with_advantages
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -236,6 +235,7 @@ def test_means_over_passes_of_unequal_size() -> None:
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "teraflops"),
     [
@@ -252,6 +252,7 @@ def test_peaks_are_those_of_known_cards_alone(
     assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)
 
 
+@pytest.mark.heavy
 def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks on a card of a known peak, the other one of which took longer and more memory."""
 
