@@ -17,6 +17,7 @@
     │       ├── ExecutionError         EXECUTION_ERROR: the environment raised
     │       ├── CapacityError          CAPACITY_REACHED: every session is taken
     │       ├── FactoryError           FACTORY_ERROR: the environment's constructor raised
+    │       ├── NotExecutedError       NOT_EXECUTED: cancelled, or too late, before it had begun
     │       └── SessionError           SESSION_ERROR: anything else
     ├── ConfigurationError             an impossible combination of settings, or a name that does not resolve
     └── ProviderError                  a server could not be started, watched or stopped
@@ -188,6 +189,10 @@ class FactoryError(ServerError):
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code, data)
         self.factory_name: str | None = self.data.get("factory_name")
+
+
+class NotExecutedError(ServerError):
+    """The request was cancelled, or its deadline was over, before it had begun: it did not happen."""
 
 
 class SessionError(ServerError):

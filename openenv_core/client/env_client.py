@@ -29,12 +29,10 @@ from openenv_core.errors import (
     ConnectionLostError,
     OpenEnvError,
     ProtocolError,
-    ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
-from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
@@ -79,6 +77,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
+        lease_s: Seconds that the server is asked to keep the session when the connection breaks, and that
+            this client tries to come back; 0 never.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
 
@@ -105,6 +105,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         *,
         token: str | None = None,
         session_id: str | None = None,
+        lease_s: float = 30.0,
         transport: str = "websocket",
     ) -> None:
         if base_url is None and provider is None:
@@ -118,6 +119,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._transport = checked_transport(transport)
         self._session_id = None if session_id is None else checked_session_id(session_id)
         self._message_timeout_s = message_timeout_s
+        self._lease_s = lease_s
         self._options = CarrierOptions(
             connect_timeout_s=connect_timeout_s,
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
@@ -134,13 +136,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             "mode": mode,
             "headers": headers,
             "token": token,
+            "lease_s": lease_s,
             "transport": transport,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._snapshot: str | None = None  # what its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
-        self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
+        self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._lost: str | None = None
         self._closed = False
@@ -241,7 +245,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
         """
-        if self._carrier is not None:
+        if self._conversation is not None:
             raise ConfigurationError(
                 "expected sync() before the client connects, got it after; make a new client"
             )
@@ -288,6 +292,41 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
+        return await self._another(base_url, None)
+
+    async def fork(self, count: int) -> list[Self]:
+        """Return other clients of this class whose sessions begin where this one's stands, and go their own ways.
+
+        They are closed when this one is, at the latest.
+
+        Args:
+            count: How many.
+
+        Raises:
+            ConfigurationError: The server, or this client's transport, has no forks.
+            ExecutionError: The environment cannot be forked.
+            CapacityError: The server has no room for so many; none is opened.
+        """
+        self._come_to_loop()
+        with await self._turn.wait():
+            conversation, base_url = await self._connect(), await self._located()
+            members = _members_of(conversation)
+            snapshot = await members.snapshot(0)
+            opening = [asyncio.ensure_future(self._another(base_url, snapshot)) for _ in range(count)]
+            try:
+                return await asyncio.gather(*opening)
+            except BaseException:
+                for one in opening:
+                    one.cancel()
+                for made in await asyncio.gather(*opening, return_exceptions=True):
+                    if isinstance(made, EnvClient):
+                        await made.close()
+                raise
+            finally:
+                if conversation.error is None:
+                    await members.end(snapshots=[snapshot])
+
+    async def _another(self, base_url: str, snapshot: str | None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         settings: dict[str, Any] = {
@@ -295,8 +334,13 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         }
         other = type(self)(base_url=base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
+        other._snapshot = snapshot
         try:
-            return await other.connect()
+            await other.connect()
+            if snapshot is not None:
+                assert other._conversation is not None
+                await _members_of(other._conversation).opened()
+            return other
         except BaseException:
             self._others = [known for known in self._others if known is not other]
             await other.close()
@@ -316,7 +360,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
-        return await VectorClient.open(base_url, self._options, self._message_timeout_s, count)
+        return await VectorClient.open(base_url, self._options, self._message_timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
@@ -359,7 +403,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
-        self._abort_carrier()
+        self._abort_request()
         with await self._turn.wait():
             await self._close_session()
             self._lost = None
@@ -374,7 +418,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             self._come_to_loop()
             if self._starting is not None:
                 self._starting.cancel()
-            self._abort_carrier()
+            self._abort_request()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
             with await self._turn.wait():
@@ -461,17 +505,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                     raise ConnectionLostError(self._lost)
                 conversation = await self._connect()
             try:
-                reply = await conversation.ask(frame)
-            except ConnectionLostError as error:
-                self._abort(str(error))
-                raise await self._explained(error) from None
-            except (ConnectionFailedError, ServerError, ProtocolError) as error:
-                self._abort(str(error))
-                raise
-            try:
-                return decode_reply(reply, expected)
-            except (*SESSION_ENDED, ProtocolError) as error:
-                self._abort(str(error))
+                return await conversation.ask(frame, expected)
+            except ClientError as error:
+                if conversation.error is not None or isinstance(error, (*SESSION_ENDED, ProtocolError)):
+                    self._abort(str(error))
+                if isinstance(error, ConnectionLostError):
+                    raise await self._explained(error) from None
                 raise
         finally:
             turn.release()
@@ -498,14 +537,14 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 )
             self._turn = FairLock()  # some of the old loop may wait for it
             self._starting = None
-            left = self._carrier or self._former
-            if self._carrier is not None:
-                self._drop_carrier(
+            left = self._conversation or self._former
+            if self._conversation is not None:
+                self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
             if left is not None:
-                left.orphan()  # or the server would keep the session, and the room that it takes
+                left.carrier.orphan()  # or the server would keep the session, and the room that it takes
             self._former = left
         self._loop = loop
 
@@ -516,19 +555,24 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         try:
             if self._transport == "websocket":
-                from openenv_core.client.socket import open_socket  # picows, which plain HTTP does without
+                from openenv_core.client.link import (
+                    open_conversation,
+                )  # picows, which plain HTTP does without
 
                 url = websocket_url(base_url, self._session_id)
-                carrier: Carrier = await open_socket(url, self._options)
+                snapshot, self._snapshot = self._snapshot, None
+                conversation = await open_conversation(
+                    url, self._options, self._message_timeout_s, self._lease_s, snapshot=snapshot
+                )
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
+                conversation = Conversation(carrier, self._message_timeout_s)
         except ConnectionFailedError as error:
             raise await self._explained(error) from error.__cause__
-        self._conversation = Conversation(carrier, self._message_timeout_s)
-        self._lost = None
-        return self._conversation
+        self._conversation, self._lost = conversation, None
+        return conversation
 
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
@@ -573,50 +617,34 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
 
-    def _drop_carrier(self, reason: str) -> None:
-        """Drop a carrier that is of no more use."""
-        if self._conversation is not None:
-            self._conversation.end()
-        self._conversation = None
+    def _drop(self, reason: str) -> "Conversation | None":
+        """Let go of a session that is of no more use, and return what it was held by."""
+        conversation, self._conversation = self._conversation, None
         self._lost = reason
+        return conversation
 
     def _abort(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
-        self._former = carrier = self._carrier
-        self._drop_carrier(reason)
-        if carrier is not None:
-            carrier.abort()
+        self._former = self._drop(reason)
+        if self._former is not None:
+            self._former.abort()
 
-    def _abort_carrier(self) -> None:
+    def _abort_request(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError."""
-        if self._turn.taken and self._carrier is not None:
-            self._carrier.abort()
+        if self._turn.taken and self._conversation is not None:
+            self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:
         """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
-            await former.close()
+            await former.carrier.close()
 
     async def _close_session(self) -> None:
-        """Close the carrier in order, if there is one; say so first, where the session is this client's."""
+        """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
-        carrier = self._carrier
-        if carrier is None:
-            return
-        self._drop_carrier("the session was closed")
-        try:
-            if self._session_id is None:
-                async with asyncio.timeout(self._options.connect_timeout_s):
-                    await carrier.wait_room()
-                carrier.send(encode_request("close"))
-            await carrier.close()
-        except (ConnectionLostError, TimeoutError):
-            carrier.abort()
-            await carrier.close()
-        except BaseException:
-            carrier.abort()
-            raise
+        if (conversation := self._drop("the session was closed")) is not None:
+            await conversation.close(last=self._session_id is None)
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -693,7 +721,14 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        other = SyncEnvClient(self._run(self._client.new_session))
+        return self._child(self._run(self._client.new_session))
+
+    def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
+        """Return clients whose sessions begin where this one's stands; see `EnvClient.fork`."""
+        return [self._child(other) for other in self._run(self._client.fork, count)]
+
+    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        other = SyncEnvClient(client)
         other._parent = self
         other._begin()
         return other
@@ -787,6 +822,22 @@ class GenericEnvClient(EnvClient[Json, Json, Json]):
 def space_label(repo_id: str) -> str:
     """Return what a Space, `owner/name`, is called in host names and in the names of images."""
     return re.sub("[/._]", "-", repo_id).lower()
+
+
+def _members_of(conversation: Conversation) -> "VectorClient":
+    """Return what asks about the sessions of a connection.
+
+    Raises:
+        ConfigurationError: It speaks the released dialect.
+    """
+    from openenv_core.client.link import Link
+    from openenv_core.client.vector import VectorClient
+
+    if not isinstance(conversation, Link):
+        raise ConfigurationError(
+            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+        )
+    return VectorClient(conversation)
 
 
 def _checked_url(base_url: str) -> str:

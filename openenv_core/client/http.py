@@ -56,7 +56,7 @@ class HttpCarrier(Carrier):
         self._stateful = False  # the next request meets the same environment
         self._ended = False
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
             raise self._lost
@@ -85,7 +85,7 @@ class HttpCarrier(Carrier):
 
     def orphan(self) -> None:
         """Begin to give the session back on the running event loop: no end of a connection tells the server."""
-        self._loop, self._waiter = asyncio.get_running_loop(), None
+        self._loop, self._listener = asyncio.get_running_loop(), None
         self._tasks.clear()
         # The former's connections belong to the former loop.
         self._client = _client(self._base_url, self._options)

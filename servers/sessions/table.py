@@ -63,6 +63,7 @@ class SessionTable:
     Attributes:
         draining: No further session is taken.
         snapshots: States that are kept.
+        new_id: Draws an id that leads to this process.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SessionTable:
         self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
         self.draining = False
-        self._new_id = new_id
+        self.new_id = new_id
         self._waiting = 0
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, asyncio.Future[None]] = {}
@@ -129,7 +130,7 @@ class SessionTable:
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        key = (owner, session_id or self._new_id())
+        key = (owner, session_id or self.new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
             session = await self._admit(owner, key[1])
@@ -166,7 +167,7 @@ class SessionTable:
     def hand_out(self, session: EnvironmentSession) -> str:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
-            session.id = self._new_id()
+            session.id = self.new_id()
             session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id

@@ -155,7 +155,7 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
-        env._conversation._watchdog._timeout_s = 60  # type: ignore[union-attr]
+        env._conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5

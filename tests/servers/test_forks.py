@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from counter import AsyncCounter, BlockingCounter, Counter
+from counter import Add, AsyncCounter, BlockingCounter, Counter
+from counter_client import CounterEnv
 from server_apps import app_of
 from serving import eventually, serving
 
@@ -16,22 +17,14 @@ from openenv_core import EnvClient
 from openenv_core.client.vector import VectorClient
 from openenv_core.errors import (
     CapacityError,
+    ClientClosedError,
+    ConfigurationError,
     ExecutionError,
     FactoryError,
     SessionError,
     ValidationFailedError,
 )
 from servers.sessions import snapshots
-
-
-class Forkable(Counter):
-    """By a copy of its attributes."""
-
-    FORKABLE = True
-
-
-class BlockingForkable(BlockingCounter):
-    FORKABLE = True
 
 
 @dataclass
@@ -45,10 +38,8 @@ class Held:
         Held.closed += 1
 
 
-class AsyncForkable(AsyncCounter):
-    """By methods of its own."""
-
-    FORKABLE = True
+class AsyncState(AsyncCounter):
+    """By methods of its own, where the others copy their attributes."""
 
     async def snapshot(self) -> Held:
         await asyncio.sleep(0)
@@ -59,7 +50,7 @@ class AsyncForkable(AsyncCounter):
         self._state.total = state.total
 
 
-EVERY_WAY = pytest.mark.parametrize("env", [Forkable, BlockingForkable, AsyncForkable])
+EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncState])
 
 
 @asynccontextmanager
@@ -91,7 +82,7 @@ async def test_each_fork_begins_where_the_member_stands_and_goes_its_own_way(env
         assert await totals(client, [3, 5, 0], 1, 2, 1) == [7, 8, 5]
         assert app.sessions.active == 6
     await eventually(lambda: app.sessions.active == 0)
-    assert Held.closed - closed == (2 if env is AsyncForkable else 0)
+    assert Held.closed - closed == (2 if env is AsyncState else 0)
 
 
 @EVERY_WAY
@@ -117,11 +108,11 @@ async def test_a_snapshot_outlives_its_connection_and_is_its_owners_alone(env: A
             with pytest.raises(ValidationFailedError, match="kept for you"):
                 await client.restore(snapshot)
         assert len(app.sessions.snapshots) == 0
-    assert Held.closed - closed == (1 if env is AsyncForkable else 0)
+    assert Held.closed - closed == (1 if env is AsyncState else 0)
 
 
 async def test_an_episode_that_is_over_is_over_in_its_forks_too() -> None:
-    async with serving(app_of(Forkable)) as address, vector(address) as client:
+    async with serving(app_of(Counter)) as address, vector(address) as client:
         await client.ask("reset", seeds=[9])
         assert await totals(client, [0], 1) == [10]
         await client.fork(0, 1)
@@ -131,7 +122,7 @@ async def test_an_episode_that_is_over_is_over_in_its_forks_too() -> None:
 
 
 async def test_where_there_is_no_room_for_all_none_is_opened() -> None:
-    app = app_of(Forkable, 4)
+    app = app_of(Counter, 4)
     async with serving(app) as address, vector(address, 2) as client:
         await client.ask("reset", seeds=[1, 2])
         with pytest.raises(CapacityError):
@@ -141,12 +132,16 @@ async def test_where_there_is_no_room_for_all_none_is_opened() -> None:
         assert await totals(client, [0, 1, 2, 3], 0, 0, 0, 0) == [1, 2, 2, 2]
 
 
-class Unrestorable(Forkable):
+class Unforkable(Counter):
+    FORKABLE = False
+
+
+class Unrestorable(Counter):
     def restore(self, state: Any) -> None:
         raise OSError("no disk")
 
 
-class Unreadable(Forkable):
+class Unreadable(Counter):
     def snapshot(self) -> Any:
         raise OSError("no disk")
 
@@ -154,7 +149,7 @@ class Unreadable(Forkable):
 @pytest.mark.parametrize(
     ("env", "error", "said"),
     [
-        (Counter, ExecutionError, "FORKABLE"),
+        (Unforkable, ExecutionError, "FORKABLE"),
         (Unreadable, ExecutionError, "no disk"),
         (Unrestorable, FactoryError, "no disk"),
     ],
@@ -171,7 +166,7 @@ async def test_an_environment_that_cannot_be_forked_says_so_and_goes_on(
         assert await totals(client, [0], 1) == [2]
 
 
-class Stuck(BlockingForkable):
+class Stuck(BlockingCounter):
     """Its snapshots never end, or its restores, as the seed says."""
 
     held = threading.Event()
@@ -205,7 +200,7 @@ async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
         Stuck.held.set()
 
 
-class Sized(Forkable):
+class Sized(Counter):
     """Says how large its states are."""
 
     def snapshot(self) -> Any:
@@ -236,7 +231,7 @@ async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytes
             await client.restore(second)
 
 
-class SlowState(AsyncForkable):
+class SlowState(AsyncState):
     """Its snapshots wait to be told on."""
 
     entered: asyncio.Event
@@ -261,3 +256,35 @@ async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leav
                     await ask
             forking.cancel()
         await eventually(lambda: app.sessions.active == 0)
+
+
+@EVERY_WAY
+async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
+    app = app_of(env, 4)
+    async with serving(app) as address:
+        async with CounterEnv(f"http://{address}") as client:
+            await client.reset(seed=2)
+            await client.step(Add(amount=1))
+            first, second = await client.fork(2)
+            assert len(app.sessions.snapshots) == 0
+            for one, amount, total in ((first, 1, 4), (second, 2, 5), (client, 3, 6), (first, 1, 5)):
+                assert (await one.step(Add(amount=amount))).observation.total == total
+            (deeper,) = await first.fork(1)
+            await first.close()
+            await eventually(lambda: app.sessions.active == 2)  # and what was forked of it
+            assert (await second.step(Add(amount=1))).observation.total == 6
+            with pytest.raises(ClientClosedError):
+                await deeper.state()
+            with pytest.raises(CapacityError):
+                await client.fork(3)
+            await eventually(lambda: app.sessions.active == 2 and not len(app.sessions.snapshots))
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_the_released_dialect_has_no_forks() -> None:
+    async with (
+        serving(app_of(Counter)) as address,
+        CounterEnv(f"http://{address}", transport="http") as client,
+    ):
+        with pytest.raises(ConfigurationError, match="over WebSocket"):
+            await client.fork(1)

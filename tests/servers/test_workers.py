@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from counter import Add
+from counter_client import CounterEnv
 from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
@@ -142,6 +144,15 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
 
 
 @pytest.mark.soak
+def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) -> None:
+    with CounterEnv(f"http://{fleet.address}").sync() as client:
+        client.reset(seed=1)
+        forks = client.fork(6)
+        seen = [fork.step(Add(amount=one)).observation.total for one, fork in enumerate(forks)]
+        assert seen == [1, 2, 3, 4, 5, 6]
+        assert client.state().total == 1
+
+
 async def test_the_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6") as server:
         for _ in range(2):  # and the slots come back
