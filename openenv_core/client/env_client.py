@@ -140,7 +140,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             "transport": transport,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
-        self._snapshot: str | None = None  # what its first session begins with
+        self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
@@ -292,41 +292,24 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
-        return await self._another(base_url, None)
+        return await self._another(base_url)
 
     async def fork(self, count: int) -> list[Self]:
-        """Return other clients of this class whose sessions begin where this one's stands, and go their own ways.
-
-        They are closed when this one is, at the latest.
-
-        Args:
-            count: How many.
+        """Return `count` clients as `new_session` does, whose sessions begin where this one's stands.
 
         Raises:
             ConfigurationError: The server, or this client's transport, has no forks.
             ExecutionError: The environment cannot be forked.
             CapacityError: The server has no room for so many; none is opened.
         """
+        from openenv_core.client.link import link_of
+
         self._come_to_loop()
         with await self._turn.wait():
             conversation, base_url = await self._connect(), await self._located()
-            members = _members_of(conversation)
-            snapshot = await members.snapshot(0)
-            opening = [asyncio.ensure_future(self._another(base_url, snapshot)) for _ in range(count)]
-            try:
-                return await asyncio.gather(*opening)
-            except BaseException:
-                for one in opening:
-                    one.cancel()
-                for made in await asyncio.gather(*opening, return_exceptions=True):
-                    if isinstance(made, EnvClient):
-                        await made.close()
-                raise
-            finally:
-                if conversation.error is None:
-                    await members.end(snapshots=[snapshot])
+            return await link_of(conversation).forked(count, partial(self._another, base_url))
 
-    async def _another(self, base_url: str, snapshot: str | None) -> Self:
+    async def _another(self, base_url: str, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         settings: dict[str, Any] = {
@@ -336,11 +319,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._others = [*(known for known in self._others if not known._closed), other]
         other._snapshot = snapshot
         try:
-            await other.connect()
-            if snapshot is not None:
-                assert other._conversation is not None
-                await _members_of(other._conversation).opened()
-            return other
+            return await other.connect()
         except BaseException:
             self._others = [known for known in self._others if known is not other]
             await other.close()
@@ -556,8 +535,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         try:
             if self._transport == "websocket":
                 from openenv_core.client.link import (
-                    open_conversation,
-                )  # picows, which plain HTTP does without
+                    open_conversation,  # picows, which plain HTTP does without
+                )
 
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
@@ -822,22 +801,6 @@ class GenericEnvClient(EnvClient[Json, Json, Json]):
 def space_label(repo_id: str) -> str:
     """Return what a Space, `owner/name`, is called in host names and in the names of images."""
     return re.sub("[/._]", "-", repo_id).lower()
-
-
-def _members_of(conversation: Conversation) -> "VectorClient":
-    """Return what asks about the sessions of a connection.
-
-    Raises:
-        ConfigurationError: It speaks the released dialect.
-    """
-    from openenv_core.client.link import Link
-    from openenv_core.client.vector import VectorClient
-
-    if not isinstance(conversation, Link):
-        raise ConfigurationError(
-            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
-        )
-    return VectorClient(conversation)
 
 
 def _checked_url(base_url: str) -> str:

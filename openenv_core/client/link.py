@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from openenv_core.client.carrier import CarrierOptions
@@ -34,11 +34,21 @@ from openenv_core.protocol.batch import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import data_of, server_error
 
+
+class Closable(Protocol):
+    """What is opened for a fork."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
 MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
 
 MAX_REFUSED: Final = 4
 """Attempts in a row to connect where nobody listens any more: the server is gone, and its sessions with it."""
+
+T = TypeVar("T", bound=Closable)
 
 _RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
@@ -104,6 +114,36 @@ class Link(Conversation):
             FactoryError: It could not make their environments.
         """
         await self._opening.answer
+
+    async def forked(self, count: int, connect: Callable[[str], Awaitable[T]]) -> list[T]:
+        """Return clients of sessions in the state of this one: all, or none.
+
+        Args:
+            count: How many.
+            connect: Makes one in the state of a snapshot.
+        """
+        snapshot = (await self._told("snapshot", member=0))["snapshot"]
+        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        try:
+            return await asyncio.gather(*opening)
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            for made in await asyncio.gather(*opening, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+            raise
+        finally:
+            if self.error is None:
+                await self._told("close", snapshots=[snapshot])
+
+    async def _told(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Ask what one frame answers; raise the error that it tells of."""
+        replies: list[BatchReply] = []
+        await self.request(operation, (), fields, replies.append).answer
+        if (error := error_of(replies[0].fields)) is not None:
+            raise error
+        return replies[0].fields
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
         """Send a frame of the released dialect with an id, and return the data of its answer; as the base's."""
@@ -306,6 +346,19 @@ class Link(Conversation):
             self._resuming = None
 
 
+def link_of(conversation: Conversation | None) -> Link:
+    """Return a conversation that is one in `ropewalk.v1`.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(conversation, Link):
+        raise ConfigurationError(
+            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+        )
+    return conversation
+
+
 async def open_conversation(
     url: str,
     options: CarrierOptions,
@@ -328,7 +381,14 @@ async def open_conversation(
     carrier = await connect(None)
     if carrier.subprotocol != SUBPROTOCOL:
         return Conversation(carrier, timeout_s)
-    return Link(carrier, timeout_s, connect, lease_s, count, snapshot)
+    link = Link(carrier, timeout_s, connect, lease_s, count, snapshot)
+    if snapshot is not None:  # which may be gone by the first request
+        try:
+            await link.opened()
+        except BaseException:
+            await link.close(last=False)
+            raise
+    return link
 
 
 async def _connected(url: str, options: CarrierOptions, session: str | None) -> WebSocketCarrier:

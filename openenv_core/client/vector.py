@@ -96,10 +96,6 @@ class VectorClient:
             await self._arrived.wait()
         return _checked(self._unread.popleft())
 
-    async def opened(self) -> None:
-        """Wait until the first sessions are open. Raises what `open` does."""
-        await self._link.opened()
-
     async def fork(self, member: int, count: int) -> list[int]:
         """Open sessions in the state of one; return their numbers.
 
