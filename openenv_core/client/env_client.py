@@ -77,8 +77,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
-        lease_s: Seconds that the server is asked to keep the session when the connection breaks, and that
-            this client tries to come back; 0 never.
+        lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
 
@@ -291,31 +290,28 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         with await self._turn.wait():
-            base_url = await self._located()
-        return await self._another(base_url)
+            await self._located()
+        return await self._another()
 
     async def fork(self, count: int) -> list[Self]:
-        """Return `count` clients as `new_session` does, whose sessions begin where this one's stands.
+        """Return so many clients as `new_session` does, whose sessions begin where this one's stands.
 
         Raises:
-            ConfigurationError: The server, or this client's transport, has no forks.
-            ExecutionError: The environment cannot be forked.
-            CapacityError: The server has no room for so many; none is opened.
+            ServerError: The environment cannot be forked, or there is no room for so many; then none is opened.
         """
         from openenv_core.client.link import link_of
 
         self._come_to_loop()
         with await self._turn.wait():
-            conversation, base_url = await self._connect(), await self._located()
-            return await link_of(conversation).forked(count, partial(self._another, base_url))
+            return await link_of(await self._connect()).forked(count, self._another)
 
-    async def _another(self, base_url: str, snapshot: str | None = None) -> Self:
+    async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        settings: dict[str, Any] = {
+        settings: Any = {
             name: value for name, value in self._for_new_sessions.items() if anything or name in taken
         }
-        other = type(self)(base_url=base_url, **settings)
+        other = type(self)(base_url=self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
         other._snapshot = snapshot
         try:
@@ -534,15 +530,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         try:
             if self._transport == "websocket":
-                from openenv_core.client.link import (
-                    open_conversation,  # picows, which plain HTTP does without
-                )
+                from openenv_core.client.link import open_conversation  # with picows
 
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
-                conversation = await open_conversation(
-                    url, self._options, self._message_timeout_s, self._lease_s, snapshot=snapshot
-                )
+                options, timeout_s = self._options, self._message_timeout_s
+                conversation = await open_conversation(url, options, timeout_s, self._lease_s, 1, snapshot)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
@@ -703,7 +696,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._child(self._run(self._client.new_session))
 
     def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
-        """Return clients whose sessions begin where this one's stands; see `EnvClient.fork`."""
+        """Return other clients in the state of this one; see `EnvClient.fork`."""
         return [self._child(other) for other in self._run(self._client.fork, count)]
 
     def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":

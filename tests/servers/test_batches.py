@@ -21,12 +21,14 @@ from counter import (
 )
 from server_apps import EVERY_WAY, app_of
 from serving import PATIENCE_S, ask, closing_of, eventually, serving, socket_to
+from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
 from servers.routes.link import MAX_REQUESTS
 
+pytestmark = pytest.mark.usefixtures("held_frames")
 V1 = Subprotocol("ropewalk.v1")
 INT64 = 8
 

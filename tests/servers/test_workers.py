@@ -18,12 +18,14 @@ import psutil
 import pytest
 from counter import Add
 from counter_client import CounterEnv
+from faulty_proxy import faulty_proxy
 from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from openenv_core import GenericEnvClient
 from servers.fleet.forwarder import worker_of
 from servers.fleet.peers import UnixPeers
 
@@ -107,6 +109,20 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
+
+
+@pytest.mark.slow
+async def test_a_session_is_resumed_at_its_worker_whichever_the_connection_comes_in_at(
+    fleet: ServeProcess,
+) -> None:
+    async with faulty_proxy(fleet.address) as proxy, GenericEnvClient(proxy.url) as client:
+        await client.reset(seed=1)
+        for _ in range(8):  # a kernel that shares connections out by chance sends half of them to the other
+            proxy.cut()
+            await client.state()
+        await client.step({"amount": 1})
+        assert (await client.state())["total"] == 2
+        assert proxy.connections == 9
 
 
 @pytest.mark.soak
