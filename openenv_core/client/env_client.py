@@ -294,10 +294,10 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         return await self._another()
 
     async def fork(self, count: int) -> list[Self]:
-        """Return so many clients as `new_session` does, whose sessions begin where this one's stands.
+        """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
 
         Raises:
-            ServerError: The environment cannot be forked, or there is no room for so many; then none is opened.
+            ServerError: The environment cannot be forked, or there is no room for so many.
         """
         from openenv_core.client.link import link_of
 
@@ -308,9 +308,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        settings: Any = {
-            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
-        }
+        known: dict[str, Any] = self._for_new_sessions
+        settings = {name: known[name] for name in known if anything or name in taken}
         other = type(self)(base_url=self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
         other._snapshot = snapshot
