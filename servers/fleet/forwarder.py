@@ -9,6 +9,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openenv_core.protocol.batch import RESUME
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
@@ -93,8 +94,8 @@ class Forwarder:
         worker = None
         if path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            session = query["session_id"][0] if path == SESSION_PATH and "session_id" in query else None
-            worker = self._place(session)
+            named = query.get("session_id") or query.get(RESUME) if path == SESSION_PATH else None
+            worker = self._place(named[0] if named else None)
         if worker is None:
             await self._app(scope, receive, send)
         else:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from openenv_core.protocol.errors import RefusalError
 from servers.execution import FATAL, EnvironmentRunner, keep
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
@@ -35,15 +36,17 @@ class Member:
     Attributes:
         session: The session.
         ended: Its episode is over, and no other has begun.
-        busy: A call is under way.
+        busy: A call of a batch is under way.
+        turn: Who asks it alone has this: one request at a time, in their order.
     """
 
-    __slots__ = ("busy", "ended", "number", "session")
+    __slots__ = ("busy", "ended", "number", "session", "turn")
 
     def __init__(self, number: int, session: EnvironmentSession) -> None:
         self.number = number
         self.session = session
         self.ended = self.busy = False
+        self.turn = asyncio.Lock()
 
 
 class MemberCall:
@@ -142,7 +145,7 @@ class SessionBatch:
 
     async def close(self) -> None:
         """End them all. Whoever waits may be cancelled: it goes on."""
-        await self._table.release([member.session for member in self.members])
+        await self._table.release([member.session for member in self.members if not member.session.standing])
 
 
 class _Job:
@@ -194,7 +197,7 @@ class BatchRound:
         spell = 0
         for call in self._calls:
             member, session = call.member, call.member.session
-            if call.outcome is None and member.busy:
+            if call.outcome is None and (member.busy or member.turn.locked()):
                 call.outcome = SessionBusyError(1)
             elif call.outcome is None and session.over:
                 call.outcome = UnknownSessionError(f"member {member.number}, which has ended")
@@ -235,6 +238,16 @@ class BatchRound:
     def over(self) -> bool:
         """Whether every call has been returned."""
         return not self._left
+
+    def cancel(self, refusal: RefusalError) -> None:
+        """Do not begin what still waits for a thread; the others go on."""
+        for calls, _ in self._queues.values():
+            with self._lock:
+                waiting = list(calls)
+                calls.clear()
+            for call in waiting:
+                call.outcome = refusal
+                self._finish(call)
 
     def close(self) -> None:
         """Give up what is still under way; its sessions are to be ended."""

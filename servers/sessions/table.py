@@ -61,6 +61,7 @@ class SessionTable:
 
     Attributes:
         draining: No further session is taken.
+        new_id: Draws an id that leads to this process.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SessionTable:
         self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
         self.draining = False
-        self._new_id = new_id
+        self.new_id = new_id
         self._waiting = 0
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, asyncio.Future[None]] = {}
@@ -89,6 +90,11 @@ class SessionTable:
     def inline(self) -> bool:
         """Whether every method of the environment runs on the loop without waiting."""
         return isinstance(self.factory, type) and plan_of(self.factory).inline
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the environment says that the seed and the actions decide everything."""
+        return getattr(self.factory, "DETERMINISTIC", False) is True
 
     @property
     def active(self) -> int:
@@ -126,7 +132,7 @@ class SessionTable:
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        key = (owner, session_id or self._new_id())
+        key = (owner, session_id or self.new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
             session = await self._admit(owner, key[1])
@@ -163,7 +169,7 @@ class SessionTable:
     def hand_out(self, session: EnvironmentSession) -> str:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
-            session.id = self._new_id()
+            session.id = self.new_id()
             session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id
