@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS_AFTERWARDS = 10
+END_TIMEOUT_S = 300.0
 SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16", "rollout.num_workers=1")
 
 
@@ -34,7 +35,7 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
         killer.all(KINDS)
         reached(job, killer.kills[-1].version + ITERATIONS_AFTERWARDS)
         job.process.send_signal(signal.SIGINT)
-        assert job.wait(60) == INTERRUPTED, job.output()[-3000:]
+        assert job.wait(END_TIMEOUT_S) == INTERRUPTED, job.output()[-3000:]
         iterations = [row["iteration"] for row in job.rows(HISTORY_FILE)]
         held = list(
             bars(
