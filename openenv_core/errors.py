@@ -63,6 +63,10 @@ class EpisodeOverError(EnvironmentFailureError):
         )
 
 
+class NotForkableError(EnvironmentFailureError):
+    """This episode cannot be forked, where others of the environment can; the message says what to change."""
+
+
 class ClientError(OpenEnvError):
     """Something went wrong between a client and its server."""
 

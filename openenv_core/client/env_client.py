@@ -84,8 +84,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
-        lease_s: Seconds that the server is asked to keep the session when the connection breaks, and that
-            this client tries to come back; 0 never.
+        lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
 
@@ -143,6 +142,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             "transport": transport,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
@@ -295,14 +295,29 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         with await self._turn.wait():
-            base_url = await self._located()
+            await self._located()
+        return await self._another()
+
+    async def fork(self, count: int) -> list[Self]:
+        """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
+
+        Raises:
+            ServerError: The environment cannot be forked, or there is no room for so many.
+        """
+        from openenv_core.client.link import link_of
+
+        self._come_to_loop()
+        with await self._turn.wait():
+            return await link_of(await self._connect()).forked(count, self._another)
+
+    async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        settings: dict[str, Any] = {
-            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
-        }
-        other = type(self)(base_url=self._urls if len(self._urls) > 1 else base_url, **settings)
+        known: dict[str, Any] = self._for_new_sessions
+        settings = {name: known[name] for name in known if anything or name in taken}
+        other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
+        other._snapshot = snapshot
         try:
             return await other.connect()
         except BaseException:
@@ -515,7 +530,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             return self._conversation
         await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
-        for _ in self._urls[1:]:
+        for _ in self._urls[1:] if self._snapshot is None else ():  # no other server knows a snapshot
             try:
                 return await self._connect_to_this()
             except (CapacityError, ConnectionFailedError):
@@ -527,14 +542,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         assert base_url is not None
         try:
             if self._transport == "websocket":
-                from openenv_core.client.link import (
-                    open_conversation,
-                )  # picows, which plain HTTP does without
+                from openenv_core.client.link import open_conversation  # with picows
 
                 url = websocket_url(base_url, self._session_id)
-                conversation = await open_conversation(
-                    url, self._options, self._message_timeout_s, self._lease_s
-                )
+                snapshot, self._snapshot = self._snapshot, None
+                options, timeout_s = self._options, self._message_timeout_s
+                conversation = await open_conversation(url, options, timeout_s, self._lease_s, 1, snapshot)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
@@ -703,7 +716,14 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        other = SyncEnvClient(self._run(self._client.new_session))
+        return self._child(self._run(self._client.new_session))
+
+    def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
+        """Return other clients in the state of this one; see `EnvClient.fork`."""
+        return [self._child(other) for other in self._run(self._client.fork, count)]
+
+    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        other = SyncEnvClient(client)
         other._parent = self
         other._begin()
         return other

@@ -18,12 +18,14 @@ import psutil
 import pytest
 from counter import Add
 from counter_client import CounterEnv
+from faulty_proxy import faulty_proxy
 from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from openenv_core import GenericEnvClient
 from servers.fleet.forwarder import worker_of
 from servers.fleet.peers import UnixPeers
 
@@ -125,6 +127,20 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
 
 
+@pytest.mark.slow
+async def test_a_session_is_resumed_at_its_worker_whichever_the_connection_comes_in_at(
+    fleet: ServeProcess,
+) -> None:
+    async with faulty_proxy(fleet.address) as proxy, GenericEnvClient(proxy.url) as client:
+        await client.reset(seed=1)
+        for _ in range(8):  # a kernel that shares connections out by chance sends half of them to the other
+            proxy.cut()
+            await client.state()
+        await client.step({"amount": 1})
+        assert (await client.state())["total"] == 2
+        assert proxy.connections == 9
+
+
 @pytest.mark.soak
 async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProcess) -> None:
     for session in both("escaped"):
@@ -160,6 +176,15 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
 
 
 @pytest.mark.soak
+def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) -> None:
+    with CounterEnv(f"http://{fleet.address}").sync() as client:
+        client.reset(seed=1)
+        forks = client.fork(6)
+        seen = [fork.step(Add(amount=one)).observation.total for one, fork in enumerate(forks)]
+        assert seen == [1, 2, 3, 4, 5, 6]
+        assert client.state().total == 1
+
+
 async def test_the_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6") as server:
         for _ in range(2):  # and the slots come back
