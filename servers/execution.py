@@ -316,6 +316,11 @@ class EnvironmentRunner:
         return callable(getattr(self._environment, name, None))
 
     @property
+    def forkable(self) -> bool:
+        """Whether the environment promises that others can go on from its snapshots."""
+        return getattr(self._environment, "FORKABLE", False) is True
+
+    @property
     def name(self) -> str:
         """What the environment's class is called."""
         return type(self._environment).__name__

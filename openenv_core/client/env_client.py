@@ -1,24 +1,26 @@
-"""EnvClient: one session on an environment server; its sync face; GenericEnvClient, with dicts for models."""
+"""EnvClient: one session on an environment server; its sync face."""
 
 import asyncio
 import inspect
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeAlias, TypeVar, cast
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
+from openenv_core.client.models import ClientModels
+from openenv_core.client.replay import CLOSED, Journal, replay
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
     checked_session_id,
     checked_transport,
+    checked_url,
+    checked_urls,
     http_url,
     websocket_url,
 )
@@ -30,15 +32,17 @@ from openenv_core.errors import (
     ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
+    EpisodeLostError,
+    NotExecutedError,
     OpenEnvError,
     ProtocolError,
+    ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
-from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
@@ -48,7 +52,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class EnvClient(Generic[ActT, ObsT, StateT]):
+class EnvClient(ClientModels[ActT, ObsT, StateT]):
     """A session on an environment server, for asyncio; `sync()` gives the same without.
 
     A subclass names its models and has nothing more to do:
@@ -61,14 +65,16 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
     A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
-    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
-    `state` keep raising ConnectionLostError.
+    its reply is read and dropped later. An episode whose server has died is played again on another, and
+    goes on there, where the environment declares itself deterministic; else EpisodeLostError is raised until
+    `reset` opens a new session.
 
     Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
-            starts the server when the client first connects.
+        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of
+            which each client uses one, chosen at random, and the others when that does not serve. None with a
+            provider, which starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
-        message_timeout_s: Seconds that a reply may take; None waits for ever. Those in a server's queue do not count.
+        message_timeout_s: Seconds that a reply may take; None waits for ever.
         max_message_size_mb: The longest message that is received, in 2^20 bytes.
         websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
             never asks.
@@ -80,25 +86,20 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
-        lease_s: Seconds that the server is asked to keep the session when the connection breaks, and that
-            this client tries to come back; 0 never.
+        lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
-        queue_timeout_s: Seconds that the first request waits for a session of a full server: in its queue, and with
-            further attempts where it has none or refuses. 0 raises CapacityError at once.
+        queue_timeout_s: Seconds that the first request waits for a session of a full server; 0: CapacityError at once.
 
     Raises:
         ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
     """
 
-    action_type: type[ActT]
-    observation_type: type[ObsT]
-    state_type: type[StateT]
     default_app: ClassVar[str | None] = None
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         connect_timeout_s: float = 10.0,
         message_timeout_s: float | None = 60.0,
         max_message_size_mb: float = 100.0,
@@ -116,10 +117,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
-        observation_type = getattr(self, "observation_type", None)
-        self._read_observation = None if observation_type is None else reader(observation_type)
-        self._read_state = reader(getattr(self, "state_type", None) or State)
-        self._base_url = None if base_url is None else _checked_url(base_url)
+        super().__init__()
+        self._urls = checked_urls(base_url)
+        self._base_url = self._urls[0] if self._urls else None
         self._provider = None if provider is None else adapted(provider, started=base_url is not None)
         self._mode = checked_mode(mode)
         self._transport = checked_transport(transport)
@@ -148,6 +148,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             "queue_timeout_s": queue_timeout_s,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
@@ -156,6 +157,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._admitted = False  # the server has answered in this session
         self._wait: SlotWait | None = None
         self._lost: str | None = None
+        self._journal = Journal(attached=session_id is not None)
         self._closed = False
 
     @classmethod
@@ -267,7 +269,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is; None until the provider has started it."""
+        """Where the server is, of several the one in use; None until the provider has started it."""
         return self._base_url
 
     @property
@@ -281,13 +283,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ClientClosedError: The client was closed.
             ConnectionFailedError: The server does not answer, or lets nobody in without a token.
-            CapacityError: The server takes no connections for now. One that has no room for a session says so to the
-                first request, which waits for it.
             ProviderError: The server could not be started.
         """
         self._come_to_loop()
         with await self._turn.wait():
-            await self._connect()
+            if self._conversation is None:
+                await self._find_session(fresh=self._journal.trouble is not None)
         return self
 
     async def new_session(self) -> Self:
@@ -296,19 +297,33 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         It is closed when this one is, at the latest.
 
         Raises:
-            CapacityError: As `connect`.
             ConnectionFailedError: The server does not answer.
         """
         self._come_to_loop()
         with await self._turn.wait():
-            base_url = await self._located()
+            await self._located()
+        return await self._another()
+
+    async def fork(self, count: int) -> list[Self]:
+        """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
+
+        Raises:
+            ServerError: The environment cannot be forked, or there is no room for so many.
+        """
+        from openenv_core.client.link import link_of
+
+        self._come_to_loop()
+        with await self._turn.wait():
+            return await link_of(await self._connect()).forked(count, self._another)
+
+    async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        settings: dict[str, Any] = {
-            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
-        }
-        other = type(self)(base_url=base_url, **settings)
+        known: dict[str, Any] = self._for_new_sessions
+        settings = {name: known[name] for name in known if anything or name in taken}
+        other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
+        other._snapshot = snapshot
         try:
             return await other.connect()
         except BaseException:
@@ -339,14 +354,13 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             options: `seed`, `episode_id` and whatever else the environment takes.
 
         Raises:
-            CapacityError: The server had no room for this session within `queue_timeout_s`.
             ServerError: The server refused, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply
                 is dropped; a further request waits until the environment is done with this one.
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(encode_request("reset", options), "observation", fresh=True)
+        data = await self._request(b"", "observation", reset=options)
         return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
@@ -356,7 +370,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             TypeError: The action is of another type.
             ServerError: The server refused, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
-            ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
+            EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
+                elsewhere; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
         return self._result_of(data)
@@ -367,9 +382,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment raised.
             RequestTimeoutError: No reply came in time; see `reset`.
-            ConnectionLostError: The connection broke, now or earlier.
+            EpisodeLostError: See `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state"))
+        return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
 
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
@@ -378,6 +393,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         with await self._turn.wait():
             await self._close_session()
             self._lost = None
+            self._journal.clear()
 
     async def close(self) -> None:
         """End the session, those that `new_session` made, and the server if this client's provider runs it.
@@ -415,95 +431,78 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _step_payload(self, action: ActT) -> Any:
-        """Return what a step frame carries: a model or a dict of the action's fields."""
-        expected = getattr(self, "action_type", Action)
-        if not isinstance(action, (expected, Mapping)):
-            raise TypeError(
-                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
-                f"pass {expected.__name__}(...)"
-            )
-        return action
+    async def _request(
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
+    ) -> dict[str, Any]:
+        """Send a frame and return the data of its reply.
 
-    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
-        result = self._parse_result(payload)
-        if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")
-        return result
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn the data of an observation frame into what the caller gets."""
-        fields = payload.get("observation")
-        read = self._read_observation
-        if not isinstance(fields, dict) or read is None:
-            raise self._unreadable("observation", payload, None)
-        reward = fields["reward"] = payload.get("reward")
-        done = fields["done"] = payload.get("done", False)
-        try:
-            return StepResult(read(fields), reward, done, payload.get("metadata"))
-        except ValidationError as error:
-            raise self._unreadable("observation", payload, error) from error
-
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn the data of a state frame into what the caller gets."""
-        try:
-            return cast(StateT, self._read_state(payload))
-        except ValidationError as error:
-            raise self._unreadable("state", payload, error) from error
-
-    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
-        expected = getattr(self, f"{what}_type", None)
-        if expected is None:
-            return ProtocolError(
-                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
-            )
-        return ProtocolError(
-            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
-            f"{f': {error}' if error else ''}; check that client and server have the same version"
-        )
-
-    async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
-        """Send a frame and return the data of its reply."""
+        Args:
+            frame: The frame.
+            expected: The type of its reply.
+            reset: The options of a reset; its frame is made here.
+            reads: The request changes nothing.
+        """
         self._come_to_loop()
         turn = self._turn
         if not turn.take():
             await turn.wait()
         try:
-            if self._conversation is None and self._lost is not None and not fresh and not self._closed:
-                raise ConnectionLostError(self._lost)
-            if self._admitted:
-                return await self._exchange(frame, expected)
-            return await self._first_exchange(frame, expected)
-        finally:
-            turn.release()
-
-    async def _first_exchange(self, frame: bytes, expected: str) -> dict[str, Any]:
-        """Ask for the first time in a session: a server without room for it is asked again, until it has some."""
-        wait = self._wait = SlotWait(self._options.queue_timeout_s)
-        try:
+            journal, losses = self._journal, 0
+            self._wait = None if self._admitted else SlotWait(self._options.queue_timeout_s)
             while True:
+                conversation = self._conversation
+                if conversation is None:
+                    conversation = await self._find_session(fresh=reset is not None)
+                if reset is not None and not losses:
+                    reset = journal.complete(reset, conversation.carrier.deterministic)
+                    frame = encode_request("reset", reset)
                 try:
-                    return await self._exchange(frame, expected)
-                except CapacityError as refusal:  # no session was made, and nothing done
-                    if self._admitted:
+                    data = await conversation.ask(frame, expected)
+                except asyncio.CancelledError:  # it may happen all the same
+                    if not reads:
+                        journal.note(frame, expected, conversation.last)
+                    raise
+                except ClientError as error:
+                    if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
+                        if not reads and not isinstance(error, NotExecutedError):
+                            journal.note(frame, expected, conversation.last)
+                        if losses and reset is not None and isinstance(error, ServerError):
+                            self._abort(str(error))  # no episode has begun here, and the former was elsewhere
                         raise
-                    await wait.pause(refusal)
+                    self._abort(str(error))
+                    if isinstance(error, CapacityError) and self._wait is not None:  # nothing was done
+                        self._turn_to_next_server()
+                        await self._wait.pause(error)
+                        continue
+                    losses += 1
+                    lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
+                    if lost is not None:
+                        self._lost = str(lost)
+                        raise await self._explained(lost) from None
+                    self._turn_to_next_server()
+                else:
+                    self._admitted = True
+                    if reset is not None:
+                        journal.begin(frame, conversation.last)
+                    elif not reads:
+                        journal.note(frame, expected, conversation.last)
+                    return data
         finally:
             self._wait = None
+            turn.release()
 
-    async def _exchange(self, frame: bytes, expected: str) -> dict[str, Any]:
-        conversation = self._conversation or await self._connect()
+    async def _find_session(self, *, fresh: bool) -> Conversation:
+        """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
+        if fresh or self._lost is None or self._closed:
+            return await self._connect()
+        if self._journal.trouble is not None:
+            raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
+        patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            reply = await conversation.ask(frame, expected)
-        except ClientError as error:
-            if conversation.error is not None or isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                self._abort(str(error))
-            if isinstance(error, ConnectionLostError):
-                raise await self._explained(error) from None
-            raise
-        self._admitted = True
-        return reply
+            return await replay(self._journal, self._lost, self._connect, self._abort, patience_s)
+        except EpisodeLostError as error:
+            self._lost = str(error)
+            raise await self._explained(error) from error.__cause__
 
     @property
     def _carrier(self) -> Carrier | None:
@@ -529,6 +528,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             self._starting = None
             left = self._conversation or self._former
             if self._conversation is not None:
+                self._journal.clear()
                 self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
@@ -541,18 +541,28 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def _connect(self) -> Conversation:
         if self._conversation is not None:
             return self._conversation
-        base_url = await self._located()
+        await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
+        for _ in self._urls[1:] if self._snapshot is None else ():  # no other server knows a snapshot
+            try:
+                return await self._connect_to_this()
+            except (CapacityError, ConnectionFailedError):
+                self._turn_to_next_server()
+        return await self._connect_to_this()
+
+    async def _connect_to_this(self) -> Conversation:
+        base_url = self._base_url
+        assert base_url is not None
         try:
             if self._transport == "websocket":
-                from openenv_core.client.link import (
-                    open_conversation,
-                )  # picows, which plain HTTP does without
+                from openenv_core.client.link import open_conversation  # with picows
 
                 url = websocket_url(base_url, self._session_id)
-                left_s = self._options.queue_timeout_s if self._wait is None else self._wait.left_s
-                options = replace(self._options, queue_timeout_s=max(left_s, 0.0))
-                conversation = await open_conversation(url, options, self._message_timeout_s, self._lease_s)
+                snapshot, self._snapshot = self._snapshot, None
+                timeout_s = self._message_timeout_s
+                wait = self._wait or SlotWait(self._options.queue_timeout_s)
+                options = replace(self._options, queue_timeout_s=wait.attempt_s(len(self._urls)))
+                conversation = await open_conversation(url, options, timeout_s, self._lease_s, 1, snapshot)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
@@ -563,13 +573,19 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._conversation, self._lost = conversation, None
         return conversation
 
+    def _turn_to_next_server(self) -> None:
+        """Use the next of several servers from now on."""
+        if self._urls:
+            self._urls = [*self._urls[1:], self._urls[0]]
+            self._base_url = self._urls[0]
+
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
         if self._closed:
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
-            self._base_url = _checked_url(await self._start(self._provider))
+            self._base_url = checked_url(await self._start(self._provider))
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:
@@ -601,7 +617,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (ConnectionFailedError, ConnectionLostError):
+        if self._provider is None or type(error) not in (
+            ConnectionFailedError,
+            ConnectionLostError,
+            EpisodeLostError,
+        ):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
@@ -623,6 +643,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """Make whoever waits for a reply get ConnectionLostError, or for a session CapacityError."""
         if self._wait is not None:
             self._wait.stop()
+        self._journal.clear(CLOSED)
         if self._turn.taken and self._conversation is not None:
             self._conversation.abort()
 
@@ -713,7 +734,14 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        other = SyncEnvClient(self._run(self._client.new_session))
+        return self._child(self._run(self._client.new_session))
+
+    def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
+        """Return other clients in the state of this one; see `EnvClient.fork`."""
+        return [self._child(other) for other in self._run(self._client.fork, count)]
+
+    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        other = SyncEnvClient(client)
         other._parent = self
         other._begin()
         return other
@@ -771,44 +799,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._thread
 
 
-Json: TypeAlias = dict[str, Any]
-
-
-class GenericAction(dict[str, Any]):
-    """An action by its fields: `GenericAction(code="1 + 1")` is the dict `{"code": "1 + 1"}`."""
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(fields)
-
-    def __repr__(self) -> str:
-        return f"GenericAction({', '.join(f'{name}={value!r}' for name, value in self.items())})"
-
-
-class GenericEnvClient(EnvClient[Json, Json, Json]):
-    """A client without the environment's models: actions, observations and states are dicts."""
-
-    def _step_payload(self, action: Json) -> Json:
-        if not isinstance(action, Mapping):
-            raise TypeError(f"expected a dict of the action's fields, got {type(action).__name__}")
-        return dict(action)
-
-    def _parse_result(self, payload: Json) -> StepResult[Json]:
-        return StepResult(
-            payload.get("observation") or {},
-            payload.get("reward"),
-            payload.get("done", False),
-            payload.get("metadata"),
-        )
-
-    def _parse_state(self, payload: Json) -> Json:
-        return payload
-
-
 def space_label(repo_id: str) -> str:
     """Return what a Space, `owner/name`, is called in host names and in the names of images."""
     return re.sub("[/._]", "-", repo_id).lower()
-
-
-def _checked_url(base_url: str) -> str:
-    websocket_url(base_url)  # raises if it is none
-    return base_url.rstrip("/")

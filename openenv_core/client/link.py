@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from openenv_core.client.carrier import CarrierOptions
@@ -24,6 +24,7 @@ from openenv_core.errors import (
 )
 from openenv_core.protocol.batch import (
     RESUME,
+    SNAPSHOT,
     SUBPROTOCOL,
     Array,
     FrameError,
@@ -33,11 +34,21 @@ from openenv_core.protocol.batch import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import data_of, server_error
 
+
+class Closable(Protocol):
+    """What is opened for a fork."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
 MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
 
 MAX_REFUSED: Final = 4
 """Attempts in a row to connect where nobody listens any more: the server is gone, and its sessions with it."""
+
+T = TypeVar("T", bound=Closable)
 
 _RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
@@ -71,6 +82,7 @@ class Link(Conversation):
         lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
         count: How many sessions are opened.
         queue_timeout_s: Seconds that they may wait in the queue of a full server.
+        snapshot: In whose state they begin, by its id.
     """
 
     def __init__(
@@ -81,6 +93,7 @@ class Link(Conversation):
         lease_s: float,
         count: int,
         queue_timeout_s: float,
+        snapshot: str | None = None,
     ) -> None:
         self._connect = connect
         self._queue_timeout_s = queue_timeout_s
@@ -91,7 +104,11 @@ class Link(Conversation):
         self._resuming: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[None] | None = None  # whether the answer to a resume has come
         super().__init__(carrier, timeout_s)
-        asked = {"count": count, "wait_s": queue_timeout_s} | ({"lease_s": lease_s} if lease_s else {})
+        asked: dict[str, Any] = {"count": count, "wait_s": queue_timeout_s}
+        if lease_s:
+            asked["lease_s"] = lease_s
+        if snapshot is not None:
+            asked[SNAPSHOT] = snapshot
         self._opening = self.request("open", (), asked, self._opened)
 
     async def opened(self) -> None:
@@ -102,6 +119,36 @@ class Link(Conversation):
             FactoryError: It could not make their environments.
         """
         await self._opening.answer
+
+    async def forked(self, count: int, connect: Callable[[str], Awaitable[T]]) -> list[T]:
+        """Return clients of sessions in the state of this one: all, or none.
+
+        Args:
+            count: How many.
+            connect: Makes one in the state of a snapshot.
+        """
+        snapshot = (await self._told("snapshot", member=0))["snapshot"]
+        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        try:
+            return await asyncio.gather(*opening)
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            for made in await asyncio.gather(*opening, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+            raise
+        finally:
+            if self.error is None:
+                await self._told("close", snapshots=[snapshot])
+
+    async def _told(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Ask what one frame answers; raise the error that it tells of."""
+        replies: list[BatchReply] = []
+        await self.request(operation, (), fields, replies.append).answer
+        if (error := error_of(replies[0].fields)) is not None:
+            raise error
+        return replies[0].fields
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
         """Send a frame of the released dialect with an id, and return the data of its answer; as the base's."""
@@ -174,6 +221,7 @@ class Link(Conversation):
             return
         if call.sink is None:
             del self._pending[request_id]
+            call.reply = frame
             if not call.answer.done():
                 call.answer.set_result(fields)
             return
@@ -306,6 +354,7 @@ class Link(Conversation):
                 continue
             if call.answer.done():  # nobody waits for it, and it has not begun
                 del self._pending[request_id]
+                call.reply = b""
             else:
                 self._transmit(call)
 
@@ -315,10 +364,28 @@ class Link(Conversation):
             self._resuming = None
 
 
+def link_of(conversation: Conversation | None) -> Link:
+    """Return a conversation that is one in `ropewalk.v1`.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(conversation, Link):
+        raise ConfigurationError(
+            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+        )
+    return conversation
+
+
 async def open_conversation(
-    url: str, options: CarrierOptions, timeout_s: float | None, lease_s: float, count: int = 1
+    url: str,
+    options: CarrierOptions,
+    timeout_s: float | None,
+    lease_s: float,
+    count: int = 1,
+    snapshot: str | None = None,
 ) -> Conversation:
-    """Connect to a ws:// or wss:// URL, and begin to open sessions.
+    """Connect to a ws:// or wss:// URL, and begin to open sessions, in the state of a snapshot where one is named.
 
     Returns:
         A `Link`; where the server does not speak `ropewalk.v1`, a conversation in the released dialect.
@@ -326,17 +393,30 @@ async def open_conversation(
     Raises:
         ClientError: As `open_socket`.
     """
+    if snapshot is not None:
+        url = _with(url, SNAPSHOT, snapshot)
     connect = partial(_connected, url, replace(options, subprotocol=SUBPROTOCOL))
     carrier = await connect(None)
     if carrier.subprotocol != SUBPROTOCOL:
         return Conversation(carrier, timeout_s)
-    return Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s)
+    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot)
+    if snapshot is not None:  # which may be gone by the first request
+        try:
+            await link.opened()
+        except BaseException:
+            await link.close(last=False)
+            raise
+    return link
 
 
 async def _connected(url: str, options: CarrierOptions, session: str | None) -> WebSocketCarrier:
     if session is not None:
-        url += f"{'&' if '?' in url else '?'}{RESUME}={quote(session)}"
+        url = _with(url, RESUME, session)
     return await open_socket(url, options)
+
+
+def _with(url: str, key: str, value: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
 
 
 def _nowhere(reply: BatchReply) -> None: ...

@@ -110,6 +110,42 @@ class VectorClient:
             await self._arrived.wait()
         return _checked(self._unread.popleft())
 
+    async def fork(self, member: int, count: int) -> list[int]:
+        """Open sessions in the state of one; return their numbers.
+
+        Raises:
+            ServerError: It is under way, its environment cannot be forked, or there is no room for so many; then none
+                is opened.
+        """
+        return (await self.ask("fork", member=member, count=count))[0].fields["members"]  # type: ignore[no-any-return]
+
+    async def snapshot(self, member: int) -> str:
+        """Have the server keep the state of a session; return the id that `restore` takes.
+
+        The server forgets it when it goes unused for as long as a session may, and when it is told to by `end`.
+
+        Raises:
+            ServerError: As `fork`, or there is no room for another.
+        """
+        return (await self.ask("snapshot", member=member))[0].fields["snapshot"]  # type: ignore[no-any-return]
+
+    async def restore(self, snapshot: str, count: int = 1) -> list[int]:
+        """Open sessions in a state that is kept; return their numbers.
+
+        Raises:
+            ServerError: The server has no such snapshot, or no room for so many.
+        """
+        return (await self.ask("open", snapshot=snapshot, count=count))[0].fields["members"]  # type: ignore[no-any-return]
+
+    async def end(self, members: Sequence[int] = (), snapshots: Sequence[str] = ()) -> None:
+        """End some sessions, and drop snapshots.
+
+        Raises:
+            ServerError: One is under way, or there is no such; nothing is ended then.
+        """
+        asked: dict[str, Any] = {"members": list(members)} if members else {}
+        await self.ask("close", **asked, snapshots=list(snapshots))
+
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
         await self._link.close(last=False)

@@ -12,6 +12,9 @@ MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
 """Between two attempts at a server that has no queue, or refuses after its own wait; jitter takes off up to a half."""
 
+SEVERAL_QUEUE_S: Final = 2.0
+"""Seconds in the queue of one server of several; then the next is asked."""
+
 _NOTICE_AFTER_S: Final = 10.0
 
 _logger = logging.getLogger("openenv_core.client")
@@ -37,6 +40,10 @@ class SlotWait:
     def left_s(self) -> float:
         """Seconds until the deadline."""
         return self._began + self._timeout_s - self._loop.time()
+
+    def attempt_s(self, servers: int) -> float:
+        """Return the seconds that one attempt may wait in a queue; of several servers another may have room."""
+        return max(0.0, self.left_s if servers == 1 else min(self.left_s, SEVERAL_QUEUE_S))
 
     async def pause(self, refusal: CapacityError) -> None:
         """Wait until the next attempt is due.

@@ -24,6 +24,9 @@ SUBPROTOCOL: Final = "ropewalk.v1"
 RESUME: Final = "resume"
 """Key of the query that names the session which a connection is to resume: who passes connections on heeds it."""
 
+SNAPSHOT: Final = "snapshot"
+"""Likewise of the snapshot in whose state a connection is to open its sessions."""
+
 MAX_MEMBERS: Final = 1024
 """Sessions of one connection."""
 
@@ -31,6 +34,9 @@ MAX_ITEMS: Final = 1 << 21
 """Numbers, and lists around them, that the arrays of one request may hold."""
 
 MAX_DIMENSIONS: Final = 32
+
+MAX_ID_CHARS: Final = 64
+"""Of a snapshot."""
 
 SPACE: Final = "gymnasium_space"
 """The key of a field's JSON schema that holds the space of its values."""
@@ -154,16 +160,22 @@ _Members: TypeAlias = Annotated[
 ]
 
 
+_Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+_SnapshotId: TypeAlias = Annotated[str, Field(max_length=MAX_ID_CHARS)]
+
+
 class OpenRequest(RequestHead):
     """Open sessions: all, or none.
 
     Attributes:
+        snapshot: The id of one, in whose state they begin.
         lease_s: Seconds that they are to outlive a connection that breaks.
         wait_s: Seconds that they may wait in the queue of a full server; by default as long as that allows.
     """
 
     op: Literal["open"]
-    count: Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)] = 1
+    count: _Count = 1
+    snapshot: _SnapshotId | None = None
     lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
@@ -204,6 +216,37 @@ class MembersRequest(RequestHead):
     members: _Members | None = None
 
 
+class _OfOneRequest(RequestHead):
+    """A request about one member."""
+
+    member: Annotated[StrictInt, Field(ge=0)]
+
+
+class ForkRequest(_OfOneRequest):
+    """Open sessions in the state of a member: all, or none."""
+
+    op: Literal["fork"]
+    count: _Count
+
+
+class SnapshotRequest(_OfOneRequest):
+    """Keep the state of a member, to open sessions in it later."""
+
+    op: Literal["snapshot"]
+
+
+class CloseRequest(MembersRequest):
+    """End sessions, and drop snapshots.
+
+    Attributes:
+        members: Of the sessions; none, where it does not say.
+        snapshots: Ids of snapshots.
+    """
+
+    op: Literal["close"]
+    snapshots: list[_SnapshotId] = Field(default_factory=list, max_length=MAX_MEMBERS)
+
+
 class ResetRequest(MembersRequest):
     """Start episodes.
 
@@ -241,8 +284,10 @@ class StateRequest(MembersRequest):
 
 
 BatchRequest: TypeAlias = ResetRequest | StepRequest | StateRequest
-Request: TypeAlias = OpenRequest | ResumeRequest | CancelRequest | BatchRequest
-OPERATIONS: Final = ("open", "resume", "cancel", "reset", "step", "state")
+Request: TypeAlias = (
+    OpenRequest | ResumeRequest | CancelRequest | BatchRequest | ForkRequest | SnapshotRequest | CloseRequest
+)
+OPERATIONS: Final = ("open", "resume", "cancel", "reset", "step", "state", "fork", "snapshot", "close")
 LEFT_IN_PRODUCTION: Final = OPERATIONS[:3]
 _read: Final = TypeAdapter[Request](
     Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)

@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openenv_core.protocol.batch import RESUME
+from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
@@ -94,8 +94,8 @@ class Forwarder:
         worker = None
         if path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            named = query.get("session_id") or query.get(RESUME) if path == SESSION_PATH else None
-            worker = self._place(named[0] if named else None)
+            keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
+            worker = self._place(next((query[key][0] for key in keys if key in query), None))
         if worker is None:
             await self._app(scope, receive, send)
         else:

@@ -26,6 +26,7 @@ from openenv_core.protocol.errors import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import Mcp, NumberedFrame, RequestDecoder, RequestHead
+from openenv_core.watchdog import Watchdog
 from servers.execution import CLOSE_TIMEOUT_S, keep
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.websocket import (
@@ -171,6 +172,8 @@ class Link:
         self.over = False
         self.batch = SessionBatch(sessions, owner)
         self._sessions = sessions
+        self._inline = sessions.inline
+        self._alone = Watchdog(None, lambda: None) if self._inline else None
         self._dialect = dialect
         self._links = links
         self._standing = standing
@@ -190,7 +193,7 @@ class Link:
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
-            self.conversation.push()
+            self.conversation.push(frame)
         while (self._kept_bytes > MAX_KEPT_BYTES or len(kept) > MAX_KEPT_FRAMES) and len(kept) > 1:
             self._kept_bytes -= len(kept.popleft())
 
@@ -274,14 +277,13 @@ class Link:
             return
         if head.read is not None:
             self.forget(head.read)
-        request = _Request(head, asked, arrays, frame)
+        if asked is not None and self._inline and not self.running and type(asked) is not Mcp:
+            await self._answer_here(head, frame, asked)
+            return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
-        inline = self._sessions.inline
-        if asked is not None and inline and not self.running and type(asked) is not Mcp:
-            await self._answer(request)  # it never waits
-            return
+        request = _Request(head, asked, arrays, frame)
         if len(self.running) >= MAX_REQUESTS:
             text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
             self.put(
@@ -303,8 +305,23 @@ class Link:
         if isinstance(head, wire.OpenRequest):
             self._opening += head.count
         task = self._begin(request)
-        if inline and isinstance(head, wire.MembersRequest):
+        if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
+
+    async def _answer_here(self, head: Any, frame: str | bytes, asked: Any) -> None:
+        """Answer a request about one session without a task: it never waits, and nothing else is under way."""
+        try:
+            members = self.batch.members
+            member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
+            reply = await self._dialect.single.answer(member.session, frame, asked)
+        except RefusalError as refusal:
+            reply = encode_error(refusal.code, refusal.message, refusal.extra)
+        if reply is None:
+            self._finish()
+            return
+        self.put(numbered(head.id, reply))
+        if self.conversation is not None and self.conversation.sending is not None:
+            await self._flushed()
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Hand the socket over to the link that it is to speak for."""
@@ -328,6 +345,11 @@ class Link:
                 await self._ask_one(request)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
+            elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
+                request.begun = True
+                self.put(
+                    wire.encode_frame({"id": dumps(head.id), **await self._manage(head), "last": b"true"}, [])
+                )
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
@@ -359,14 +381,11 @@ class Link:
         head = request.head
         assert isinstance(head, NumberedFrame)
         (member,) = self._members([head.member])
-        if request.task is None:
+        async with member.turn:
+            if member.busy:
+                raise SessionBusyError(1)
+            request.begun = True
             reply = await self._dialect.single.answer(member.session, request.frame, request.asked)
-        else:
-            async with member.turn:
-                if member.busy:
-                    raise SessionBusyError(1)
-                request.begun = True
-                reply = await self._dialect.single.answer(member.session, request.frame, request.asked)
         if reply is None:
             self._finish()
         else:
@@ -399,26 +418,50 @@ class Link:
             session = await self._attached.enter_async_context(
                 self._sessions.attach(self.owner, self._standing)
             )
-            self.batch.members.append(Member(0, session))
-        elif begun + self._opening > wire.MAX_MEMBERS:
-            raise RefusalError(
-                VALIDATION_ERROR,
-                f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
-            )
+            members = [Member(0, session)]
+            self.batch.members += members
         else:
 
             async def tell(place: dict[str, Any]) -> None:
                 told = {"id": dumps(head.id), "queue": dumps(place), "last": b"false"}
                 self.put(wire.encode_frame(told, []))
 
-            await self.batch.open(head.count, tell, math.inf if head.wait_s is None else head.wait_s)
-        members = [member.number for member in self.batch.members[-head.count :]]
-        told = {"id": dumps(head.id), "members": dumps(members)}
+            self._check_count(0)
+            wait_s = math.inf if head.wait_s is None else head.wait_s
+            members = self._hold(await self.batch.open(head.count, head.snapshot, tell, wait_s))
+        told = {"id": dumps(head.id), "members": dumps([member.number for member in members])}
         if head.lease_s is not None:
             if not self.id:
                 self._links.add(self, min(head.lease_s, MAX_LEASE_S))
             told |= {"session": dumps(self.id), "secret": dumps(self.secret), "lease_s": dumps(self.lease_s)}
         self.put(wire.encode_frame({**told, "last": b"true"}, []))
+
+    async def _manage(
+        self, head: wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest
+    ) -> dict[str, bytes]:
+        """Fork, keep or end sessions; return what is told of it."""
+        if isinstance(head, wire.CloseRequest):
+            await self.batch.end(self._members(head.members) if head.members else [], head.snapshots)
+            return {}
+        (member,) = self._members([head.member])
+        if isinstance(head, wire.SnapshotRequest):
+            return {"snapshot": dumps(await self.batch.snapshot(member))}
+        self._check_count(head.count)
+        forks = self._hold(await self.batch.fork(member, head.count))
+        return {"members": dumps([fork.number for fork in forks])}
+
+    def _hold(self, members: list[Member]) -> list[Member]:
+        for member in members:
+            member.session.watch = self._alone  # nobody else asks it, so that it takes no turns
+        return members
+
+    def _check_count(self, more: int) -> None:
+        living = sum(not member.session.over for member in self.batch.members)
+        if living + self._opening + more > wire.MAX_MEMBERS:
+            raise RefusalError(
+                VALIDATION_ERROR,
+                f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
+            )
 
     def _members(self, numbers: list[int] | None) -> list[Member]:
         members = self.batch.members
@@ -587,16 +630,14 @@ class LinkConversation(Conversation):
         if self.leaving:
             self.leave()
 
-    def push(self) -> None:
+    def push(self, frame: str | bytes) -> None:
         """Send the frame that has just been written, at once where that can be."""
         if self.sending is not None or self.over:
             return
-        link = self._link
-        if self._sent == link.count - 1 and self._send_text is not None:
-            frame = link.frame(self._sent)
-            if isinstance(frame, str) and self._send_text(frame):
-                self._note_sent()
-                return
+        send_text = self._send_text
+        if self._sent == self._link.count - 1 and send_text and type(frame) is str and send_text(frame):
+            self._note_sent()
+            return
         self.sending = keep(asyncio.create_task(self._send_rest()))
 
     def _note_sent(self) -> None:

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import FATAL, EnvironmentRunner, keep
-from servers.sessions.queue import Tell
+from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
+from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
 from servers.threads import ThreadPool
 
@@ -133,18 +134,77 @@ class SessionBatch:
         self._owner = owner
         self.members: list[Member] = []
 
-    async def open(self, count: int, tell: Tell | None = None, wait_s: float = math.inf) -> list[Member]:
-        """Open sessions, all or none.
+    async def open(
+        self, count: int, snapshot: str | None = None, tell: Tell | None = None, wait_s: float = math.inf
+    ) -> list[Member]:
+        """Open sessions, all or none; in the state of a snapshot, where there is to be one.
 
         Args:
             count: How many.
+            snapshot: Its id.
             tell: Told the place in the queue, while there are not as many slots.
             wait_s: Seconds to wait for them.
 
         Raises:
-            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
+            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, `UnknownSnapshotError`, or `DeadlineExceededError`.
         """
-        sessions = await self._table.admit(self._table.queue.enter(self._owner, count, wait_s), tell)
+        if snapshot is None:
+            return self._hold(await self._table.admit(self._ticket(count, wait_s), tell))
+        with self._table.snapshots.use(self._owner, snapshot) as state:
+            return await self._restore(state, self._ticket(count, wait_s), tell)
+
+    async def fork(self, member: Member, count: int) -> list[Member]:
+        """Open sessions in the state of a member, all or none.
+
+        Raises:
+            RefusalError: As `open`, and as `snapshot`.
+        """
+        state = await self._state_of(member)
+        try:
+            return await self._restore(state, self._ticket(count, REQUEST_WAIT_S))
+        finally:
+            await state.close()
+
+    async def snapshot(self, member: Member) -> str:
+        """Keep the state of a member; return its id.
+
+        Raises:
+            RefusalError: The environment cannot be forked, or the server keeps as many as it may.
+        """
+        return self._table.snapshots.keep(self._owner, await self._state_of(member))
+
+    async def end(self, members: Sequence[Member], snapshots: Sequence[str]) -> None:
+        """End some sessions, and drop snapshots.
+
+        Raises:
+            RefusalError: A member is busy, or there is no such snapshot; nothing is ended then.
+        """
+        if any(member.busy or member.turn.locked() for member in members):
+            raise SessionBusyError(1)
+        self._table.snapshots.drop(self._owner, snapshots)
+        await self._table.release([member.session for member in members])
+
+    async def _state_of(self, member: Member) -> SessionState:
+        if member.busy or member.turn.locked():
+            raise SessionBusyError(1)
+        if member.session.over:
+            raise UnknownSessionError(f"member {member.number}, which has ended")
+        member.busy = True
+        try:
+            return await state_of(member.session, ended=member.ended)
+        finally:
+            member.busy = False
+
+    async def _restore(self, state: SessionState, ticket: Ticket, tell: Tell | None = None) -> list[Member]:
+        members = self._hold(await self._table.admit(ticket, tell, state))
+        for member in members:
+            member.ended = state.ended
+        return members
+
+    def _ticket(self, count: int, wait_s: float) -> Ticket:
+        return self._table.queue.enter(self._owner, count, wait_s)
+
+    def _hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
         begun = len(self.members)
         self.members += [Member(begun + number, session) for number, session in enumerate(sessions)]
         return self.members[begun:]

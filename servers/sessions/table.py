@@ -21,6 +21,7 @@ from servers.execution import (
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
+from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
@@ -55,6 +56,7 @@ class SessionTable:
 
     Attributes:
         queue: Who waits for a slot.
+        snapshots: States that are kept.
         new_id: Draws an id that leads to this process.
     """
 
@@ -80,11 +82,17 @@ class SessionTable:
         self._opening: dict[_Key, asyncio.Future[None]] = {}
         self._idle_s = settings.idle_timeout_s
         self._reaper: asyncio.Task[None] | None = None
+        self.snapshots = SnapshotTable(settings.idle_timeout_s, settings.max_sessions_per_token, new_id)
 
     @property
     def inline(self) -> bool:
         """Whether every method of the environment runs on the loop without waiting."""
         return isinstance(self.factory, type) and plan_of(self.factory).inline
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the environment says that the seed and the actions decide everything."""
+        return getattr(self.factory, "DETERMINISTIC", False) is True
 
     @property
     def active(self) -> int:
@@ -264,6 +272,7 @@ class SessionTable:
         """End what is left when the server stops."""
         if self._reaper is not None:
             self._reaper.cancel()
+        await self.snapshots.close()
         await self.end_standing(0.0)
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
@@ -273,24 +282,29 @@ class SessionTable:
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
         await self.finish(session)
 
-    async def admit(self, ticket: Ticket, tell: Tell | None = None) -> list[EnvironmentSession]:
+    async def admit(
+        self, ticket: Ticket, tell: Tell | None = None, state: SessionState | None = None
+    ) -> list[EnvironmentSession]:
         """Take slots and environments, all of them or none; `release` gives them back.
 
         Args:
             ticket: Of the queue.
             tell: Told the place in it, while that has to be waited for.
+            state: What the environments are restored to.
 
         Raises:
             RefusalError: As `session`.
         """
         owner, count = ticket.owner, ticket.count
         await ticket.take(tell)
-        building = [keep(asyncio.create_task(self._build(owner, "")))]
+        building = [keep(asyncio.create_task(self._build(owner, "", state)))]
         try:
             await asyncio.wait(building)
             if building[0].exception() is None:
                 # Not before one has come to be: a class that cannot be made says so once.
-                building += [keep(asyncio.create_task(self._build(owner, ""))) for _ in range(count - 1)]
+                building += [
+                    keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(count - 1)
+                ]
                 await asyncio.wait(building)
             for one in building:
                 one.result()
@@ -350,20 +364,24 @@ class SessionTable:
         if not building.cancelled() and building.exception() is None:
             self.drop(building.result())
 
-    async def _build(self, owner: str, session_id: str) -> EnvironmentSession:
+    async def _build(
+        self, owner: str, session_id: str, state: SessionState | None = None
+    ) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
-            return EnvironmentSession(self, await self._construct(), owner, session_id)
+            return EnvironmentSession(self, await self._construct(state), owner, session_id)
         except BaseException:
             self._give(owner)
             raise
 
-    async def _construct(self) -> EnvironmentRunner:
+    async def _construct(self, state: SessionState | None) -> EnvironmentRunner:
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
+                if state is not None:
+                    await state.restore(runner)
         except FATAL as error:
             if deadline.expired():
                 raise DeadlineExceededError(self.step_timeout_s) from None

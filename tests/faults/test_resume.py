@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,8 @@ async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -
                 assert (seen.total, seen.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
+            (link,) = app._built().links._links.values()
+            assert (link.count, len(link._kept)) == (5, 1)  # what is known to be read is kept no longer
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
 
@@ -260,14 +263,53 @@ async def play(proxy: FaultyProxy, rng: random.Random, breaks: int) -> None:
             assert (seen.extra, seen.total) == (number, number * (number + 1))
 
 
-@pytest.mark.parametrize(
-    "breaks", [15, pytest.param(1000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.soak)]
-)
-@pytest.mark.parametrize("env", [Tally, BlockingTally])
+BREAKS = [
+    (Tally, 15),
+    (BlockingTally, 15),
+    pytest.param(Tally, 1000, marks=pytest.mark.slow),
+    pytest.param(BlockingTally, 1000, marks=pytest.mark.soak),
+    pytest.param(Tally, 10_000, marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize(("env", "breaks"), BREAKS)
 async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_breaks(
     env: type[Counter], breaks: int
 ) -> None:
-    app = app_of(env, cap=64)
+    app = app_of(env)
     async with serving(app) as address, faulty_proxy(address) as proxy:
         await play(proxy, random.Random(breaks), breaks)
         await eventually(lambda: app.sessions.active == 0)
+
+
+class Echo(Counter):
+    """Says what it is told, after a while that differs."""
+
+    async def step(self, action: Add) -> Count:  # type: ignore[override]
+        await asyncio.sleep(action.amount % 5 / 1000)
+        return Count(total=action.amount)
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(3000, marks=pytest.mark.soak)])
+async def test_no_reply_answers_another_request_whoever_gives_up_and_whatever_breaks(steps: int) -> None:
+    rng = random.Random(steps)
+    answered = 0
+    async with (
+        serving(app_of(Echo)) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url) as client,
+    ):
+
+        async def ask_on(first: int) -> None:
+            nonlocal answered
+            for amount in range(first, first + steps):
+                if rng.random() < 0.05:
+                    proxy.cut()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rng.choice((0.0, 0.002, 0.01, 20.0, 20.0))):
+                        assert (await client.step(Add(amount=amount))).observation.total == amount
+                        answered += 1
+
+        await asyncio.gather(*(ask_on(1000 * (steps + 1) * task) for task in range(1, 4)))
+        assert (await client.step(Add(amount=7))).observation.total == 7
+    assert answered > steps
