@@ -8,6 +8,7 @@
     │   │   ├── AuthenticationError    the server asks for a token, or for another one (401)
     │   │   └── AccessRefusedError     the server refuses this host name or origin (403, 421)
     │   ├── ConnectionLostError        the connection broke; its session is gone
+    │   │   └── EpisodeLostError       and the episode cannot be played again on another server
     │   ├── RequestTimeoutError        no reply in time; the session lives on
     │   ├── ClientClosedError          the client was used after close()
     │   ├── ProtocolError              the peer does not speak the OpenEnv wire
@@ -84,6 +85,14 @@ class AccessRefusedError(ConnectionFailedError):
 
 class ConnectionLostError(ClientError, ConnectionError):
     """The connection broke while in use. The session, and with it the episode, is gone."""
+
+
+class EpisodeLostError(ConnectionLostError):
+    """The server that an episode was played on is gone, and no other can go on with it.
+
+    Its environment does not declare itself deterministic, it was played again and something was answered otherwise,
+    it was too long to be kept, or no server was to be had. The message says which. `reset` starts a new episode.
+    """
 
 
 class RequestTimeoutError(ClientError, TimeoutError):

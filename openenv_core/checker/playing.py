@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from openenv_core.apps import Described, load_app
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
@@ -26,6 +25,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
+from openenv_core.targets import Described, load_app
 from openenv_core.types import StepResult
 
 EPISODES: Final = 10

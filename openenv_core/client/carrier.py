@@ -56,10 +56,11 @@ class Carrier(ABC):
     Attributes:
         full: A frame has to wait for `wait_room`: what was sent before has not left yet.
         broken: The connection has ended, and neither side has closed it.
+        deterministic: Whether the server says that the seed and the actions decide everything.
     """
 
     def __init__(self) -> None:
-        self.full = self.broken = False
+        self.full = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened

@@ -34,10 +34,11 @@ class PendingCall:
         binary: It is no text.
         deadline: On the loop's clock, where there is one.
         answer: What answers it. It is done before where nobody waits any more.
+        reply: The frame that has answered it, also where nobody waited; empty where it never left.
         sink: Takes the frames that answer it, where there may be several.
     """
 
-    __slots__ = ("answer", "binary", "deadline", "frame", "request_id", "sink")
+    __slots__ = ("answer", "binary", "deadline", "frame", "reply", "request_id", "sink")
 
     def __init__(
         self, request_id: int, frame: bytes, binary: bool, deadline: float, answer: "asyncio.Future[Any]"
@@ -47,6 +48,7 @@ class PendingCall:
         self.binary = binary
         self.deadline = deadline
         self.answer = answer
+        self.reply: bytes | bytearray | None = None
         self.sink: Callable[[Any], None] | None = None
 
 
@@ -60,7 +62,10 @@ class Conversation:
     Attributes:
         carrier: That of this moment.
         error: Why nothing can be asked any more.
+        last: The request that was made last.
     """
+
+    last: PendingCall
 
     def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
         self.carrier = carrier
@@ -122,6 +127,7 @@ class Conversation:
             self._fail(_unasked(frame))
             return
         call = self._pending.pop(next(iter(self._pending)))
+        call.reply = frame
         if call.answer.done():
             self._dropped = frame
         else:
@@ -142,7 +148,7 @@ class Conversation:
 
     async def exchange(self, frame: bytes) -> Any:
         """Send a frame and return what answers it, unread; as `ask`."""
-        call = self._begin(frame)
+        self.last = call = self._begin(frame)
         try:
             if self.carrier.full:
                 await self._wait_room(call)
@@ -182,6 +188,7 @@ class Conversation:
             if not room.done() or room.cancelled() or room.exception() is not None or call.answer.done():
                 room.cancel()
                 self._pending.pop(call.request_id, None)
+                call.reply = b""
 
     def _transmit(self, call: PendingCall) -> None:
         if not call.answer.done():

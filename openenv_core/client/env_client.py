@@ -1,41 +1,46 @@
-"""EnvClient: one session on an environment server; its sync face; GenericEnvClient, with dicts for models."""
+"""EnvClient: one session on an environment server; its sync face."""
 
 import asyncio
 import inspect
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeAlias, TypeVar, cast
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
+from openenv_core.client.models import ClientModels
+from openenv_core.client.replay import CLOSED, Journal, replay
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
     checked_session_id,
     checked_transport,
+    checked_url,
+    checked_urls,
     http_url,
     websocket_url,
 )
 from openenv_core.errors import (
+    CapacityError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
+    EpisodeLostError,
+    NotExecutedError,
     OpenEnvError,
     ProtocolError,
+    ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
-from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
@@ -45,7 +50,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class EnvClient(Generic[ActT, ObsT, StateT]):
+class EnvClient(ClientModels[ActT, ObsT, StateT]):
     """A session on an environment server, for asyncio; `sync()` gives the same without.
 
     A subclass names its models and has nothing more to do:
@@ -58,12 +63,14 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
     A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
-    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
-    `state` keep raising ConnectionLostError.
+    its reply is read and dropped later. An episode whose server has died is played again on another, and
+    goes on there, where the environment declares itself deterministic; else EpisodeLostError is raised until
+    `reset` opens a new session.
 
     Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
-            starts the server when the client first connects.
+        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of
+            which each client uses one, chosen at random, and the others when that does not serve. None with a
+            provider, which starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
         message_timeout_s: Seconds that a reply may take; None waits for ever.
         max_message_size_mb: The longest message that is received, in 2^20 bytes.
@@ -85,14 +92,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
     """
 
-    action_type: type[ActT]
-    observation_type: type[ObsT]
-    state_type: type[StateT]
     default_app: ClassVar[str | None] = None
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         connect_timeout_s: float = 10.0,
         message_timeout_s: float | None = 60.0,
         max_message_size_mb: float = 100.0,
@@ -109,10 +113,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
-        observation_type = getattr(self, "observation_type", None)
-        self._read_observation = None if observation_type is None else reader(observation_type)
-        self._read_state = reader(getattr(self, "state_type", None) or State)
-        self._base_url = None if base_url is None else _checked_url(base_url)
+        super().__init__()
+        self._urls = checked_urls(base_url)
+        self._base_url = self._urls[0] if self._urls else None
         self._provider = None if provider is None else adapted(provider, started=base_url is not None)
         self._mode = checked_mode(mode)
         self._transport = checked_transport(transport)
@@ -146,6 +149,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._lost: str | None = None
+        self._journal = Journal(attached=session_id is not None)
         self._closed = False
 
     @classmethod
@@ -257,7 +261,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is; None until the provider has started it."""
+        """Where the server is, of several the one in use; None until the provider has started it."""
         return self._base_url
 
     @property
@@ -276,7 +280,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         with await self._turn.wait():
-            await self._connect()
+            if self._conversation is None:
+                await self._find_session(fresh=self._journal.trouble is not None)
         return self
 
     async def new_session(self) -> Self:
@@ -310,7 +315,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         known: dict[str, Any] = self._for_new_sessions
         settings = {name: known[name] for name in known if anything or name in taken}
-        other = type(self)(base_url=self._base_url, **settings)
+        other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
         other._snapshot = snapshot
         try:
@@ -349,7 +354,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(encode_request("reset", options), "observation", fresh=True)
+        data = await self._request(b"", "observation", reset=options)
         return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
@@ -359,7 +364,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             TypeError: The action is of another type.
             ServerError: The server refused, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
-            ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
+            EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
+                elsewhere; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
         return self._result_of(data)
@@ -370,9 +376,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment raised.
             RequestTimeoutError: No reply came in time; see `reset`.
-            ConnectionLostError: The connection broke, now or earlier.
+            EpisodeLostError: See `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state"))
+        return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
 
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
@@ -381,6 +387,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         with await self._turn.wait():
             await self._close_session()
             self._lost = None
+            self._journal.clear()
 
     async def close(self) -> None:
         """End the session, those that `new_session` made, and the server if this client's provider runs it.
@@ -418,76 +425,71 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _step_payload(self, action: ActT) -> Any:
-        """Return what a step frame carries: a model or a dict of the action's fields."""
-        expected = getattr(self, "action_type", Action)
-        if not isinstance(action, (expected, Mapping)):
-            raise TypeError(
-                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
-                f"pass {expected.__name__}(...)"
-            )
-        return action
+    async def _request(
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
+    ) -> dict[str, Any]:
+        """Send a frame and return the data of its reply.
 
-    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
-        result = self._parse_result(payload)
-        if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")
-        return result
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn the data of an observation frame into what the caller gets."""
-        fields = payload.get("observation")
-        read = self._read_observation
-        if not isinstance(fields, dict) or read is None:
-            raise self._unreadable("observation", payload, None)
-        reward = fields["reward"] = payload.get("reward")
-        done = fields["done"] = payload.get("done", False)
-        try:
-            return StepResult(read(fields), reward, done, payload.get("metadata"))
-        except ValidationError as error:
-            raise self._unreadable("observation", payload, error) from error
-
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn the data of a state frame into what the caller gets."""
-        try:
-            return cast(StateT, self._read_state(payload))
-        except ValidationError as error:
-            raise self._unreadable("state", payload, error) from error
-
-    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
-        expected = getattr(self, f"{what}_type", None)
-        if expected is None:
-            return ProtocolError(
-                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
-            )
-        return ProtocolError(
-            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
-            f"{f': {error}' if error else ''}; check that client and server have the same version"
-        )
-
-    async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
-        """Send a frame and return the data of its reply."""
+        Args:
+            frame: The frame.
+            expected: The type of its reply.
+            reset: The options of a reset; its frame is made here.
+            reads: The request changes nothing.
+        """
         self._come_to_loop()
         turn = self._turn
         if not turn.take():
             await turn.wait()
         try:
-            conversation = self._conversation
-            if conversation is None:
-                if self._lost is not None and not fresh and not self._closed:
-                    raise ConnectionLostError(self._lost)
-                conversation = await self._connect()
-            try:
-                return await conversation.ask(frame, expected)
-            except ClientError as error:
-                if conversation.error is not None or isinstance(error, (*SESSION_ENDED, ProtocolError)):
+            journal, losses = self._journal, 0
+            while True:
+                conversation = self._conversation
+                if conversation is None:
+                    conversation = await self._find_session(fresh=reset is not None)
+                if reset is not None and not losses:
+                    reset = journal.complete(reset, conversation.carrier.deterministic)
+                    frame = encode_request("reset", reset)
+                try:
+                    data = await conversation.ask(frame, expected)
+                except asyncio.CancelledError:  # it may happen all the same
+                    if not reads:
+                        journal.note(frame, expected, conversation.last)
+                    raise
+                except ClientError as error:
+                    if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
+                        if not reads and not isinstance(error, NotExecutedError):
+                            journal.note(frame, expected, conversation.last)
+                        if losses and reset is not None and isinstance(error, ServerError):
+                            self._abort(str(error))  # no episode has begun here, and the former was elsewhere
+                        raise
+                    losses += 1
                     self._abort(str(error))
-                if isinstance(error, ConnectionLostError):
-                    raise await self._explained(error) from None
-                raise
+                    lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
+                    if lost is not None:
+                        self._lost = str(lost)
+                        raise await self._explained(lost) from None
+                    self._turn_to_next_server()
+                else:
+                    if reset is not None:
+                        journal.begin(frame, conversation.last)
+                    elif not reads:
+                        journal.note(frame, expected, conversation.last)
+                    return data
         finally:
             turn.release()
+
+    async def _find_session(self, *, fresh: bool) -> Conversation:
+        """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
+        if fresh or self._lost is None or self._closed:
+            return await self._connect()
+        if self._journal.trouble is not None:
+            raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
+        patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
+        try:
+            return await replay(self._journal, self._lost, self._connect, self._abort, patience_s)
+        except EpisodeLostError as error:
+            self._lost = str(error)
+            raise await self._explained(error) from error.__cause__
 
     @property
     def _carrier(self) -> Carrier | None:
@@ -513,6 +515,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             self._starting = None
             left = self._conversation or self._former
             if self._conversation is not None:
+                self._journal.clear()
                 self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
@@ -525,8 +528,18 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def _connect(self) -> Conversation:
         if self._conversation is not None:
             return self._conversation
-        base_url = await self._located()
+        await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
+        for _ in self._urls[1:] if self._snapshot is None else ():  # no other server knows a snapshot
+            try:
+                return await self._connect_to_this()
+            except (CapacityError, ConnectionFailedError):
+                self._turn_to_next_server()
+        return await self._connect_to_this()
+
+    async def _connect_to_this(self) -> Conversation:
+        base_url = self._base_url
+        assert base_url is not None
         try:
             if self._transport == "websocket":
                 from openenv_core.client.link import open_conversation  # with picows
@@ -545,13 +558,19 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._conversation, self._lost = conversation, None
         return conversation
 
+    def _turn_to_next_server(self) -> None:
+        """Use the next of several servers from now on."""
+        if self._urls:
+            self._urls = [*self._urls[1:], self._urls[0]]
+            self._base_url = self._urls[0]
+
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
         if self._closed:
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
-            self._base_url = _checked_url(await self._start(self._provider))
+            self._base_url = checked_url(await self._start(self._provider))
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:
@@ -583,7 +602,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (ConnectionFailedError, ConnectionLostError):
+        if self._provider is None or type(error) not in (
+            ConnectionFailedError,
+            ConnectionLostError,
+            EpisodeLostError,
+        ):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
@@ -602,6 +625,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     def _abort_request(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError."""
+        self._journal.clear(CLOSED)
         if self._turn.taken and self._conversation is not None:
             self._conversation.abort()
 
@@ -757,44 +781,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._thread
 
 
-Json: TypeAlias = dict[str, Any]
-
-
-class GenericAction(dict[str, Any]):
-    """An action by its fields: `GenericAction(code="1 + 1")` is the dict `{"code": "1 + 1"}`."""
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(fields)
-
-    def __repr__(self) -> str:
-        return f"GenericAction({', '.join(f'{name}={value!r}' for name, value in self.items())})"
-
-
-class GenericEnvClient(EnvClient[Json, Json, Json]):
-    """A client without the environment's models: actions, observations and states are dicts."""
-
-    def _step_payload(self, action: Json) -> Json:
-        if not isinstance(action, Mapping):
-            raise TypeError(f"expected a dict of the action's fields, got {type(action).__name__}")
-        return dict(action)
-
-    def _parse_result(self, payload: Json) -> StepResult[Json]:
-        return StepResult(
-            payload.get("observation") or {},
-            payload.get("reward"),
-            payload.get("done", False),
-            payload.get("metadata"),
-        )
-
-    def _parse_state(self, payload: Json) -> Json:
-        return payload
-
-
 def space_label(repo_id: str) -> str:
     """Return what a Space, `owner/name`, is called in host names and in the names of images."""
     return re.sub("[/._]", "-", repo_id).lower()
-
-
-def _checked_url(base_url: str) -> str:
-    websocket_url(base_url)  # raises if it is none
-    return base_url.rstrip("/")

@@ -216,6 +216,7 @@ class Link(Conversation):
             return
         if call.sink is None:
             del self._pending[request_id]
+            call.reply = frame
             if not call.answer.done():
                 call.answer.set_result(fields)
             return
@@ -337,6 +338,7 @@ class Link(Conversation):
                 continue
             if call.answer.done():  # nobody waits for it, and it has not begun
                 del self._pending[request_id]
+                call.reply = b""
             else:
                 self._transmit(call)
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 from openenv_core.protocol import jsonrpc, replies
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
@@ -153,7 +154,8 @@ class Conversation(ABC):
     async def serve(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
         """Accept, hold what is entered for as long as the client stays, and close."""
         await self._receive()
-        await self._send(self.accept)
+        told = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
+        await self._send({**self.accept, "headers": told if self._sessions.deterministic else []})
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
         try:

@@ -95,6 +95,11 @@ class SessionTable:
         return isinstance(self.factory, type) and plan_of(self.factory).inline
 
     @property
+    def deterministic(self) -> bool:
+        """Whether the environment says that the seed and the actions decide everything."""
+        return getattr(self.factory, "DETERMINISTIC", False) is True
+
+    @property
     def active(self) -> int:
         """Slots in use: sessions, those under construction, and those whose class cannot be left yet."""
         return self.slots.active

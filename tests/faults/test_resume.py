@@ -65,6 +65,8 @@ async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -
                 assert (seen.total, seen.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
+            (link,) = app._built().links._links.values()
+            assert (link.count, len(link._kept)) == (5, 1)  # what is known to be read is kept no longer
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
 

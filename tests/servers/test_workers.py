@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,22 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
             for others in ("other=1", 'bad[name]=1; "odd', "{json}={}"):
                 status, state = fleet.get("/state", Cookie=f"{others}; openenv_session={session}")
                 assert (status, state["step_count"]) == (200, 2)
+
+
+@pytest.mark.slow
+async def test_sessions_of_a_worker_that_dies_are_played_again() -> None:
+    with serve("--workers", str(WORKERS)) as server:
+        async with AsyncExitStack() as stack:
+            url = f"http://{server.address}"
+            clients = [await stack.enter_async_context(CounterEnv(url)) for _ in range(8)]
+            for seed, client in enumerate(clients):
+                await client.reset(seed=0, start=seed - 8)
+                await client.step(Add(amount=1))
+            for worker in workers(server)[:1]:
+                worker.kill()
+            for seed, client in enumerate(clients):
+                assert (await client.step(Add(amount=1))).observation.total == seed - 6
+                assert (await client.state()).step_count == 2
 
 
 @pytest.mark.soak
