@@ -63,32 +63,29 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             state_type = BlackjackState
             default_app = "envs.blackjack_env.server.app:app"
 
-    Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
-    A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
-    its reply is read and dropped later. An episode whose server has died is played again on another, and
-    goes on there, where the environment declares itself deterministic; else EpisodeLostError is raised until
-    `reset` opens a new session.
+    Requests of one client are sent one by one, whoever calls; a second caller waits for the first. A request that is
+    cancelled, or that takes longer than `message_timeout_s`, leaves the session in order: its reply is read and
+    dropped later. An episode whose server has died is played again on another, and goes on there, where the
+    environment declares itself deterministic; else EpisodeLostError is raised until `reset` opens a new session.
 
     Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of
-            which each client uses one, chosen at random, and the others when that does not serve. None with a
-            provider, which starts the server when the client first connects.
+        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of which
+            each client uses one, chosen at random, and the others when that does not serve. None with a provider,
+            which starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
         message_timeout_s: Seconds that a reply may take; None waits for ever.
         max_message_size_mb: The longest message that is received, in 2^20 bytes.
-        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None
-            never asks.
+        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
         websocket_ping_timeout_s: Seconds until a missing answer to that breaks the connection.
         provider: Starts the server, and is stopped by `close`; see `openenv_core.providers.AnyProvider`.
-        mode: "simulation", or "production" for servers that offer tools alone; by default what the
-            environment variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
+        mode: "simulation", or "production" for servers that offer tools alone; by default what the environment
+            variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
         headers: Further headers of the opening request, and of every request over plain HTTP.
         token: Sent as `Authorization: Bearer`.
-        session_id: A standing session of the server to attach to. It is not this client's: `close` lets
-            it stand.
+        session_id: A standing session of the server to attach to. It is not this client's: `close` lets it stand.
         lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
-        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
-            let nothing else through. Over HTTP a session begins with the first `reset`.
+        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that let nothing
+            else through. Over HTTP a session begins with the first `reset`.
         queue_timeout_s: Seconds that the first request waits for a session of a full server; 0: CapacityError at once.
 
     Raises:
@@ -172,8 +169,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Serve an app in a process of its own, for as long as the client is open.
 
-        The server starts when the client is first used. The sync client that is returned can be awaited
-        to the connected async one. A server that gets tokens by `env_vars` is used with the first of them.
+        The server starts when the client is first used. The sync client that is returned can be awaited to the
+        connected async one. A server that gets tokens by `env_vars` is used with the first of them.
 
         Args:
             app: `module:attribute` of the ASGI app; by default the class's `default_app`.
@@ -205,14 +202,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Run an image of the local Docker engine for as long as the client is open.
 
-        The container starts when the client is first used. The sync client that is returned can be awaited
-        to the connected async one.
+        The container starts when the client is first used. The sync client that is returned can be awaited to the
+        connected async one.
 
         Args:
             image: Name or id of the image. It is not pulled.
-            provider: Starts the container in place of `LocalDockerProvider`: an object with
-                `start_container(image, **options)`, `wait_for_ready(base_url)` and `stop_container()`, as
-                released packages have it.
+            provider: Starts the container in place of `LocalDockerProvider`: an object with `start_container(image,
+                **options)`, `wait_for_ready(base_url)` and `stop_container()`, as released packages have it.
             options: What the constructor takes, and fields of `ContainerOptions`, or these together as
                 `options=ContainerOptions(...)`.
 
@@ -314,7 +310,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
         self._come_to_loop()
         with await self._turn.wait():
-            return await link_of(await self._connect()).forked(count, self._another)
+            if self._conversation is not None and self._conversation.error is not None:
+                self._abort(str(self._conversation.error))
+            conversation = self._conversation or await self._find_session(fresh=False)
+            return await link_of(conversation).forked(count, self._another)
 
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
@@ -323,7 +322,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         settings = {name: known[name] for name in known if anything or name in taken}
         other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
-        other._snapshot = snapshot
+        if snapshot is not None:
+            other._snapshot, other._urls, other._base_url = snapshot, self._urls, self._base_url
         try:
             return await other.connect()
         except BaseException:
@@ -355,8 +355,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply
-                is dropped; a further request waits until the environment is done with this one.
+            RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply is
+                dropped; a further request waits until the environment is done with this one.
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
