@@ -151,8 +151,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._turn = FairLock()
         self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
-        self._admitted = False  # the server has answered in this session
-        self._wait: SlotWait | None = None
+        self._admitted, self._wait = (
+            False,
+            cast("SlotWait | None", None),
+        )  # answered in this session; waits for one
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
@@ -396,10 +398,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._journal.clear()
 
     async def close(self) -> None:
-        """End the session, those that `new_session` made, and the server if this client's provider runs it.
-
-        Idempotent.
-        """
+        """End the session, those that `new_session` made, and a server that this client's provider runs. Idempotent."""
         self._closed = True
         try:
             self._come_to_loop()
@@ -559,10 +558,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
-                timeout_s = self._message_timeout_s
                 wait = self._wait or SlotWait(self._options.queue_timeout_s)
                 options = replace(self._options, queue_timeout_s=wait.attempt_s(len(self._urls)))
-                conversation = await open_conversation(url, options, timeout_s, self._lease_s, 1, snapshot)
+                conversation = await open_conversation(
+                    url, options, self._message_timeout_s, self._lease_s, 1, snapshot
+                )
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
@@ -601,8 +601,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            # A later loop may have begun another start by the time that this one is collected.
-            if self._starting is starting:
+            if self._starting is starting:  # a later loop may have begun another
                 self._starting = None
 
     async def _stop_provider(self) -> None:
