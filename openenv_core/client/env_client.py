@@ -121,7 +121,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._mode = checked_mode(mode)
         self._transport = checked_transport(transport)
         self._session_id = None if session_id is None else checked_session_id(session_id)
-        self._message_timeout_s = message_timeout_s
+        self._timeout_s = message_timeout_s
         self._lease_s = lease_s
         self._options = CarrierOptions(
             connect_timeout_s=connect_timeout_s,
@@ -347,7 +347,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
-        return await VectorClient.open(base_url, self._options, self._message_timeout_s, self._lease_s, count)
+        return await VectorClient.open(base_url, self._options, self._timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
@@ -561,13 +561,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 wait = self._wait or SlotWait(self._options.queue_timeout_s)
                 options = replace(self._options, queue_timeout_s=wait.attempt_s(len(self._urls)))
                 conversation = await open_conversation(
-                    url, options, self._message_timeout_s, self._lease_s, 1, snapshot
+                    url, options, self._timeout_s, self._lease_s, 1, snapshot
                 )
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
-                conversation = Conversation(carrier, self._message_timeout_s)
+                conversation = Conversation(carrier, self._timeout_s)
         except ConnectionFailedError as error:
             raise await self._explained(error) from error.__cause__
         self._conversation, self._lost = conversation, None
@@ -662,9 +662,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     """An `EnvClient` for code without asyncio.
 
-    Methods are those of the async client, awaited; what is not spelled out here (methods that a subclass
-    adds, for one) is passed through in the same way. Awaiting an unused sync client gives the async one,
-    connected, and `async with` does so too.
+    Methods are those of the async client, awaited; what is not spelled out here (methods that a subclass adds, for
+    one) is passed through in the same way. Awaiting an unused sync client gives the async one, connected, and `async
+    with` does so too.
 
     Args:
         client: The async client. It belongs to this object from now on.
