@@ -22,6 +22,7 @@ from openenv_core.client.settings import (
     checked_url,
     checked_urls,
     http_url,
+    space_label,
     websocket_url,
 )
 from openenv_core.client.waiting import SlotWait
@@ -796,8 +797,3 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
                 self._dropped = weakref.finalize(self, self._thread.leave, self._client.close)
                 self._dropped.atexit = False
         return self._thread
-
-
-def space_label(repo_id: str) -> str:
-    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
-    return re.sub("[/._]", "-", repo_id).lower()

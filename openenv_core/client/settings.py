@@ -119,3 +119,8 @@ def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
             f"expected a URL that starts with http://, https://, ws:// or wss://, got {redact_url(base_url)!r}"
         )
     return scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws").rstrip("/"), parts.query
+
+
+def space_label(repo_id: str) -> str:
+    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
+    return re.sub("[/._]", "-", repo_id).lower()

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
-from openenv_core.client.env_client import space_label
+from openenv_core.client.settings import space_label
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_class, make
 from openenv_core.types import Action

@@ -114,7 +114,7 @@ async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
         assert await env.state() == "e"
         assert isinstance(child, Released)
         assert child.log is not env.log
-        assert child._message_timeout_s == 7.0
+        assert child._timeout_s == 7.0
 
 
 # What callers of the released client do
