@@ -37,9 +37,7 @@ _NOT_DECLARED: Final = "the server does not say that its environment is determin
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
 _SEED_BITS: Final = 31  # generators of every language take so many
-_RETRY_S: Final = 0.05
-_MAX_RETRY_S: Final = 1.0
-_DIGEST_BYTES: Final = 16
+_RETRY_S, _MAX_RETRY_S, _DIGEST_BYTES = 0.05, 1.0, 16
 
 Reply: TypeAlias = bytes | bytearray
 
@@ -63,7 +61,7 @@ class Journal:
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._folded = 0
         self._deterministic = False
-        self._seeds: random.Random | None = None
+        self._seeds: Any = None  # the last seed that was given, or what draws those after it
 
     def clear(self, trouble: str = NOT_BEGUN) -> None:
         """Forget the episode."""
@@ -74,7 +72,7 @@ class Journal:
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
         """Return the options of a reset, with a seed and an episode's id where that makes it repeatable.
 
-        After a seed that was given, those that are drawn follow from it: a series of episodes is repeatable too.
+        Seeds that are drawn follow from the last that was given: a series of episodes is repeatable too.
 
         Args:
             options: As the caller gave them.
@@ -83,10 +81,13 @@ class Journal:
         self._deterministic = deterministic
         if not deterministic:
             return options
-        seed = options.get("seed")
-        if self._seeds is None or seed is not None:
-            self._seeds = random.Random(seed if isinstance(seed, int) else None)
-        drawn = {"seed": self._seeds.getrandbits(_SEED_BITS) if seed is None else seed}
+        if (seed := options.get("seed")) is not None:
+            self._seeds = seed
+        else:
+            if not isinstance(self._seeds, random.Random):
+                self._seeds = random.Random(self._seeds if isinstance(self._seeds, int) else None)
+            seed = self._seeds.getrandbits(_SEED_BITS)
+        drawn = {"seed": seed}
         if options.get("episode_id") is None:
             drawn["episode_id"] = str(uuid4())
         return {**options, **drawn}
@@ -144,9 +145,7 @@ class Journal:
     async def replay(self, conversation: Conversation) -> None:
         """Play the episode in a new session, up to where it was.
 
-        Raises:
-            EpisodeLostError: Something was answered otherwise.
-            ClientError: The server has no room, the session has ended or broken, or a reply is overdue.
+        Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
         """
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")

@@ -137,6 +137,11 @@ class Unforkable(Counter):
 
 
 class Unrestorable(Counter):
+    closed = 0
+
+    def close(self) -> None:
+        Unrestorable.closed += 1
+
     def restore(self, state: Any) -> None:
         raise OSError("no disk")
 
@@ -163,6 +168,7 @@ async def test_an_environment_that_cannot_be_forked_says_so_and_goes_on(
         with pytest.raises(error, match=said):
             await client.fork(0, 2)
         assert app.sessions.active == 1
+        assert Unrestorable.closed == (env is Unrestorable)  # the one that was to be restored
         assert await totals(client, [0], 1) == [2]
 
 
