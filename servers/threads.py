@@ -36,8 +36,12 @@ _TICK_S: Final = 0.001
 _MAX_TICK_S: Final = 0.016
 """Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
 
+_COMPUTING: Final = 0.5
+"""Cores: a process that keeps more busy computes, one that keeps fewer waits for something."""
+
 _HELD_S: Final = 0.0005
-"""How long outcomes are held back while their thread goes on with short calls."""
+_HELD_TOGETHER_S: Final = 0.005
+"""How long outcomes are held back while their thread goes on with short calls, or with calls that came together."""
 
 _IDLE_S: Final = 10.0
 """After which a thread without a call ends."""
@@ -95,7 +99,7 @@ class _Mailbox:
         """Have the loop look, if there is something; from any thread."""
         if (
             self._items and not self._called
-        ):  # whoever has called it was not heard yet, and it will find this too
+        ):  # else whoever has called it was not heard yet, and it finds this too
             self._called = True
             with suppress(RuntimeError):  # a closed loop: nobody waits any more
                 self.loop.call_soon_threadsafe(self.empty)
@@ -123,8 +127,8 @@ class ThreadCall:
     Attributes:
         mailbox: Where its outcome is put.
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
-        on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
-            is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
+        then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
+            whoever is cancelled wakes up a little later, and the outcome may come in between.
         begun: A thread has taken it up; under the pool's lock, like the next three.
         thread: The thread that runs it.
         dropped: It was given up before that, and no thread takes it up any more.
@@ -138,21 +142,33 @@ class ThreadCall:
         "dropped",
         "left",
         "mailbox",
-        "on_late",
         "outcome",
+        "then",
         "thread",
         "waiter",
     )
 
-    def __init__(self, mailbox: _Mailbox, fn: Callable[[], Any], on_begin: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        mailbox: _Mailbox,
+        fn: Callable[[], Any],
+        on_begin: Callable[[], None] | None,
+        then: Callable[[Outcome], None] | None,
+    ) -> None:
         self.mailbox = mailbox
         self._fn = fn
         self._on_begin = on_begin
-        self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
+        if then is None:
+            self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
         self.outcome: Outcome | None = None
-        self.on_late: Callable[[Outcome], None] | None = None
+        self.then = then
         self.thread: _Thread | None = None
         self.begun = self.dropped = self.left = False
+
+    def running_s(self, now: float) -> float:
+        """Return how long a thread has been at it; 0 where none is."""
+        thread = self.thread
+        return 0.0 if thread is None else now - thread.began
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
@@ -173,10 +189,10 @@ class ThreadCall:
 
     def _deliver(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        if not self.waiter.done():
+        if self.then is not None:
+            self.then(outcome)
+        elif not self.waiter.done():
             self.waiter.set_result(outcome)
-        elif self.on_late is not None:
-            self.on_late(outcome)
 
 
 class _Thread(threading.Thread):
@@ -230,22 +246,30 @@ class ThreadPool:
         self._started = 0
         self._idle: list[_Thread] = []
         self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
+        self._done = 0  # since the last look
         self._long_calls = 0  # the last ones, in a row
+        self._waits = True  # the calls that take long wait for something, as far as was seen
         self._closed = False
         self._refused = False
 
-    def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> ThreadCall:
+    def submit(
+        self,
+        fn: Callable[[], Any],
+        on_begin: Callable[[], None] | None = None,
+        then: Callable[[Outcome], None] | None = None,
+    ) -> ThreadCall:
         """Queue a call from a running event loop.
 
         Args:
             fn: What to call.
             on_begin: Called on the loop once a thread has taken it up.
+            then: Called on the loop with its outcome, which nobody awaits.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call = ThreadCall(mailbox, fn, on_begin)
+        call = ThreadCall(mailbox, fn, on_begin, then)
         self._closed = False
         self._queue.append(call)
         if mailbox.alone and not self._draining:
@@ -291,13 +315,16 @@ class ThreadPool:
         done, thread.call = thread.call, None
         now = time.monotonic()
         long = now - thread.began > _LONG_S
-        if done is not None and (long or now - thread.notified > _HELD_S):
-            thread.notified = now
-            done.mailbox.notify()
+        if done is not None:
+            held_s = _HELD_TOGETHER_S if done.then is not None else 0 if long else _HELD_S
+            if now - thread.notified > held_s:
+                thread.notified = now
+                done.mailbox.notify()
         while True:
             with self._lock:
                 if done is not None:
                     done.thread = None
+                    self._done += 1
                     self._long_calls = self._long_calls + 1 if long else 0
                 if ends := done is not None and done.left:
                     pass
@@ -342,7 +369,8 @@ class ThreadPool:
         mailbox.dispatching = False
         mailbox.alone = waiting < 2
         with self._lock:
-            wanted = waiting if self._long_calls > 1 else 0 if self._draining else 1
+            spreads = self._waits and self._long_calls > 1
+            wanted = waiting if spreads else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
             left = len(self._queue) - len(woken)
         self._wake(woken)
@@ -390,19 +418,23 @@ class ThreadPool:
         """Give calls that wait behind long ones more threads: twice as many each time, while these are of use."""
         mailbox.ticking = False
         mailbox.empty()  # what a thread holds back that is in a long call now
-        now = time.monotonic()
-        began, cpu = mailbox.since
-        computes = time.process_time() - cpu > (now - began) / 2
+        now, (began, cpu) = time.monotonic(), mailbox.since
+        cores = (time.process_time() - cpu) / max(now - began, 1e-9)
+        more = 0
         woken: list[_Thread] = []
         with self._lock:
+            at_work = self._threads - len(self._idle)
+            quick, self._done = self._done * _LONG_S > (now - began) * at_work, 0
+            self._waits = not quick and cores < _COMPUTING
             if not self._queue:
                 mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
                 return
             self._draining -= {
                 one for one in self._draining if one.call is not None and now - one.began > _LONG_S
             }
-            if not self._draining:
-                at_work = self._threads - len(self._idle)
-                woken = self._activate(max(1, at_work), MAX_COMPUTING if computes else self.size)
-        self._tick_later(mailbox, _TICK_S if woken else min(2 * pause_s, _MAX_TICK_S))
+            if not self._draining and not quick:  # or it was only for a moment without a core
+                # Where cores are free for no more, they take turns.
+                more = max(1, at_work) if self._waits or cores > _COMPUTING * at_work else 1
+                woken = self._activate(more, self.size if self._waits else MAX_COMPUTING)
+        self._tick_later(mailbox, _TICK_S if woken and more > 1 else min(2 * pause_s, _MAX_TICK_S))
         self._wake(woken)

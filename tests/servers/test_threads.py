@@ -134,7 +134,7 @@ async def test_an_outcome_that_fails_on_the_loop_loses_no_other(monkeypatch: pyt
     pool = ThreadPool(1, "failing")
     late = pool.submit(lambda: "late")
     late.waiter.cancel()
-    late.on_late = lambda _: 1 / 0
+    late.then = lambda _: 1 / 0
     assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 20) == [1] * 10
     assert [type(error) for error in told] == [ZeroDivisionError]
     pool.close()
@@ -169,7 +169,7 @@ async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: th
     late: list[object] = []
     call = pool.submit(lambda: "ended")
     call.waiter.cancel()
-    call.on_late = late.append
+    call.then = late.append
     while call.thread is not None or not call.begun:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
     assert pool.abort(call)  # its outcome is on its way
