@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -41,11 +41,13 @@ from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task
-from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.shares import rank_batches
 from rl_bridge.types import Group, PolicyVersion, TrainSample
+
+if TYPE_CHECKING:
+    from rl_bridge.services.fleet import Fleet
 
 HISTORY_FILE = "groups.jsonl"
 
@@ -417,7 +419,7 @@ BEGAN = time.time()
 """When this process was started, near enough."""
 
 
-def snapshot(run: Run, fleet: Fleet, servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
+def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
     """Take a snapshot; nothing is waited for. Metrics that are not finite are left out."""
     return StatusSnapshot(
         name=run.folder.name,

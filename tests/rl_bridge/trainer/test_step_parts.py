@@ -236,6 +236,7 @@ def test_means_over_passes_of_unequal_size() -> None:
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "teraflops"),
     [
@@ -252,6 +253,7 @@ def test_peaks_are_those_of_known_cards_alone(
     assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)
 
 
+@pytest.mark.heavy
 def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks on a card of a known peak, the other one of which took longer and more memory."""
 
