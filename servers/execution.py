@@ -428,7 +428,8 @@ async def _settle(result: Any, here: bool) -> Any:
         if here:
             await asyncio.sleep(0)
         return await result
-    except (*FATAL, asyncio.CancelledError):
+    except (*FATAL, asyncio.CancelledError, GeneratorExit):
+        _drop((True, result))  # which has not begun, if it was not to be resumed
         raise
     except BaseException as error:
         raise contained(error) from error

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from openenv_core.outcomes import was_terminated
 from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields
@@ -409,4 +410,4 @@ def ends_of(observation: Observation) -> tuple[bool, bool]:
     if not observation.done:
         return False, False
     truncated = observation.truncated is True
-    return observation.terminated is True or not truncated, truncated
+    return not truncated or was_terminated(observation), truncated

@@ -41,10 +41,9 @@ class MemberCall:
         member: Whom.
         outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
             raised.
-        begun: The environment is asked, or was.
     """
 
-    __slots__ = ("_action", "_autoreset", "_options", "begun", "member", "outcome")
+    __slots__ = ("_action", "_autoreset", "_options", "member", "outcome")
 
     def __init__(
         self,
@@ -56,7 +55,6 @@ class MemberCall:
     ) -> None:
         self.member = member
         self.outcome: tuple[Any, Any] | BaseException | None = None
-        self.begun = False
         self._options = options
         self._action = action
         self._autoreset = autoreset
@@ -160,7 +158,7 @@ class BatchRound:
             if call.outcome is not None:
                 self._finished.append(call)
                 continue
-            member.busy = call.begun = True
+            member.busy = True
             runner = session.runner
             if runner.plan.inline:
                 try:
@@ -183,11 +181,8 @@ class BatchRound:
             self._waiter = self._loop.create_future()
             await self._waiter
         finished, self._finished = self._finished, []
-        for call in finished:
-            if call.begun:
-                call.member.busy = False
         self._left -= len(finished)
-        return finished
+        return finished if len(finished) < len(self._calls) else list(self._calls)  # in the order of the request
 
     @property
     def over(self) -> bool:
@@ -208,7 +203,7 @@ class BatchRound:
         self._in_threads.pop(call, None)
         _, value = outcome
         if inspect.iscoroutine(value):
-            self._go_on(call, lambda _: value)
+            self._go_on(call, lambda _: asyncio.create_task(value))
         else:
             self._finish(call, value)
 
@@ -224,6 +219,7 @@ class BatchRound:
 
     def _finish(self, call: MemberCall, outcome: Any) -> None:
         call.outcome = outcome
+        call.member.busy = False
         self._finished.append(call)
         if len(self._finished) >= self._wanted and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -116,6 +116,24 @@ async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
     pool.close()
 
 
+async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, pool = threading.Thread.start, ThreadPool(4, "two")
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_LONG_S", 60.0)
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: start(thread) if not living("two") else None
+    )
+    pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
+    pool._mailbox.alone = False
+    short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
+    assert pool._started == 2
+    assert not long.waiter.done()
+    pool.close()
+
+
 async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
