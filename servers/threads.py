@@ -33,6 +33,7 @@ _LONG_S: Final = 0.0002
 """A call that takes longer is worth the wake-up of another thread for the next one."""
 
 _TICK_S: Final = 0.001
+_QUICK_TICK_S: Final = 0.004
 _MAX_TICK_S: Final = 0.016
 """Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
 
@@ -40,7 +41,7 @@ _COMPUTING: Final = 0.5
 """Cores: a process that keeps more busy computes, one that keeps fewer waits for something."""
 
 _HELD_S: Final = 0.0005
-_HELD_TOGETHER_S: Final = 0.005
+_HELD_TOGETHER_S: Final = 0.01
 """How long outcomes are held back while their thread goes on with short calls, or with calls that came together."""
 
 _IDLE_S: Final = 10.0
@@ -70,49 +71,55 @@ def contained(error: BaseException) -> Exception:
     return told
 
 
+def outcome_of(fn: Callable[[], Any]) -> Outcome:
+    """Call a function and return what came of it."""
+    try:
+        return True, fn()
+    except (Exception, SystemExit) as error:
+        return False, error
+    except BaseException as error:
+        return False, contained(error)
+
+
 class _Mailbox:
     """What threads hand to one event loop: all that is there when it looks, in one wake-up.
 
     Attributes:
         loop: The event loop.
         dispatching: Calls are about to be given to threads.
+        items: What there is: functions, and with what each is to be called.
         alone: The last call that was given to one had none behind it.
         ticking: A look at the calls under way is due.
         since: The wall clock and the process's CPU time when it was ordered.
     """
 
-    __slots__ = ("_called", "_items", "alone", "dispatching", "loop", "since", "ticking")
+    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "since", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.dispatching = self.ticking = False
         self.alone = True
         self.since = (0.0, 0.0)
-        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self.items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
 
     def post(self, fn: Callable[[Any], None], value: Any) -> None:
         """Have a function called on the loop once it is notified, or looks by itself; from any thread."""
-        self._items.append((fn, value))
+        self.items.append((fn, value))
 
     def notify(self) -> None:
         """Have the loop look, if there is something; from any thread."""
         if (
-            self._items and not self._called
+            self.items and not self._called
         ):  # else whoever has called it was not heard yet, and it finds this too
             self._called = True
             with suppress(RuntimeError):  # a closed loop: nobody waits any more
                 self.loop.call_soon_threadsafe(self.empty)
 
-    @property
-    def holds(self) -> bool:
-        """Whether there is something."""
-        return bool(self._items)
-
     def empty(self) -> None:
         """Call what there is; on the loop."""
         self._called = False
-        items = self._items
+        items = self.items
         try:
             while items:
                 fn, value = items.popleft()
@@ -129,17 +136,15 @@ class ThreadCall:
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
         then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
-        begun: A thread has taken it up; under the pool's lock, like the next three.
+        begun: A thread has taken it up; under the pool's lock, like the next two.
         thread: The thread that runs it.
-        dropped: It was given up before that, and no thread takes it up any more.
-        left: It was given up after that, and its thread has been replaced.
+        left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
     __slots__ = (
         "_fn",
         "_on_begin",
         "begun",
-        "dropped",
         "left",
         "mailbox",
         "outcome",
@@ -163,25 +168,14 @@ class ThreadCall:
         self.outcome: Outcome | None = None
         self.then = then
         self.thread: _Thread | None = None
-        self.begun = self.dropped = self.left = False
-
-    def running_s(self, now: float) -> float:
-        """Return how long a thread has been at it; 0 where none is."""
-        thread = self.thread
-        return 0.0 if thread is None else now - thread.began
+        self.begun = self.left = False
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
         if self._on_begin is not None:
             self.mailbox.post(self._begin, self._on_begin)
             self.mailbox.notify()
-        try:
-            outcome = (True, self._fn())
-        except (Exception, SystemExit) as error:
-            outcome = (False, error)
-        except BaseException as error:
-            outcome = (False, contained(error))
-        self.mailbox.post(self._deliver, outcome)
+        self.mailbox.post(self._deliver, outcome_of(self._fn))
 
     def _begin(self, told: Callable[[], None]) -> None:
         if not self.waiter.done():
@@ -248,7 +242,8 @@ class ThreadPool:
         self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
         self._done = 0  # since the last look
         self._long_calls = 0  # the last ones, in a row
-        self._waits = True  # the calls that take long wait for something, as far as was seen
+        self._quick = False  # at the last look most calls were short
+        self._waits = True  # at the last look those that take long waited for something
         self._closed = False
         self._refused = False
 
@@ -288,7 +283,7 @@ class ThreadPool:
         """
         with self._lock:
             if not call.begun:
-                call.dropped = True
+                call.left = True
                 return False
             if call.thread is None or not replace:
                 return True
@@ -356,7 +351,7 @@ class ThreadPool:
     def _first(self) -> ThreadCall | None:
         """Take the first call that somebody waits for; under the lock."""
         while self._queue:
-            if not (call := self._queue.popleft()).dropped:
+            if not (call := self._queue.popleft()).left:
                 return call
         return None
 
@@ -369,14 +364,16 @@ class ThreadPool:
         mailbox.dispatching = False
         mailbox.alone = waiting < 2
         with self._lock:
-            spreads = self._waits and self._long_calls > 1
-            wanted = waiting if spreads else 0 if self._draining else 1
+            long = self._long_calls > 1
+            wanted = waiting if long and self._waits else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
             left = len(self._queue) - len(woken)
+            if not mailbox.ticking:
+                self._done = 0
         self._wake(woken)
         # Of two that are woken one may take both calls, and say nothing of the first while it is at the second.
-        if (left > 0 or len(woken) > 1 or mailbox.holds or not self._draining) and not mailbox.ticking:
-            self._tick_later(mailbox)
+        if (left > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
+            self._tick_later(mailbox, _QUICK_TICK_S if self._quick and not long else _TICK_S)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
         """Return threads to wake, no more than there are calls; `limit` is for all at work. Under the lock."""
@@ -409,7 +406,7 @@ class ThreadPool:
                     self._refused = True
                     logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
 
-    def _tick_later(self, mailbox: _Mailbox, pause_s: float = _TICK_S) -> None:
+    def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
         mailbox.ticking = True
         mailbox.since = (time.monotonic(), time.process_time())
         mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
@@ -424,8 +421,9 @@ class ThreadPool:
         woken: list[_Thread] = []
         with self._lock:
             at_work = self._threads - len(self._idle)
-            quick, self._done = self._done * _LONG_S > (now - began) * at_work, 0
+            quick = self._quick = self._done * _LONG_S > (now - began) * at_work
             self._waits = not quick and cores < _COMPUTING
+            self._done = 0
             if not self._queue:
                 mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
                 return

@@ -2,90 +2,80 @@
 
 import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from servers.execution import FATAL, EnvironmentRunner, keep
-from servers.sessions.session import EnvironmentSession
+from servers.execution import EnvironmentRunner, keep
+from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.table import SessionTable
-from servers.threads import Outcome, ThreadCall
+from servers.threads import Outcome, ThreadCall, outcome_of
 
 _SPELL: Final = 64
 """Members that are stepped on the loop before others have their turn."""
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One session of a batch.
 
     Attributes:
+        number: By which the connection knows it.
         session: The session.
         ended: Its episode is over, and no other has begun.
         busy: A call is under way.
     """
 
-    __slots__ = ("busy", "ended", "number", "session")
-
-    def __init__(self, number: int, session: EnvironmentSession) -> None:
-        self.number = number
-        self.session = session
-        self.ended = self.busy = False
+    number: int
+    session: EnvironmentSession
+    ended: bool = False
+    busy: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class MemberCall:
     """What one member is asked, and what came of it.
 
     Attributes:
         member: Whom.
+        options: Of a reset.
+        action: Of a step. With neither, the state is read.
+        autoreset: What becomes of an episode that is over.
         outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
             raised.
     """
 
-    __slots__ = ("_action", "_autoreset", "_options", "member", "outcome")
-
-    def __init__(
-        self,
-        member: Member,
-        *,
-        options: Mapping[str, Any] | None = None,
-        action: Any = None,
-        autoreset: str | None = None,
-    ) -> None:
-        self.member = member
-        self.outcome: tuple[Any, Any] | BaseException | None = None
-        self._options = options
-        self._action = action
-        self._autoreset = autoreset
+    member: Member
+    options: Mapping[str, Any] | None = None
+    action: Any = None
+    autoreset: str | None = None
+    outcome: tuple[Any, Any] | BaseException | None = None
 
     @property
     def reads(self) -> bool:
         """Whether it reads the state."""
-        return self._options is None and self._action is None
+        return self.options is None and self.action is None
 
     @property
     def resets(self) -> bool:
         """Whether a step is to be a reset, because the episode before it is over."""
-        return self._autoreset is not None and self.member.ended
+        return self.autoreset is not None and self.member.ended
 
     async def play(self, runner: EnvironmentRunner, *, here: bool = False) -> tuple[Any, Any]:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
         if self.reads:
             return await runner.state(here=here), None
-        if self._options is not None or self.resets:
-            return self._note(await runner.reset(self._options or {}, here=here)), None
-        seen = self._note(await runner.step(self._action, here=here))
-        if self._autoreset == "same_step" and self.member.ended:
+        if self.options is not None or self.resets:
+            return self._note(await runner.reset(self.options or {}, here=here)), None
+        seen = self._note(await runner.step(self.action, here=here))
+        if self.autoreset == "same_step" and self.member.ended:
             return self._note(await runner.reset({}, here=here)), seen
         return seen, None
 
     def play_here(self) -> Any:
-        """Do the same where this is called, as far as the environment's methods are plain.
-
-        Returns:
-            What it returned; or a coroutine to go on with on the loop, where a method has returned an awaitable.
-        """
+        """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
         playing = self.play(self.member.session.runner, here=True)
         try:
             playing.send(None)
@@ -138,7 +128,6 @@ class BatchRound:
     def __init__(self, table: SessionTable, calls: Sequence[MemberCall]) -> None:
         self._table = table
         self._calls = calls
-        self._loop = asyncio.get_running_loop()
         self._finished: list[MemberCall] = []
         self._left = self._wanted = len(calls)
         self._waiter: asyncio.Future[None] | None = None
@@ -148,8 +137,8 @@ class BatchRound:
 
     async def start(self) -> None:
         """Begin; calls that never wait are over when it returns."""
-        inline = 0
-        for call in self._calls:
+        loop, limit_s = asyncio.get_running_loop(), self._table.step_timeout_s
+        for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
             if call.outcome is None and member.busy:
                 call.outcome = SessionBusyError(1)
@@ -159,30 +148,28 @@ class BatchRound:
                 self._finished.append(call)
                 continue
             member.busy = True
-            runner = session.runner
-            if runner.plan.inline:
-                try:
-                    self._take(call, (True, call.play_here()))
-                except FATAL as error:
-                    self._take(call, (False, error))
-                inline += 1
-                if inline % _SPELL == 0:
+            if session.runner.plan.inline:
+                self._take(call, outcome_of(call.play_here))
+                if number % _SPELL == 0:
                     await asyncio.sleep(0)
-            elif runner.in_thread:
-                self._in_threads[call] = runner.submit(call.play_here, partial(self._take, call))
+            elif session.runner.in_thread:
+                self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
             else:
                 self._go_on(call, call.play)
-        self._look()
+        if self._in_threads and limit_s is not None:
+            self._timer = loop.call_later(limit_s, self._expire)
 
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until so many calls are over, or all that are left; return them."""
         self._wanted = min(at_least, self._left)
         if len(self._finished) < self._wanted:
-            self._waiter = self._loop.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         finished, self._finished = self._finished, []
         self._left -= len(finished)
-        return finished if len(finished) < len(self._calls) else list(self._calls)  # in the order of the request
+        return (
+            finished if len(finished) < len(self._calls) else list(self._calls)
+        )  # in the order of the request
 
     @property
     def over(self) -> bool:
@@ -195,49 +182,31 @@ class BatchRound:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for call, thread_call in self._in_threads.items():
-            call.member.session.runner.abandon(thread_call)
+        for call, in_thread in self._in_threads.items():
+            call.member.session.runner.abandon(in_thread)
+
+    def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
+        async def run() -> None:
+            self._take(call, await outcome_of_work(call.member.session.run_waiting(work)))
+
+        self._tasks.append(keep(asyncio.create_task(run())))
 
     def _take(self, call: MemberCall, outcome: Outcome) -> None:
-        """Take what came of a call where it was made; one that waits for something goes on."""
+        """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
         self._in_threads.pop(call, None)
         _, value = outcome
         if inspect.iscoroutine(value):
             self._go_on(call, lambda _: asyncio.create_task(value))
-        else:
-            self._finish(call, value)
-
-    def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
-        self._tasks.append(keep(asyncio.create_task(self._run(call, work))))
-
-    async def _run(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
-        try:
-            outcome = await call.member.session.run_waiting(work)
-        except FATAL as error:
-            outcome = error
-        self._finish(call, outcome)
-
-    def _finish(self, call: MemberCall, outcome: Any) -> None:
-        call.outcome = outcome
+            return
+        call.outcome = value
         call.member.busy = False
         self._finished.append(call)
         if len(self._finished) >= self._wanted and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _look(self) -> None:
-        """End the calls that have held a thread for too long, and look again once others may have."""
-        limit_s = self._table.step_timeout_s
-        if limit_s is None or not self._in_threads:
-            return
-        now, soonest = time.monotonic(), limit_s
-        for call, thread_call in list(self._in_threads.items()):
-            left_s = limit_s - thread_call.running_s(now)
-            if left_s <= 0:
-                session = call.member.session
-                del self._in_threads[call]
-                session.runner.abandon(thread_call)
-                self._finish(call, self._table.expire(session))
-                keep(asyncio.create_task(self._table.finish(session)))
-            else:
-                soonest = min(soonest, left_s)
-        self._timer = self._loop.call_later(soonest, self._look)
+    def _expire(self) -> None:
+        for call, in_thread in list(self._in_threads.items()):
+            session = call.member.session
+            session.runner.abandon(in_thread)
+            self._take(call, (False, self._table.expire(session)))
+            keep(asyncio.create_task(self._table.finish(session)))
