@@ -424,12 +424,15 @@ async def _settle(result: Any, here: bool) -> Any:
     """Await what a method has returned, where that is awaitable; `here`, maybe in a thread, only once resumed."""
     if not inspect.isawaitable(result):
         return result
-    try:
-        if here:
+    if here:
+        try:
             await asyncio.sleep(0)
+        except BaseException:
+            _drop((True, result))  # nobody resumes it
+            raise
+    try:
         return await result
-    except (*FATAL, asyncio.CancelledError, GeneratorExit):
-        _drop((True, result))  # which has not begun, if it was not to be resumed
+    except (*FATAL, asyncio.CancelledError):
         raise
     except BaseException as error:
         raise contained(error) from error
