@@ -396,10 +396,10 @@ class ObservationEncoder:
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_BESIDE, *columns}
-        models = {type(one) for one in observations}
-        if any(_fields_of(model)[0] - exclude for model in models) or any(
-            getattr(one, name) for one in observations for name in _fields_of(type(one))[1]
-        ):
+        models = set(map(type, observations))
+        told = any(_fields_of(model)[0] - exclude for model in models)
+        at_times = {name for model in models for name in _fields_of(model)[1]}
+        if told or any(getattr(one, name, None) for name in at_times for one in observations):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header

@@ -1,10 +1,10 @@
 """Many sessions of one caller, asked together: each keeps its turn, its deadline and its slot, and fails by itself."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import CoroutineType
 from typing import Any, Final
 
 from servers.execution import EnvironmentRunner, keep
@@ -65,14 +65,17 @@ class MemberCall:
 
     async def play(self, runner: EnvironmentRunner, *, here: bool = False) -> tuple[Any, Any]:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
+        last = None
         if self.reads:
             return await runner.state(here=here), None
         if self.options is not None or self.resets:
-            return self._note(await runner.reset(self.options or {}, here=here)), None
-        seen = self._note(await runner.step(self.action, here=here))
-        if self.autoreset == "same_step" and self.member.ended:
-            return self._note(await runner.reset({}, here=here)), seen
-        return seen, None
+            seen = await runner.reset(self.options or {}, here=here)
+        else:
+            seen = await runner.step(self.action, here=here)
+            if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
+                last, seen = seen, await runner.reset({}, here=here)
+        self.member.ended = getattr(seen, "done", False) is True
+        return seen, last
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
@@ -82,10 +85,6 @@ class MemberCall:
         except StopIteration as over:
             return over.value
         return playing
-
-    def _note(self, seen: Any) -> Any:
-        self.member.ended = getattr(seen, "done", False) is True
-        return seen
 
 
 class SessionBatch:
@@ -137,7 +136,6 @@ class BatchRound:
 
     async def start(self) -> None:
         """Begin; calls that never wait are over when it returns."""
-        loop, limit_s = asyncio.get_running_loop(), self._table.step_timeout_s
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
             if call.outcome is None and member.busy:
@@ -156,8 +154,8 @@ class BatchRound:
                 self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
             else:
                 self._go_on(call, call.play)
-        if self._in_threads and limit_s is not None:
-            self._timer = loop.call_later(limit_s, self._expire)
+        if self._in_threads and self._table.step_timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
 
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until so many calls are over, or all that are left; return them."""
@@ -195,7 +193,7 @@ class BatchRound:
         """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
         self._in_threads.pop(call, None)
         _, value = outcome
-        if inspect.iscoroutine(value):
+        if isinstance(value, CoroutineType):
             self._go_on(call, lambda _: asyncio.create_task(value))
             return
         call.outcome = value
