@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol, cast
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, installed_with
 
 GROUP: Final = "ropewalk.apps"
 
@@ -47,12 +47,8 @@ def load_app(target: str) -> Described:
             f"expected an installed package that offers the entry point {GROUP}, got none; "
             "pip install 'ropewalk[server]'"
         )
-    try:
+    with installed_with("server", "the server's packages"):
         load = point.load()
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the server's packages, got: {error}; pip install 'ropewalk[server]'"
-        ) from error
     app = load(target)
     if not hasattr(app, "served"):
         raise ConfigurationError(

@@ -34,7 +34,9 @@ ProviderError are a RuntimeError, ConfigurationError is a ValueError.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -233,6 +235,35 @@ class ImageNotFoundError(ProviderError):
 
 class OptionUnavailableError(ProviderError):
     """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""
+
+
+@contextmanager
+def installed_with(extra: str, what: str, *packages: str) -> Iterator[None]:
+    """Let an import in the block that fails say which extra of Ropewalk brings it.
+
+    Args:
+        extra: The extra.
+        what: What is expected, in words.
+        packages: The modules that the extra brings; by default whatever is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if packages and error.name not in packages:
+            raise
+        raise ConfigurationError(f"expected {what}, got: {error}; pip install 'ropewalk[{extra}]'") from error
+
+
+def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that imports names from their modules, given by name, when they are asked for."""
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        module[name] = value = getattr(import_module(places[name]), name)
+        return value
+
+    return find
 
 
 def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:

@@ -55,20 +55,13 @@ def guarded(
 def main(arguments: list[str]) -> int:
     """Run the command to its end, and return its exit status."""
     lifeline, status, kept = map(int, arguments[:3])
-    grace_s, folder, everything, command = (
-        float(arguments[3]),
-        arguments[4],
-        arguments[5] == "all",
-        arguments[6:],
-    )
+    grace_s, folder, everything = float(arguments[3]), arguments[4], arguments[5] == "all"
+    command = arguments[6:]
     for fd in {lifeline, status} - {-1}:
         os.set_inheritable(fd, False)
     parent = os.getppid()
     wake = _wake_on(signal.SIGCHLD, signal.SIGTERM)
-    for number in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # of a terminal: the program decides what becomes of the command
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: the program decides what they end
         signal.signal(number, signal.SIG_IGN)
     if everything:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -197,7 +190,7 @@ def _report(status: int, line: str) -> None:
 def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
     """Return how the child ended, if it has, and whether an end was asked for: None where nobody has said."""
     while True:
-        ready, _, _ = select.select([lifeline, wake], [], [], PARENT_CHECK_INTERVAL_S)
+        ready = _readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
         if wake in ready:
             os.read(wake, 512)
         code = _reaped(child)
@@ -209,6 +202,14 @@ def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | No
             return code, None
         if _terminated:
             return None, True
+
+
+def _readable(timeout_s: float, *fds: int) -> list[int]:
+    """Wait for one that can be read, or is at its end; return which are. select(2) takes none above 1023."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(timeout_s * 1000)]
 
 
 def _reaped(child: int) -> "int | None":
@@ -240,7 +241,7 @@ def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
 def _waited(child: int, wake: int, seconds: float) -> "int | None":
     deadline = time.monotonic() + seconds
     while (code := _reaped(child)) is None and (left := deadline - time.monotonic()) > 0:
-        if select.select([wake], [], [], left)[0]:
+        if _readable(left, wake):
             os.read(wake, 512)
     return code
 

@@ -61,9 +61,7 @@ class _Errand(Generic[T]):
     def outcome(self) -> T:
         """Return what the coroutine returned.
 
-        Raises:
-            ClientClosedError: It was cancelled with the thread.
-            BaseException: Whatever the coroutine raised.
+        ClientClosedError: it was cancelled with the thread; BaseException: whatever the coroutine raised.
         """
         error = self._error
         if error is None:

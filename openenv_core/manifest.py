@@ -240,11 +240,7 @@ def _load_keys(text: str, place: str) -> dict[str, Any]:
 
 
 def parse_manifest(content: object) -> Manifest:
-    """Read a manifest that is data already.
-
-    Raises:
-        ManifestError: It says what it cannot say; one line a fault.
-    """
+    """Read a manifest that is data already. ManifestError: it says what it cannot say; one line a fault."""
     try:
         return Manifest.model_validate(_require_keys(content))
     except ValidationError as error:

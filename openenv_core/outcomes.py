@@ -66,11 +66,7 @@ def infrastructure_failure(observation: object) -> str | None:
 
 
 def is_infrastructure_failure(observation: object) -> bool:
-    """Return whether an observation tells of the infrastructure, and nothing of the policy.
-
-    Args:
-        observation: As for `infrastructure_failure`.
-    """
+    """Return whether an observation tells of the infrastructure, and nothing of the policy."""
     return infrastructure_failure(observation) is not None
 
 
@@ -79,9 +75,6 @@ def unscored_reason(result: object) -> str | None:
 
     A last observation with neither a reward nor a reason is no such case: many environments leave the reward of a
     step that earned nothing at None.
-
-    Args:
-        result: As for `infrastructure_failure`.
     """
     parts = list(_parts(result))
     # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
@@ -98,20 +91,12 @@ def unscored_reason(result: object) -> str | None:
 
 
 def was_truncated(result: object) -> bool:
-    """Return whether an episode is over because a limit has cut it off.
-
-    Args:
-        result: As for `infrastructure_failure`.
-    """
+    """Return whether an episode is over because a limit has cut it off."""
     return _ended_by(result, TRUNCATED)
 
 
 def was_terminated(result: object) -> bool:
-    """Return whether an episode has come to an end of its own: it is over, and was not cut off, or says both.
-
-    Args:
-        result: As for `infrastructure_failure`.
-    """
+    """Return whether an episode has come to an end of its own: it is over, and was not cut off, or says both."""
     if _field(result, "done") is not True:
         return False
     return not was_truncated(result) or _ended_by(result, TERMINATED)

@@ -47,12 +47,12 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def client_for(url: str, headers: dict[str, str] | None = None) -> "httpx.Client":
+def client_for(url: str, token: str | None = None) -> "httpx.Client":
     """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
 
     Args:
         url: Where the server is.
-        headers: Sent with every request.
+        token: Sent as a bearer token with every request.
 
     Raises:
         ConfigurationError: The proxy of the environment cannot be used.
@@ -67,10 +67,10 @@ def client_for(url: str, headers: dict[str, str] | None = None) -> "httpx.Client
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
     # Bounds on answers hold for what comes over the wire, so nothing is compressed.
-    identity = {"Accept-Encoding": "identity"}
-    return httpx.Client(
-        transport=transport, headers=identity | (headers or {}), follow_redirects=False, trust_env=False
-    )
+    headers = {"Accept-Encoding": "identity"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return httpx.Client(transport=transport, headers=headers, follow_redirects=False, trust_env=False)
 
 
 @cache

@@ -139,15 +139,7 @@ def provider_of(
     docker_options: Mapping[str, Any] | None = None,
     serve_options: tuple[str, ...] = (),
 ) -> Any:
-    """Return what starts a target, unstarted.
-
-    Args:
-        target: What to run; no URL.
-        env_vars: Environment variables of the server, beside this process's own.
-        start_timeout_s: Seconds until it must be healthy.
-        docker_options: Fields of `ContainerOptions`, for an image.
-        serve_options: Further words for `ropewalk serve`, for anything else.
-    """
+    """Return what starts a target, unstarted."""
     if target.kind is TargetKind.URL:
         raise ConfigurationError(f"expected something to start, got {target.text}, which runs already")
     if target.kind is TargetKind.IMAGE:
@@ -208,9 +200,7 @@ def _found_kind(text: str) -> TargetKind | None:
 def exposed_port(image: str) -> int:
     """Return the port that an image says it serves; 8000 where it says none, or several.
 
-    Raises:
-        EngineUnavailableError: There is no engine to ask.
-        ImageNotFoundError: There is no such image.
+    EngineUnavailableError: there is no engine to ask; ImageNotFoundError: there is no such image.
     """
     from openenv_core.providers.docker.engine import DockerEngine
 

@@ -1,33 +1,4 @@
-"""Every error that the bridge raises, as one tree.
-
-BridgeError
-├── ConfigError                       the configuration is wrong: what was expected, what came, what to do
-├── MissingDependencyError            a heavy package is not installed; the message names the extra
-├── ModelError                        a checkpoint cannot be loaded or is of an architecture not supported
-├── GeneratorError                    the inference engine failed or was closed
-│   ├── EngineFailedError             the inference engine has ended
-│   └── PromptRefusedError            the inference engine does not take a prompt
-├── StateUnavailableError             what a fan-out was to bring cannot be had; who was asked is as before
-│   └── WeightsError                  a snapshot cannot be published or read
-│       └── SnapshotOverwrittenError  a reader came too late: the segment holds a newer version
-├── RolloutError                      no usable trajectory could be collected
-│   ├── EpisodeLostError              an environment said that something beside the policy failed
-│   │   └── SessionUnavailableError   no server had a session within the deadline
-│   └── EpisodeUnscoredError          an environment said that it cannot say how well an episode was played
-├── TrainingError                     the optimisation went wrong
-│   ├── NonFiniteLossError            the loss or the gradient is NaN or infinite
-│   ├── TrainerWentBackError          the trainer is at another version than asked for: it was started again
-│   └── CheckpointError               a checkpoint could not be written; older ones are whole
-├── RewardError                       a reward function raised, or returned what is no reward
-├── RunInUseError                     another process writes to the run's folder
-├── NoRecordsError                    of a run no rollouts are there to be read
-├── StatusError                       a run does not say how it stands: it is over, or somebody else answers
-└── RoleError                         a process of the run died, and it cannot be had again
-    ├── ReplicaLostError              the process behind one call is gone; the same call may do elsewhere
-    │   └── RankLostError             a rank that trains with the one that was asked is gone
-    ├── NoReplicaError                no replica of a service served within the deadline
-    └── RemoteError                   an actor raised something that is no error of ours
-"""
+"""Every error that the bridge raises, as one tree."""
 
 from openenv_core.errors import former_names
 
@@ -74,11 +45,7 @@ class EngineFailedError(GeneratorError):
 
 
 class PromptRefusedError(GeneratorError):
-    """The inference engine does not take one of the prompts it was given; it has begun with none of them.
-
-    Attributes:
-        prompt: Its place among them.
-    """
+    """The inference engine does not take one of the prompts it was given; it has begun with none of them."""
 
     def __init__(self, prompt: int, reason: str) -> None:
         self.prompt = prompt

@@ -59,11 +59,7 @@ def is_own(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> None:
-    """Find out whether a server could listen there, and do not.
-
-    Raises:
-        OSError: It could not.
-    """
+    """Find out whether a server could listen there, and do not."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

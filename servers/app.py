@@ -57,10 +57,6 @@ class EnvironmentApp(FastAPI):
     """A FastAPI app whose sockets go around the framework.
 
     The framework wraps every send of a socket, which would be a quarter of the time of a trivial step.
-
-    Args:
-        served: What it serves.
-        settings: How.
     """
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
@@ -236,9 +232,7 @@ class EnvironmentApp(FastAPI):
     async def running(self) -> AsyncIterator[None]:
         """Be served; for the application's lifespan. An app may be served again after its server has stopped.
 
-        Raises:
-            ConfigurationError: The settings cannot be heeded.
-            Exception: Whatever the author's lifespan raised.
+        ConfigurationError: the settings cannot be heeded; Exception: whatever the author's lifespan raised.
         """
         self._refusal = None
         try:

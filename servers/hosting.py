@@ -43,17 +43,7 @@ class Assembled(NamedTuple):
 
 
 def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
-    """Apply the settings.
-
-    Args:
-        app: The ASGI application that was loaded.
-        name: What it was asked for by.
-        settings: The settings.
-        options: Options that were given and that only an application of ours can heed.
-
-    Raises:
-        ConfigurationError: A foreign application cannot heed the options.
-    """
+    """Apply the settings."""
     if isinstance(app, EnvironmentApp):
         app.configure(settings)
         return Assembled(app, app.drain, app.take_refusals())

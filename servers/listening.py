@@ -34,16 +34,7 @@ _NO_ADDRESS_OF_OURS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a listening socket. `::` takes IPv4 as well.
-
-    Args:
-        host: The address.
-        port: The port; 0 for any.
-        shared: Let other sockets of this user listen there too.
-
-    Raises:
-        ConfigurationError: The address cannot be had.
-    """
+    """Return a listening socket. `::` takes IPv4 as well."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
@@ -75,11 +66,7 @@ def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
 
 
 def inherited(fd: int) -> socket.socket:
-    """Return the socket behind an inherited descriptor.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """Return the socket behind an inherited descriptor. ConfigurationError: there is none."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError as error:

@@ -18,7 +18,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.tracebacks import authors_part, show
 from servers.settings import ServePlan
 
@@ -118,11 +118,7 @@ class Reloader:
         self._grace_s = plan.settings.drain_s + _KILL_AFTER_DRAIN_S
 
     def run(self) -> int:
-        """Serve until a signal says to stop.
-
-        Raises:
-            ConfigurationError: The source cannot be watched.
-        """
+        """Serve until a signal says to stop. ConfigurationError: the source cannot be watched."""
         watch = watcher()
         with self._signals():
             try:
@@ -224,17 +220,9 @@ class Reloader:
 
 
 def watcher() -> Callable[..., Any]:
-    """Return what watches folders.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
-    try:
+    """Return what watches folders. ConfigurationError: it is not installed."""
+    with installed_with("author", "the package watchfiles for --reload"):
         from watchfiles import watch
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"expected the package watchfiles for --reload, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
     return watch
 
 
@@ -284,12 +272,8 @@ def _serve_source(plan: _ReloadPlan) -> int:
     from servers.target import load_app
 
     app = load_app(plan.app)
-    try:
+    with installed_with("server", "a server's packages"):
         from servers.hosting import assemble, host
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
-        ) from error
     from servers.logs import configure_logging
 
     configure_logging(plan.log_level, plan.settings.tokens)

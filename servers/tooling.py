@@ -32,10 +32,6 @@ METHODS: Mapping[str, str] = {
 class Tooling:
     """How the tools of an environment are listed and called.
 
-    Args:
-        factory: Makes an environment.
-        action: The action model of its step.
-
     Attributes:
         toolset: What there is to list, where the class says so and no instance says otherwise.
     """
@@ -84,12 +80,7 @@ class Tooling:
         return [one.spec for one in declared[method].values()]
 
     async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
-        """Return the tools.
-
-        Raises:
-            NoToolsError: There are none.
-            Exception: Whatever the environment raised.
-        """
+        """Return the tools. NoToolsError: there are none; Exception: whatever the environment raised."""
         if runner.is_tool_host:
             return await runner.call("list_tools")  # type: ignore[no-any-return]
         self._check(runner)

@@ -32,11 +32,11 @@ def versions(telling: Telling) -> None:
     telling.figure("torch", torch.__version__)
     telling.figure("torch's CUDA", str(torch.version.cuda))
     try:
-        from rl_bridge.doctor.machine import packages
+        from rl_bridge.doctor.host import packages
     except ModuleNotFoundError as error:
         telling.figure("packages", f"not looked at: {error.name} is not installed")
     else:
-        for finding in packages()[1:]:
+        for finding in list(packages())[1:]:
             telling.figure(finding.what, finding.told)
     told = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
     try:

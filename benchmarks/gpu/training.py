@@ -217,7 +217,7 @@ def train(telling: Telling) -> None:
 def _planned(one: Architecture, max_length: int) -> int:
     """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
     from rl_bridge.config import Config
-    from rl_bridge.planning.memory import ModelSize, memory_of_roles
+    from rl_bridge.planning import ModelSize, memory_of_roles
 
     keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
     size = ModelSize(parameters=one.parameters, architecture=one)

@@ -13,8 +13,7 @@ from benchmarks.wire.figures import Figures
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from openenv_core import EnvClient, LocalProcessProvider
 from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import EvaluationResult, Policy, Task
 from rl_bridge.rollout.worker import RolloutWorker

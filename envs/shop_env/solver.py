@@ -29,11 +29,7 @@ class Wish:
 
 
 def wishes(task: str) -> list[Wish]:
-    """Read the requests in a task.
-
-    Raises:
-        SolverError: One is put in a way that is not known.
-    """
+    """Read the requests in a task. SolverError: one is put in a way that is not known."""
     return [
         _wish(int(number), said) for number, said in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
     ]
@@ -342,15 +338,7 @@ def _paid(order: dict[str, Any]) -> int:
 
 
 def solve(task: str, call: Call) -> float:
-    """Play a task to its end through the tools, and return the reward of it all.
-
-    Args:
-        task: Its text.
-        call: How to call a tool.
-
-    Raises:
-        SolverError: Something is said or refused that was not expected.
-    """
+    """Play a task to its end through the tools, and return the reward of it all."""
     talk = Talk(call)
     if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
         raise SolverError("expected the day in the task")

@@ -194,15 +194,7 @@ class Read:
 
 
 def solve(task: str, call: Call) -> float:
-    """Play a task to its end through the tools, and return the reward of it all.
-
-    Args:
-        task: Its text.
-        call: How to call a tool.
-
-    Raises:
-        SolverError: The question, or the database, is of no known kind.
-    """
+    """Play a task to its end through the tools, and return the reward of it all."""
     user = ToolUser(call)
     asked = next(line for line in task.splitlines() if line.startswith("Question: "))
     tables = user.use("list_tables")
@@ -215,11 +207,7 @@ def solve(task: str, call: Call) -> float:
 
 
 def read_question(asked: str, domain: Domain) -> Read:
-    """Find out which family a question is of, and what it asks about.
-
-    Raises:
-        SolverError: It is of none.
-    """
+    """Find out which family a question is of, and what it asks about. SolverError: it is of none."""
     for valid_only in (True, False):
         for rule in rules(domain, valid_only=valid_only):
             if asked.endswith(f" {rule}"):

@@ -21,7 +21,7 @@ from examples.grpo_code.family import make_task
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from openenv_core.tools import ToolObservation, ToolResult, tool
 from openenv_core.worlds import WorldClient
-from rl_bridge.rollout.seeds import TRAINING_SEEDS
+from rl_bridge.rollout.assignment import TRAINING_SEEDS
 from servers import create_app
 
 SPLITS = ("train", "held_out")

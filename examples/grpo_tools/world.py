@@ -13,7 +13,7 @@ from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.tasks import make_task
 from openenv_core.tools import ToolAction, ToolObservation
 from openenv_core.worlds import Level
-from rl_bridge.rollout.seeds import TRAINING_SEEDS
+from rl_bridge.rollout.assignment import TRAINING_SEEDS
 from servers import create_app
 
 FAMILIES: Final = ("count_in_city", "missing_email", "joined_in_year", "items_between")

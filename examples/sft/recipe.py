@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rl_bridge.config import NAME_PATTERN, Config, resolve
-from rl_bridge.config.section import Count, Section
+from rl_bridge.config.sections import Count, Section
 from rl_bridge.data.traces import Recorder, Solver, Trace
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.sft import SftConfig

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 
 DEADLINE_S: Final = 120.0
 """Seconds that a check may take, unless it says otherwise."""
@@ -46,18 +46,8 @@ class CheckError(OpenEnvError):
         self.cause = cause or message
 
 
-class CheckWarnedError(OpenEnvError):
-    """The property holds as far as it was seen, and is doubtful.
-
-    Args:
-        message: What was expected and what came.
-        change: What the author should look at.
-    """
-
-    def __init__(self, message: str, *, change: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.change = change
+class CheckWarnedError(CheckError):
+    """The property holds as far as it was seen, and is doubtful."""
 
 
 class NotApplicableError(OpenEnvError):
@@ -138,26 +128,13 @@ def chosen(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tupl
 
 
 def need(package: str) -> Any:
-    """Import a package that checks work with.
-
-    Raises:
-        ConfigurationError: It is absent; the message names the extra that brings it.
-    """
-    try:
+    """Import a package that checks work with."""
+    with installed_with("author", f"the package {package}"):
         return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the package {package}, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
 
 
 def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
     """Run a function in a thread of its own and return what it returns, or raise what it raises.
-
-    Args:
-        seconds: After which it is left to itself.
-        function: What to run. It may be anybody's code, so `SystemExit` is caught as well.
-        name: Of the thread.
 
     Raises:
         CheckTimeoutError: It had not ended in time.

@@ -340,18 +340,7 @@ class ActionPool:
 def pool(
     schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = 64
 ) -> ActionPool:
-    """Return what to play with.
-
-    Args:
-        schema: Of the action.
-        given: The author's own examples, which go before everything else.
-        tools: Asks the environment for its tools, where it is one of tools.
-        seed: Decides what is drawn.
-        count: How many different actions at most.
-
-    Raises:
-        CheckError: None can be made.
-    """
+    """Return what to play with."""
     if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
         return ActionPool(tuple(dict(one) for one in examples), in_order=True)
     choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
@@ -376,16 +365,7 @@ def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
 
 
 def require_schema(schema: Any, whose: str, change: str) -> None:
-    """Return where a schema is one.
-
-    Args:
-        schema: What should be a JSON schema.
-        whose: What it describes, for the message.
-        change: What the author should change where it is none.
-
-    Raises:
-        CheckError: It is none.
-    """
+    """Return where a schema is one."""
     jsonschema = need("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -397,11 +377,7 @@ def require_schema(schema: Any, whose: str, change: str) -> None:
 
 
 def require_own_names(tools: Iterable[str]) -> None:
-    """Return where no tool is called as clients' own methods are.
-
-    Raises:
-        CheckError: One is.
-    """
+    """Return where no tool is called as clients' own methods are. CheckError: one is."""
     if wrong := sorted(RESERVED_TOOL_NAMES & set(tools)):
         raise CheckError(
             f"expected tools with names of their own, got {', '.join(wrong)}",

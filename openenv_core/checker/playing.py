@@ -53,10 +53,6 @@ Result: TypeAlias = dict[str, Any]
 class LocalEnvironment:
     """One instance, played in this process: it raises what a client would, and returns what its author wrote.
 
-    Args:
-        served: What the application serves.
-        reset_options: What every reset is given besides.
-
     Raises:
         CheckError: Its constructor raises.
     """
@@ -182,19 +178,7 @@ def turns(
     actions: Iterable[dict[str, Any]],
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode until it is done or out of actions, and yield each answer as it comes, refusals too.
-
-    Args:
-        environment: Takes the steps.
-        reset: Begins the episode.
-        seed: Of the reset.
-        actions: What to play.
-        reset_options: Further options of the reset.
-
-    Raises:
-        CheckError: The environment refuses one action after the other.
-        ClientError: The reset fails, or the connection.
-    """
+    """Play an episode until it is done or out of actions, and yield each answer as it comes, refusals too."""
     turn = Turn(seed, 0, 0, None, reset(seed=seed, **reset_options))
     yield turn
     in_a_row = refused = step = 0
@@ -251,16 +235,7 @@ def played(
     seconds: float = SUFFICIENT_PLAY_S,
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode over the wire and yield each answer as it comes. Refused actions are passed over.
-
-    Args:
-        subject: What is played.
-        client: Plays it.
-        seed: Of the reset and of the actions.
-        steps: After so many the episode is left.
-        seconds: After so many it is left as well.
-        reset_options: Further options of the reset.
-    """
+    """Play an episode over the wire and yield each answer as it comes. Refused actions are passed over."""
     reset = partial(subject.reset, client)
     return _left_early(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
 
@@ -308,11 +283,7 @@ def _left_early(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator
 
 @contextmanager
 def answered(doing: str) -> Iterator[None]:
-    """Tell of an environment that does not answer as of a property that does not hold.
-
-    Args:
-        doing: What was asked of it.
-    """
+    """Tell of an environment that does not answer as of a property that does not hold."""
     try:
         yield
     except ClientError as error:

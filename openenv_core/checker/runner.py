@@ -64,16 +64,7 @@ def run_isolated(
     before: Callable[[Check], None] = lambda _: None,
     after: Callable[[Result], None] = lambda _: None,
 ) -> None:
-    """Run checks on a target in worker processes, each as long as the last one lives.
-
-    Args:
-        target: What is looked at.
-        limits: How much is tried.
-        checks: Which, in their order.
-        token: Bearer token of the server, where a URL asks for one.
-        before: Told of each check before it runs.
-        after: Told of each result.
-    """
+    """Run checks on a target in worker processes, each as long as the last one lives."""
     left = list(checks)
     while left:
         with _worker(target, limits, token, left) as worker:

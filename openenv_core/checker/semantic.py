@@ -357,14 +357,7 @@ SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
 
 
 def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
-    """Play an episode, and pause after its reset and after each of its steps.
-
-    Args:
-        subject: The environment.
-        client: The session.
-        number: Which of several it is: its seed and its episode's name come from it.
-        trace: Where what the session sees is kept.
-    """
+    """Play an episode, and pause after its reset and after each of its steps."""
     episode = turns(
         client,
         partial(subject.reset, client),
@@ -424,13 +417,7 @@ def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
 
 
 def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool) -> str | None:
-    """Return how what sessions saw together differs from what each saw alone.
-
-    Args:
-        alone: One a session.
-        together: Likewise.
-        results: Whether episodes repeat, so that all of them can be compared.
-    """
+    """Return how what sessions saw together differs from what each saw alone."""
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
         found = parting(*([result for result, _ in trace] for trace in (one, other))) if results else None
         for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):

@@ -12,7 +12,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
-from openenv_core.images.dockerfile import PLACES, Dockerfile
+from openenv_core.images.dockerfile import BASE_ARG, PLACES, RELEASED_BASE, Dockerfile, variables_in
 from openenv_core.images.leaving_out import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
@@ -399,7 +399,7 @@ def check_dockerfile_present(subject: Subject) -> None:
 def check_dockerfile_base(subject: Subject) -> str:
     """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
     file = _dockerfile(subject)
-    if "BASE_IMAGE" not in file.arguments or "BASE_IMAGE" not in file.base_variables:
+    if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
         raise CheckError(
             f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
             change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that whoever builds "
@@ -417,7 +417,7 @@ def check_dockerfile_user(subject: Subject) -> str:
         return "the base's own"
     name = file.resolved(user.rest).partition(":")[0] if user is not None else ""
     if name in ("", "0", "root"):
-        whose = ", as the released `openenv init` writes it," if file.on_released_base else ""
+        whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
         raise CheckError(
             f"expected {_short(file)}{whose} to end as another user than root, "
             f"got {f'USER {name}' if name else 'no USER'}",

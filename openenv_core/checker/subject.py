@@ -104,11 +104,7 @@ class RunningServer:
         return str(self._provider.output())
 
     def start(self) -> None:
-        """Start it, after whatever became of it before.
-
-        Raises:
-            CheckError: It does not become healthy.
-        """
+        """Start it, after whatever became of it before. CheckError: it does not become healthy."""
         if self._provider is not None:
             self._provider.stop()
         if self._stopped:
@@ -154,11 +150,6 @@ class RunningServer:
 class Subject:
     """One environment under test. A context manager: its end stops everything that was started.
 
-    Args:
-        target: What is looked at.
-        limits: How much is tried.
-        token: Bearer token of the server, where a URL asks for one.
-
     Attributes:
         left_out: Names of the checks that an author's own tests leave out.
         told: Causes of failures that were told already, and the check that did.
@@ -185,16 +176,7 @@ class Subject:
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
-        """Return the subject that a text or path stands for.
-
-        Args:
-            target: What `ropewalk validate` takes.
-            token: Bearer token of the server, where a URL asks for one.
-            limits: Fields of `CheckLimits`.
-
-        Raises:
-            ConfigurationError: It stands for nothing.
-        """
+        """Return the subject that a text or path stands for."""
         found = target if isinstance(target, Target) else target_of(str(target))
         return cls(found, CheckLimits(**limits), token=token)
 
@@ -228,23 +210,14 @@ class Subject:
         return self.target.kind
 
     def need_folder(self) -> Path:
-        """Return the folder.
-
-        Raises:
-            NotApplicableError: There is none.
-        """
+        """Return the folder. NotApplicableError: there is none."""
         if self.target.folder is None:
             raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
         return self.target.folder
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the folder, or of the folder in the image.
-
-        Raises:
-            CheckError: It is absent or wrong.
-            NotApplicableError: There is no folder.
-        """
+        """The manifest of the folder, or of the folder in the image."""
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
@@ -373,11 +346,7 @@ class Subject:
 
     @contextmanager
     def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
-        """Start a server of one's own and yield its URL and it; at a URL, the one and only.
-
-        Args:
-            serve_options: As `server` has them.
-        """
+        """Start a server of one's own and yield its URL and it; at a URL, the one and only."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
@@ -385,12 +354,7 @@ class Subject:
             yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
-        """Return a client with dicts for models, unconnected; use it in `with`, or close it.
-
-        Args:
-            url: The server's; the shared one's by default.
-            options: What `EnvClient` takes.
-        """
+        """Return a client with dicts for models, unconnected; use it in `with`, or close it."""
         given: dict[str, Any] = {
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
@@ -404,7 +368,7 @@ class Subject:
         return client
 
     @contextmanager
-    def http(self, url: str | None = None, **headers: str) -> "Iterator[httpx.Client]":
+    def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
         """Open a client for plain HTTP on a server, the shared one by default.
 
         Raises:
@@ -414,11 +378,9 @@ class Subject:
 
         from openenv_core.proxies import client_for
 
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
         where = url or self.url
         try:
-            with client_for(where, headers) as client:
+            with client_for(where, self.token) as client:
                 client.base_url, client.timeout = httpx.URL(where), httpx.Timeout(self.limits.step_timeout_s)
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -454,12 +416,6 @@ class Subject:
 
         The manifest's `example_actions` and the schema's `examples` where there are any; for an environment of
         tools, calls of its tools; else what the schema allows.
-
-        Args:
-            seed: Decides the choice; the limits' own by default.
-
-        Raises:
-            CheckError: None can be made.
         """
         with self._lock:
             if self._pool is None:
@@ -486,16 +442,7 @@ class Subject:
     def reset(
         self, client: Client, *, wait_s: float = SLOT_WAIT_S, **options: Any
     ) -> StepResult[dict[str, Any]]:
-        """Reset, waiting a while for the slot of an earlier session that is about to be free.
-
-        Args:
-            client: The session.
-            wait_s: Seconds to wait.
-            options: Of the reset; those of the manifest go with them.
-
-        Raises:
-            CapacityError: None came free.
-        """
+        """Reset, waiting a while for the slot of an earlier session that is about to be free."""
         deadline = time.monotonic() + wait_s
         while True:
             try:

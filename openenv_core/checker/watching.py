@@ -130,11 +130,7 @@ class WatchedServer:
 
 @contextmanager
 def watching(subject: Subject) -> Iterator[WatchedServer]:
-    """Start a server that can be looked at.
-
-    Raises:
-        NotApplicableError: What it holds cannot be seen from here.
-    """
+    """Start a server that can be looked at. NotApplicableError: what it holds cannot be seen from here."""
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("what a server at a URL holds cannot be seen from here")
     if subject.kind is TargetKind.IMAGE:

@@ -43,12 +43,7 @@ _OPTIONS: Final = (
 
 
 class CheckPlugin:
-    """Runs the tests of some checks on one subject, and tells what comes of each.
-
-    Args:
-        job: Which.
-        out: Where to.
-    """
+    """Runs the tests of some checks on one subject, and tells what comes of each."""
 
     def __init__(self, job: Job, out: TextIO) -> None:
         self._job = job

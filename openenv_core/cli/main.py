@@ -26,11 +26,7 @@ _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status.
-
-    Args:
-        arguments: Those after the command's name; the process's own by default.
-    """
+    """Run the command line and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     return _status(lambda: _main(words))
 
@@ -81,11 +77,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def load(point: EntryPoint) -> Command:
-    """Load one command.
-
-    Raises:
-        ConfigurationError: It cannot be loaded; the message says what to install.
-    """
+    """Load one command. ConfigurationError: it cannot be loaded; the message says what to install."""
     try:
         command = point.load()
     except Exception as error:

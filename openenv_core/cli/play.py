@@ -187,9 +187,8 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     from openenv_core.client.settings import http_url
     from openenv_core.proxies import client_for
 
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with client_for(http_url(url), headers) as http:
+        with client_for(http_url(url), token) as http:
             reply = http.get(f"{http_url(url)}/schema", timeout=10)
         found = reply.json() if reply.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):

@@ -150,11 +150,7 @@ def _require_packages() -> None:
 
 
 def _writable(text: str) -> Path:
-    """Return the path of a report, before minutes are spent on what it would hold.
-
-    Raises:
-        ConfigurationError: Nothing can be written there.
-    """
+    """Return the path of a report, before minutes are spent on what it would hold."""
     path = Path(text)
     try:
         path.touch()

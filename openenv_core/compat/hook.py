@@ -30,11 +30,7 @@ class NotProvidedError(ModuleNotFoundError):
 
 
 class ReleasedNames:
-    """What every released name is here.
-
-    Args:
-        extra: Names that others provide; they go before the table.
-    """
+    """What every released name is here."""
 
     def __init__(self, extra: Extra) -> None:
         self.extra: dict[str, dict[str, Target]] = {module: dict(names) for module, names in extra.items()}

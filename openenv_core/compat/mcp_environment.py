@@ -198,11 +198,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def call_tool(
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool, as a step of the episode.
-
-        Raises:
-            EpisodeOverError: The author's step says so.
-        """
+        """Call a tool, as a step of the episode. EpisodeOverError: the author's step says so."""
         action = CallToolAction(tool_name=name, arguments=dict(arguments))
         if inspect.iscoroutinefunction(type(self).step_async):
             return self._called(action, context)
@@ -220,11 +216,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         return specs(ResourceTemplateSpec, found, "resource_templates")
 
     async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
-        """Read a resource.
-
-        Raises:
-            NoSuchResourceError: There is none at that address, or it cannot be read.
-        """
+        """Read a resource. NoSuchResourceError: there is none at that address, or it cannot be read."""
         try:
             found = await self._link.arun(lambda client: client.read_resource(uri))
         except Exception as error:

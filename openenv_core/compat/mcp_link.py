@@ -78,11 +78,7 @@ def in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 class McpObjectSession:
-    """A session with a server object. It begins with the first request.
-
-    Args:
-        server: The object.
-    """
+    """A session with a server object. It begins with the first request."""
 
     def __init__(self, server: Any) -> None:
         self._server = server

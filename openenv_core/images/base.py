@@ -55,11 +55,7 @@ class Placed:
 
 
 def version() -> str:
-    """Return the version of the installed Ropewalk.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
+    """Return the version of the installed Ropewalk. ConfigurationError: it is not installed."""
     tree = source_tree()
     return str(_project(tree)["version"]) if tree is not None else _distribution().version
 

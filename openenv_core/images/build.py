@@ -169,9 +169,9 @@ def named(tags: Sequence[str], name: str) -> list[str]:
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
     """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
-    default = dockerfile.base_default
-    if default is None:
+    if not dockerfile.takes_base:
         return None
+    default = dockerfile.args[BASE_ARG] or ""
     if _RELEASED.search(default):
         return base.Variant.BUILD
     if default.partition(":")[0] == OUR_BASE:

@@ -85,11 +85,7 @@ class Dockerfile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read one that is to be built.
-
-        Raises:
-            ConfigurationError: It cannot be read, or has no FROM.
-        """
+        """Read one that is to be built. ConfigurationError: it cannot be read, or has no FROM."""
         try:
             found = cls.parse(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError) as error:
@@ -144,30 +140,15 @@ class Dockerfile:
         return self.resolved(self.base)
 
     @property
-    def base_variables(self) -> set[str]:
-        """The variables in the name of the base."""
-        return _variables(self.base)
-
-    @property
     def takes_base(self) -> bool:
         """Whether one of its stages begins from its ARG BASE_IMAGE."""
-        return BASE_ARG in self.args and any(BASE_ARG in _variables(stage.base) for stage in self.stages)
-
-    @property
-    def base_default(self) -> str | None:
-        """The default of its ARG BASE_IMAGE; None where no stage begins from that."""
-        return (self.args[BASE_ARG] or "") if self.takes_base else None
+        return BASE_ARG in self.args and any(BASE_ARG in variables_in(stage.base) for stage in self.stages)
 
     @property
     def on_our_base(self) -> bool:
         """Whether the base is ours, of the sort that serves: user, health check and port come with it."""
         name = self.base_image.rpartition("/")[2]
         return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
-
-    @property
-    def on_released_base(self) -> bool:
-        """Whether the folder was made for the released package's base image."""
-        return RELEASED_BASE in self.base_image
 
     def last(self, word: str) -> Instruction | None:
         """Return the last of these instructions that the image has."""
@@ -197,7 +178,8 @@ class Dockerfile:
         return found
 
 
-def _variables(text: str) -> set[str]:
+def variables_in(text: str) -> set[str]:
+    """Return the names of the variables in a text."""
     return {match["braced"] or match["plain"] for match in _VARIABLE.finditer(text)}
 
 

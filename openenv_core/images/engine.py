@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, EngineUnavailableError, installed_with
 from openenv_core.images.errors import BuildError, remedy_for
 
 if TYPE_CHECKING:
@@ -34,15 +34,10 @@ def engine() -> Iterator["docker.APIClient"]:
         ConfigurationError: The Docker SDK is not installed, or the engine is named in a way that cannot be followed.
         EngineUnavailableError: Nobody answers, or not to this user.
     """
-    try:
+    with installed_with("docker", "the Docker SDK"):
         import docker
         from docker.errors import DockerException
         from docker.tls import TLSConfig
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the Docker SDK, got: {error}; pip install 'ropewalk[docker]'"
-        ) from error
-    from openenv_core.errors import EngineUnavailableError
     from openenv_core.providers.docker.engine import DockerEngine
 
     found = DockerEngine.find()

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import installed_with
 
 if TYPE_CHECKING:
     from pathspec import PathSpec
@@ -95,17 +95,9 @@ def walk(folder: Path) -> Iterator[Found]:
 
 
 def read_rules(file: Path) -> "PathSpec[Any]":
-    """Read an ignore file; `match_file` of the result says whether a path relative to its folder is left out.
-
-    Raises:
-        ConfigurationError: The package `pathspec` is not installed.
-    """
-    try:
+    """Read an ignore file; `match_file` of the result says whether a path relative to its folder is left out."""
+    with installed_with("author", f"the package pathspec, which reads {file.name}"):
         from pathspec import GitIgnoreSpec, PathSpec
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the package pathspec, which reads {file.name}, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     if file.name == ".gitignore":
         return GitIgnoreSpec.from_lines(lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.images import base
 from openenv_core.images.build import name_of, variant_for
 from openenv_core.images.dockerfile import BASE_ARG, PLACES, Dockerfile
@@ -44,11 +44,7 @@ class Staged:
 
 
 def check_name(space: str) -> None:
-    """Refuse what cannot be a Space's name.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
+    """Refuse what cannot be a Space's name. ConfigurationError: it cannot."""
     if not _NAME.fullmatch(space):
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
@@ -224,13 +220,9 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         NotReachedError: The hub does not answer.
         PushError: Something else went wrong on the way.
     """
-    try:
+    with installed_with("author", "the hub's library"):
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-    except ImportError as error:
-        raise ConfigurationError(
-            f"expected the hub's library, got: {error}; pip install 'ropewalk[author]'"
-        ) from error
     api = HfApi(endpoint=endpoint)
     try:
         made: Any = api.create_repo(

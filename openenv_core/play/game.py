@@ -221,11 +221,7 @@ class Loop:
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
-    """Play one episode's actions in their order.
-
-    Raises:
-        ConfigurationError: The episode ended before they did.
-    """
+    """Play one episode's actions in their order. ConfigurationError: the episode ended before they did."""
     game.reset(options)
     for index, action in enumerate(actions, 1):
         if game.over:

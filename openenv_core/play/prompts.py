@@ -52,12 +52,7 @@ class Prompts:
     refused: int = 0
 
     def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return an answer.
-
-        Raises:
-            CommandTypedError: It is a command.
-            EOFError: There is none.
-        """
+        """Return an answer. CommandTypedError: it is a command; EOFError: there is none."""
         while True:
             text = self.terminal.ask(prompt, (*choices, *NAMES))
             if not text.startswith(":"):
@@ -77,12 +72,7 @@ class Prompts:
         self.terminal.say(why)
 
     def action(self) -> Json:
-        """Return the next action.
-
-        Raises:
-            CommandTypedError: A command was typed.
-            EOFError: There is no more.
-        """
+        """Return the next action. CommandTypedError: a command was typed; EOFError: there is no more."""
         while True:
             form, whole = self._form()
             if whole is None and form is not None:
@@ -181,12 +171,7 @@ def arguments_of(tool: Mapping[str, Any]) -> Form:
 
 
 def described(form: Form, title: str | None = None) -> list[str]:
-    """Return a form as lines: each field with its type, its default and its description.
-
-    Args:
-        form: What to describe.
-        title: Stands above it; by default the form's own title and description.
-    """
+    """Return a form as lines: each field with its type, its default and its description."""
     about = [] if title else form.description.strip().splitlines()
     lines = [(title or form.title) + (f": {about[0]}" if about else "")]
     for field in form.fields:

@@ -90,12 +90,7 @@ DIM: Final = "2"
 
 
 class Terminal:
-    """Asks a person, or reads a pipe, and tells of a game in lines that are read.
-
-    Args:
-        source: Where answers come from; standard input by default.
-        sink: Where everything is told; standard output by default.
-    """
+    """Asks a person, or reads a pipe, and tells of a game in lines that are read."""
 
     for_programs = False
 
@@ -107,24 +102,11 @@ class Terminal:
         self._completer: _Completer | None = None
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Tell a person a line.
-
-        Args:
-            text: The line.
-            style: `BOLD` or `DIM`, where that can be shown.
-        """
+        """Tell a person a line."""
         self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return the next line, without blanks around it.
-
-        Args:
-            prompt: Is shown before it.
-            choices: Are offered where the terminal completes words.
-
-        Raises:
-            EOFError: There is none.
-        """
+        """Return the next line, without blanks around it. EOFError: there is none."""
         if self._edited():
             assert self._completer is not None
             self._completer.choices = choices
@@ -161,13 +143,7 @@ class Terminal:
         self.say(f"{type(error).__name__}: {harmless(str(error))}")
 
     def told(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
-        """Tell what was asked for: the state, the schema, the tools.
-
-        Args:
-            name: What it is.
-            value: It, for a program.
-            lines: It, for a person; by default the value's JSON.
-        """
+        """Tell what was asked for: the state, the schema, the tools."""
         for line in lines or [harmless(json.dumps(value, ensure_ascii=False, indent=2))]:
             self.say(line)
 

@@ -1,8 +1,8 @@
 """Providers start and stop the servers that clients talk to."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from openenv_core.errors import lazy_names
 from openenv_core.providers.base import AnyProvider, Provider
 
 if TYPE_CHECKING:
@@ -21,21 +21,16 @@ __all__ = [
     "RemoteSandboxProvider",
 ]
 
-_LAZY = {
-    "ContainerOptions": "openenv_core.providers.docker",
-    "DockerPool": "openenv_core.providers.pool",
-    "LocalDockerProvider": "openenv_core.providers.docker",
-    "LocalProcessProvider": "openenv_core.providers.process",
-    "RemoteSandboxProvider": "openenv_core.providers.remote",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    globals(),
+    {
+        "ContainerOptions": "openenv_core.providers.docker",
+        "DockerPool": "openenv_core.providers.pool",
+        "LocalDockerProvider": "openenv_core.providers.docker",
+        "LocalProcessProvider": "openenv_core.providers.process",
+        "RemoteSandboxProvider": "openenv_core.providers.remote",
+    },
+)
 
 
 def __dir__() -> list[str]:

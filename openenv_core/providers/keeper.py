@@ -177,13 +177,6 @@ class PoolKeeper(Generic[MemberT]):
     ) -> None:
         """Wait until so many members are ready; under the lock.
 
-        Args:
-            ready: How many.
-            wanted: What is expected, for the error.
-            deadline: Until when, in monotonic time.
-            timeout_s: The whole time, for the error.
-            stopping: Ends the wait when it is set.
-
         Raises:
             PoolTimeoutError: They were not in time, or will never be.
             PoolError: The pool was closed, or whoever makes members has died, or the wait was ended.

@@ -202,7 +202,7 @@ class SandboxApi:
         self.base_url = str(url).rstrip("/")
         self.timeout_s = timeout_s
         self._shown = redact_url(self.base_url)
-        self._http = client_for(self.base_url, {} if token is None else {"Authorization": f"Bearer {token}"})
+        self._http = client_for(self.base_url, token)
 
     def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Ask for a sandbox. It starts; its lease runs.

@@ -162,11 +162,7 @@ class Worker:
         return judge(execution, self._why, exit_, self._limits, timeout_s), text
 
     async def branch(self, folder: str) -> "Worker":
-        """Fork the interpreter as it stands.
-
-        Raises:
-            SandboxUnavailableError: It did not come to life.
-        """
+        """Fork the interpreter as it stands. SandboxUnavailableError: it did not come to life."""
         processes = self.processes
         if not self.alive:
             raise SandboxUnavailableError(

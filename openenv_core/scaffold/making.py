@@ -32,11 +32,6 @@ _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info",
 def make(names: EnvironmentNames, template: str = "game", parent: Path | None = None) -> Path:
     """Make an environment's folder, whole or not at all.
 
-    Args:
-        names: What it is called.
-        template: One of `TEMPLATES`.
-        parent: Where; made where it is absent. The working directory by default.
-
     Returns:
         The folder.
 
@@ -66,18 +61,7 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
 
 
 def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
-    """Make what trains a policy on the game: a task and a run's file, beside the environment's folder.
-
-    Args:
-        names: What the environment is called.
-        parent: Where its folder is. The working directory by default.
-
-    Returns:
-        The files.
-
-    Raises:
-        ConfigurationError: One is there already, or cannot be written.
-    """
+    """Make what trains a policy on the game: a task and a run's file, beside the environment's folder."""
     parent = parent or Path.cwd()
     texts = {parent / name: text for name, text in _spelled(_read("task"), names).items()}
     for path in texts:

@@ -3,7 +3,6 @@
 They are called the same way whoever wrote them, so that one may call another and change what comes of it.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.algorithms.policy_loss import LossInputs
-from rl_bridge.config import AlgorithmConfig, resolve
+from rl_bridge.config import AlgorithmConfig, resolve_function
 from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.types import Group
 
@@ -89,7 +88,9 @@ def load_loss(path: str) -> LossFunction:
     Raises:
         ConfigError: There is none, it cannot be called so, or what it gives is no loss.
     """
-    function = _load(path, LOSS, "(inputs: LossInputs, algorithm: AlgorithmConfig)", (None, None))
+    function = resolve_function(
+        path, key=LOSS, signature="(inputs: LossInputs, algorithm: AlgorithmConfig)", args=(None, None)
+    )
 
     def checked(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
         given = _call(function, LOSS, path, inputs, algorithm)
@@ -116,7 +117,9 @@ def load_advantage(path: str) -> AdvantageFunction:
     Raises:
         ConfigError: There is none, or it cannot be called so.
     """
-    function = _load(path, ADVANTAGE, "(rewards, *, normalize_std)", ([0.0],), normalize_std=True)
+    function = resolve_function(
+        path, key=ADVANTAGE, signature="(rewards, *, normalize_std)", args=([0.0],), normalize_std=True
+    )
 
     def checked(rewards: Sequence[float], *, normalize_std: bool) -> Sequence[float]:
         given = _call(function, ADVANTAGE, path, rewards, normalize_std=normalize_std)
@@ -140,7 +143,9 @@ def load_group_filter(path: str) -> FilterFunction:
     Raises:
         ConfigError: There is none, or it cannot be called so.
     """
-    function = _load(path, GROUP_FILTER, "(group: Group, rewards)", (None, [0.0]))
+    function = resolve_function(
+        path, key=GROUP_FILTER, signature="(group: Group, rewards)", args=(None, [0.0])
+    )
 
     def checked(group: Group, rewards: Sequence[float]) -> str | None:
         given = _call(function, GROUP_FILTER, path, group, rewards)
@@ -152,20 +157,6 @@ def load_group_filter(path: str) -> FilterFunction:
         return given
 
     return checked
-
-
-def _load(path: str, key: str, signature: str, args: tuple[Any, ...], **named: Any) -> Callable[..., Any]:
-    function = resolve(path, key=key)
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        kind = "a coroutine function" if callable(function) else type(function).__name__
-        raise ConfigError(f"{key}={path}: expected a plain function, got {kind}")
-    try:
-        inspect.signature(function).bind(*args, **named)
-    except TypeError as error:
-        raise ConfigError(
-            f"{key}={path}: expected a function of {signature}, got one where {error}"
-        ) from error
-    return function  # type: ignore[no-any-return]  # what is callable is all that is known of it
 
 
 def _call(function: Callable[..., Any], key: str, path: str, *args: Any, **named: Any) -> Any:

@@ -1,16 +1,213 @@
-"""The loss of each token, put together from its parts, and the weights by which tokens are averaged."""
+"""The loss of each token, from its parts: objectives, divergence, entropy, corrections; and how tokens are averaged."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.regularizers import correction_weights, kl_to_reference
-from rl_bridge.algorithms.surrogate import Surrogate, cispo, clipped_surrogate, reinforce, sequence_ratios
 from rl_bridge.config import AlgorithmConfig
+
+
+class Surrogate(NamedTuple):
+    """What an objective gives, each of shape [T].
+
+    Attributes:
+        loss: The loss of each token, to be minimised.
+        clipped_low: True where the lower bound took the gradient away, or bounded its weight.
+        clipped_high: True where the upper bound did.
+        dual_clipped: True where the bound for bad tokens took the gradient away.
+    """
+
+    loss: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    dual_clipped: Tensor
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Surrogate:
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), and no more than -c A where A < 0.
+
+    PPO, arXiv 1707.06347, equation 7; different bounds below and above ("clip-higher") are DAPO's, arXiv 2503.14476,
+    section 3.1; the bound c on bad tokens that have become likely is the dual clip of arXiv 1912.09729.
+
+    Args:
+        ratio: rho, with gradient, shape [T].
+        advantages: Shape [T].
+        clip_low: How far below 1 the ratio may fall before its gradient stops.
+        clip_high: How far above 1 it may rise.
+        dual_clip: c, above 1; None for no such bound.
+    """
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    bounded = torch.zeros_like(advantages, dtype=torch.bool)
+    if dual_clip is not None:
+        most = -dual_clip * advantages
+        bounded = (advantages < 0) & (loss > most)
+        loss = torch.where(bounded, most, loss)
+    return Surrogate(
+        loss=loss,
+        clipped_low=(ratio < 1.0 - clip_low) & (advantages < 0),
+        clipped_high=(ratio > 1.0 + clip_high) & (advantages > 0),
+        dual_clipped=bounded,
+    )
+
+
+def cispo(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Surrogate:
+    """CISPO: -stop(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi, arXiv 2506.13585, equations 4 and 5.
+
+    The weight is bounded and not the update: no token loses its gradient. What is told as clipped are tokens with
+    an advantage whose weight is at a bound.
+
+    Args:
+        logprobs: Under the policy being trained, with gradient, shape [T].
+        ratio: rho, shape [T].
+        advantages: Shape [T].
+        clip_low: How far below 1 the weight may fall; 1 is no bound.
+        clip_high: How far above 1 it may rise.
+    """
+    ratio = ratio.detach()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    counts = advantages != 0
+    return Surrogate(
+        loss=-weight * advantages * logprobs,
+        clipped_low=(ratio < 1.0 - clip_low) & counts,
+        clipped_high=(ratio > 1.0 + clip_high) & counts,
+        dual_clipped=torch.zeros_like(counts),
+    )
+
+
+def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
+    """-A log pi: REINFORCE (Williams, 1992); with A = 1 the loss of supervised fine-tuning.
+
+    Args:
+        logprobs: Under the policy being trained, with gradient, shape [T].
+        advantages: Shape [T].
+    """
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(loss=-advantages * logprobs, clipped_low=never, clipped_high=never, dual_clipped=never)
+
+
+def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The mean over its own sequence, at each token.
+
+    Of log-ratios it is the logarithm of GSPO's sequence ratio s = (pi(y) / pi_old(y))^(1 / |y|), arXiv 2507.18071,
+    equation 7: the geometric mean of the token ratios.
+
+    Args:
+        values: Shape [T].
+        sequences: Which sequence (trajectory) each token belongs to, shape [T].
+
+    Returns:
+        Shape [T].
+    """
+    _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
+    sums = np.bincount(index, weights=values, minlength=len(counts))
+    means: NDArray[np.float32] = (sums / counts)[index].astype(np.float32)
+    return means
+
+
+def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
+    """The sequence's ratio at each of its tokens, with the sequence's gradient once it is summed over the tokens.
+
+    stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient are those of the sequence
+    ratio where the tokens share an advantage. So tokens of one sequence may be in different passes, on different ranks.
+
+    Args:
+        logprobs: Under the policy being trained, with gradient, shape [T].
+        sequence_log_ratios: From `sequence_means`, under the same weights, shape [T].
+    """
+    return torch.exp(sequence_log_ratios + logprobs - logprobs.detach())
+
+
+KlEstimator = Literal["k1", "k2", "k3"]
+GREATEST_K3 = 10.0
+"""Of a token that is less likely than under the reference: reached at x = -2.61."""
+LOWEST_LOG_RATIO = -20.0
+"""So that what is bounded is finite, and so its gradient a 0 and no NaN."""
+
+
+def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
+    """An estimate of KL(pi || pi_ref) from tokens sampled under pi, with x = log(pi / pi_ref).
+
+    - `k1`: x. Unbiased, often negative. For rewards: in a loss its gradient is 0 in expectation.
+    - `k2`: x^2 / 2. Biased, never negative; in a loss its gradient is the divergence's in expectation.
+    - `k3`: exp(-x) + x - 1. Unbiased, never negative; what GRPO adds to its loss (arXiv 2402.03300, equation 4). There
+      its gradient is in expectation that of KL(pi_ref || pi). Of a token that has become far less likely than
+      under the reference it is 10 at most, without a gradient: one such token would outweigh its batch, and beyond
+      x = -88 exp(-x) is infinite. verl (`low_var_kl`) and OpenRLHF bound k3 by 10 too, there also where x is large and
+      positive; here it grows on with x then, and pulls with a slope of 1, which is what it is for.
+
+    J. Schulman, "Approximating KL Divergence", 2020.
+
+    Args:
+        logprobs: Of the tokens under the policy, with gradient, shape [T].
+        reference_logprobs: Of the same tokens under the reference, shape [T].
+        estimator: One of the above.
+
+    Returns:
+        Shape [T].
+    """
+    x = logprobs - reference_logprobs
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return 0.5 * x * x
+    x = x.clamp(min=LOWEST_LOG_RATIO)
+    k3 = torch.exp(-x) + x - 1.0
+    return torch.where(x < 0.0, k3.clamp(max=GREATEST_K3), k3)
+
+
+def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:
+    """A coefficient held for the first part of a run, then lowered linearly.
+
+    Args:
+        progress: Where the run stands, in [0, 1].
+        value: The coefficient while it is held.
+        hold: The share of the run for which it is held, in [0, 1].
+        final_factor: What remains of it at progress 1, as a share of `value`.
+    """
+    if progress <= hold or hold >= 1.0:
+        return value
+    descent = min(1.0, (progress - hold) / (1.0 - hold))
+    return value * (1.0 - descent * (1.0 - final_factor))
+
+
+Correction = Literal["none", "truncated", "icepop", "decoupled"]
+
+
+def correction_weights(
+    log_ratio: Tensor, correction: Correction, *, cap: float, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """The weight of each token, and whether a bound changed it, each of shape [T] and without gradient.
+
+    - `none`: 1.
+    - `decoupled`: pi_prox / mu, of decoupled PPO, arXiv 2505.24298; the clip is on pi_theta / pi_prox.
+    - `truncated`: min(pi_old / mu, cap), truncated importance sampling (Ionides, 2008), as it is used against engine
+      mismatch.
+    - `icepop`: pi_old / mu within [low, high], and 0 outside: IcePop, arXiv 2510.18855, whose range is [0.5, 5].
+
+    Args:
+        log_ratio: log(pi_old / mu), shape [T].
+        correction: One of the above.
+        cap: The largest weight of `truncated`.
+        low: The smallest that counts for `icepop`.
+        high: The largest.
+    """
+    ratio = weights = torch.exp(log_ratio.detach())
+    if correction == "none":
+        return torch.ones_like(ratio), torch.zeros_like(ratio, dtype=torch.bool)
+    if correction == "truncated":
+        weights = ratio.clamp(max=cap)
+    elif correction == "icepop":
+        weights = torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
+    return weights, weights != ratio
 
 
 @dataclass(kw_only=True, slots=True)

@@ -17,9 +17,6 @@ from typing import Any
 
 from rl_bridge.types import PolicyVersion
 
-HISTORY = 10_000
-"""How many of the newest fates the ledger remembers one by one. All are counted."""
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class GroupLease:
@@ -104,8 +101,6 @@ class Ledger:
         """Results under a lease that was not, or no longer, the group's. They changed nothing."""
         self.lost = 0
         """Leases that were lost, and given out again unless the group was dropped."""
-        self.history: deque[Fate] = deque(maxlen=HISTORY)
-        """The newest fates, oldest first."""
         self.on_fate: Callable[[Fate], None] = lambda fate: None
         """Told of each as it comes."""
 
@@ -223,21 +218,13 @@ class Ledger:
         self._drop(group, reason)
 
     def train(self, group: int, version: PolicyVersion) -> None:
-        """A finished group goes into the step that begins from `version`.
-
-        Raises:
-            KeyError: The group does not wait for the trainer.
-        """
+        """A finished group goes into the step that begins from `version`."""
         self._finished.remove(group)
         self.trained += 1
-        self._note(Fate(group=group, version=version))
+        self.on_fate(Fate(group=group, version=version))
 
     def under_way(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
-        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first.
-
-        Args:
-            served: The weights that every generator holds at least.
-        """
+        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first."""
         groups = [UnfinishedGroup(floor=lease.floor, lease=lease) for lease in self._leases.values()]
         groups += [
             UnfinishedGroup(floor=served if work.floor is None else min(served, work.floor))
@@ -263,7 +250,6 @@ class Ledger:
             "next_lease": self._next_lease,
             "served": self._served,
             "first": self._first,
-            "history": [(fate.group, fate.version, fate.reason) for fate in self.history],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -283,13 +269,6 @@ class Ledger:
         self.dropped = Counter(state["dropped"])
         self.late = state["late"]
         self.lost = state["lost"]
-        self.history = deque(
-            (
-                Fate(group=group, version=version, reason=reason)
-                for group, version, reason in state["history"]
-            ),
-            maxlen=HISTORY,
-        )
 
     def _end(self, lease: int) -> GroupLease | None:
         ended = self._leases.pop(lease, None)
@@ -301,8 +280,4 @@ class Ledger:
 
     def _drop(self, group: int, reason: str) -> None:
         self.dropped[reason] += 1
-        self._note(Fate(group=group, reason=reason))
-
-    def _note(self, fate: Fate) -> None:
-        self.history.append(fate)
-        self.on_fate(fate)
+        self.on_fate(Fate(group=group, reason=reason))

@@ -35,20 +35,11 @@ class Admission:
         self._trained_before = 0
 
     def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
-        """Count from here on: a resumed run may have taken another number of groups a step before.
-
-        Args:
-            version: The next step's.
-            trained: Groups that the steps before it have taken.
-        """
+        """Count from here on: a resumed run may have taken another number of groups a step before."""
         self._first_step, self._trained_before = version, trained
 
     def room(self, live: int) -> int:
-        """How many groups may start now; none or fewer where it is 0 or below.
-
-        Args:
-            live: Groups admitted and not dropped.
-        """
+        """How many groups may start now; none or fewer where it is 0 or below."""
         steps = min(self.served + self.max_staleness + 1, self._iterations)
         return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.reporting import exit_status
-from rl_bridge.errors import ConfigError
+from rl_bridge.cli.common import exit_status, printable
+from rl_bridge.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:
     from rl_bridge.metrics.throughput import Throughput
@@ -58,19 +58,18 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> "Throughput":
-    from rl_bridge.cli.status import answers, ask, live_address
-    from rl_bridge.metrics.status import served_address
+    from rl_bridge.cli.status import ask, live_address
     from rl_bridge.metrics.throughput import Throughput
 
     if arguments.synthetic:
         return _synthetic(arguments.seconds)
-    if arguments.run is not None:
-        folder = Path(arguments.run)
-        address = served_address(folder)
-        if address is None or not answers(address):
-            return Throughput.from_log(folder / "metrics.jsonl")
-    address = live_address(arguments)
-    earlier = ask(address)
+    try:
+        address = live_address(arguments)
+        earlier = ask(address)
+    except StatusError:
+        if arguments.run is None:
+            raise
+        return Throughput.from_log(Path(arguments.run) / "metrics.jsonl")
     time.sleep(arguments.seconds)
     return Throughput.between(earlier, ask(address))
 
@@ -90,11 +89,34 @@ def _print(found: "Throughput", *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from rl_bridge.cli.status_view import spent_table, throughput_lines
+    from rl_bridge.cli.status_view import spent_table
 
     console = Console()
-    console.print(throughput_lines(found), highlight=False, soft_wrap=True)
+    console.print(_told(found), highlight=False, soft_wrap=True)
     console.print(spent_table(found.roles, title="wall time of each role"))
+
+
+def _told(found: "Throughput") -> str:
+    """What was done, how busy each role was beside its target, and whether the time is accounted for."""
+    from rl_bridge.cli.status_view import ACCOUNTED_FOR
+    from rl_bridge.metrics.throughput import TARGETS
+
+    rate = f", {found.groups / found.seconds:.2f} groups a second" if found.groups is not None else ""
+    lines = [f"{found.steps} steps in {found.seconds:.1f} s{rate}"]
+    for role, totals in found.roles.items():
+        busy = found.utilisation(role)
+        if busy is None or (totals.rest_s == 0.0 and role not in TARGETS):
+            continue
+        line = f"{printable(role)} had something to do {busy:.1%} of the time"
+        met = found.met(role)
+        if met is not None:
+            line += f"; the target of {TARGETS[role]:.0%} is {'met' if met else 'missed'}"
+        lines.append(line)
+    within = "within" if found.unaccounted <= ACCOUNTED_FOR else "above"
+    lines.append(
+        f"unaccounted time at most {found.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
+    )
+    return "\n".join(lines)
 
 
 COMMAND = Command(

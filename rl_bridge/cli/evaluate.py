@@ -5,20 +5,14 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import add_overrides, exit_status, overrides_first_class
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--config", metavar="FILE", required=True, help="a run's YAML file")
     parser.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="change a key of the file; also --section.key value",
-    )
+    add_overrides(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import exit_status, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
-    from rl_bridge.planning.memory import ModelSize
-    from rl_bridge.planning.plan import RentedFleet, RunPlan
+    from rl_bridge.planning import ModelSize, RentedFleet, RunPlan
 
 PARTS = ("memory", "broadcast", "cost")
 GBPS = "100,200,400"
@@ -86,8 +84,7 @@ def _print(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
-    from rl_bridge.planning.memory import sent_bytes
-    from rl_bridge.planning.plan import RunPlan
+    from rl_bridge.planning import RunPlan, sent_bytes
 
     named = {word for word in arguments.words if word in PARTS}
     overrides = [word for word in arguments.words if word not in PARTS]
@@ -118,7 +115,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
 
 
 def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
-    from rl_bridge.planning.memory import ModelSize, parse_count
+    from rl_bridge.planning import ModelSize, parse_count
 
     if arguments.parameters is not None:
         try:
@@ -144,7 +141,7 @@ def _bandwidths(text: str) -> Sequence[float]:
 
 
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
-    from rl_bridge.planning.plan import RentedFleet, gpus_of
+    from rl_bridge.planning import RentedFleet, gpus_of
 
     told = {name: getattr(arguments, name) for name, _, _ in OPTIONS["cost"]}
     for name, count in zip(WHOLE, (None, None) if config is None else gpus_of(config), strict=True):

@@ -7,9 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.reporting import table
-from rl_bridge.planning.memory import WHY_NOT_14, RoleMemory
-from rl_bridge.planning.plan import RentedFleet, RunPlan
+from rl_bridge.cli.common import table
+from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
 
 
 def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:

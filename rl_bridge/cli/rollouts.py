@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import exit_status
 from rl_bridge.errors import ConfigError, NoRecordsError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _rollouts(arguments: argparse.Namespace) -> int:
 
 def _folder(named: str | None) -> Path:
     from rl_bridge.cli.status import RUNS
-    from rl_bridge.records.writer import FOLDER, segment_files
+    from rl_bridge.records import FOLDER, segment_files
 
     if named is not None:
         folder = Path(named)
@@ -70,7 +70,7 @@ def _folder(named: str | None) -> Path:
 
 
 def _write(folder: Path, out: Path) -> None:
-    from rl_bridge.rollouts_page.page import whole_page
+    from rl_bridge.rollouts_page.server import whole_page
 
     if not out.name or out.is_dir():
         raise ConfigError(f"expected --out with the name of a file, got the folder {str(out)!r}")
@@ -90,7 +90,7 @@ def _write(folder: Path, out: Path) -> None:
 
 
 def _lines(folder: Path) -> Iterator[bytes]:
-    from rl_bridge.records.writer import read_lines
+    from rl_bridge.records import read_lines
 
     try:
         yield from read_lines(folder)

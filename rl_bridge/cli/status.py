@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.reporting import FAILED, exit_status
+from rl_bridge.cli.common import FAILED, exit_status
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 
@@ -20,22 +20,11 @@ RUNS = "runs"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add_source(parser)
-    parser.add_argument(
-        "--num_nodes",
-        "--num-nodes",
-        type=int,
-        metavar="N",
-        help="hosts that there should be, the controller's and those without GPUs among them; with fewer alive the "
-        "exit status is 1",
-    )
-    parser.add_argument(
-        "--watch",
-        type=float,
-        nargs="?",
-        const=DEFAULT_WATCH_S,
-        metavar="SECONDS",
-        help="again and again, until Ctrl-C or the end of the run",
-    )
+    told = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
+    told += "status is 1"
+    parser.add_argument("--num_nodes", "--num-nodes", type=int, metavar="N", help=told)
+    told = "again and again, until Ctrl-C or the end of the run"
+    parser.add_argument("--watch", type=float, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=told)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
 
 
@@ -47,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _status(arguments: argparse.Namespace) -> int:
     if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
         raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
-    if arguments.num_nodes is not None and arguments.num_nodes < 1:
-        raise ConfigError(f"expected --num_nodes of at least 1, got {arguments.num_nodes}")
+    if (wanted := arguments.num_nodes) is not None and wanted < 1:
+        raise ConfigError(f"expected --num_nodes of at least 1, got {wanted}")
     from rich.console import Console
     from rich.live import Live
 
@@ -66,24 +55,17 @@ def _status(arguments: argparse.Namespace) -> int:
             else:
                 console.print(view(snapshot))
             if arguments.watch is None:
-                return _missing_hosts(snapshot, arguments.num_nodes)
+                break
             time.sleep(arguments.watch)
             try:
                 snapshot = ask(address)
             except StatusError:
+                print(f"the run at {address} answers no more", file=sys.stderr)
                 break
-    print(f"the run at {address} answers no more", file=sys.stderr)
-    return _missing_hosts(snapshot, arguments.num_nodes)
-
-
-def _missing_hosts(snapshot: StatusSnapshot, wanted: int | None) -> int:
     if wanted is None or len(snapshot.hosts) >= wanted:
         return 0
-    print(
-        f"ropewalk status: expected {wanted} hosts, {len(snapshot.hosts)} are alive: "
-        f"{', '.join(sorted(snapshot.hosts))}",
-        file=sys.stderr,
-    )
+    alive = f"{len(snapshot.hosts)} are alive: {', '.join(sorted(snapshot.hosts))}"
+    print(f"ropewalk status: expected {wanted} hosts, {alive}", file=sys.stderr)
     return FAILED
 
 
@@ -91,9 +73,8 @@ def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
     """Add the options that say which run."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--addr", metavar="HOST:PORT", help="ask the run that serves its status there")
-    source.add_argument(
-        "--run", metavar="FOLDER", help=f"the run in this folder; by default the newest live one in ./{RUNS}"
-    )
+    told = f"the run in this folder; by default the newest live one in ./{RUNS}"
+    source.add_argument("--run", metavar="FOLDER", help=told)
     return source
 
 
@@ -114,29 +95,18 @@ def live_address(arguments: argparse.Namespace) -> str:
         )
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
-        if (address := served_address(file.parent)) is not None and answers(address):
-            return address
+        if (address := served_address(file.parent)) is not None:
+            with contextlib.suppress(StatusError):  # one that was killed leaves its address behind
+                ask(address)
+                return address
     raise StatusError(
         f"expected a live run in {str(runs.absolute())!r}, found none; "
         "name one by --addr HOST:PORT or --run FOLDER, or start one by ropewalk train"
     )
 
 
-def answers(address: str) -> bool:
-    """Whether a run answers there; one that was killed leaves its address behind."""
-    with contextlib.suppress(StatusError):
-        ask(address)
-        return True
-    return False
-
-
 def ask(address: str) -> StatusSnapshot:
-    """Ask once.
-
-    Raises:
-        ConfigError: The address is none.
-        StatusError: Nobody answers there, or not as a run does.
-    """
+    """Ask once; raises as `ask_status` does."""
     return asyncio.run(ask_status(address))
 
 

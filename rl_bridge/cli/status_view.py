@@ -3,28 +3,42 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.reporting import printable, table
+from rl_bridge.cli.common import printable, table
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import SERVING, StatusSnapshot
-from rl_bridge.metrics.throughput import TARGETS, Throughput
 
-MAX_LEASES = 8
-"""Leases shown: those that are under way longest."""
-MAX_EVENTS = 8
+MAX_ROWS = 8
+"""Leases shown, those that are under way longest; and events, the last."""
+ACCOUNTED_FOR = 0.02
+"""The share of a process's wall time that may stay without a name."""
+SHOWN_SHARE = 0.0005
+"""What took less of it is not listed."""
 
 
 def view(snapshot: StatusSnapshot) -> RenderableType:
     """The tables of a snapshot, one below the other."""
-    parts: list[RenderableType] = [Text(_head(snapshot)), _mesh(snapshot)]
+    behind = snapshot.version > snapshot.served
+    served = f"generators serve version {snapshot.served}" if behind else "served by every generator"
+    head = (
+        f"{printable(snapshot.name)} on {printable(snapshot.host)} (pid {snapshot.pid}), "
+        f"{_duration(snapshot.taken - snapshot.began)} under way, in {printable(snapshot.folder)}\n"
+        f"version {snapshot.version} of {snapshot.iterations}, {served}; "
+        f"staleness at most {snapshot.max_staleness}"
+    )
+    parts: list[RenderableType] = [Text(head), _mesh(snapshot)]
     if snapshot.groups or snapshot.leases:
-        parts.append(Text(printable(_groups(snapshot))))
+        groups = f"groups: {', '.join(f'{number:,} {state}' for state, number in snapshot.groups.items())}"
+        if workers := Counter(lease.worker for lease in snapshot.leases):
+            groups += f"; leases: {', '.join(f'{worker} {n}' for worker, n in workers.items())}"
+        parts.append(Text(printable(groups)))
     if snapshot.leases:
-        oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_LEASES]
+        oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_ROWS]
         leases = ((one.group, one.worker, one.attempt, _duration(one.age_s)) for one in oldest)
         title = f"leases under way longest, of {len(snapshot.leases)}"
         parts.append(table(title, (">group", "worker", ">attempt", ">for"), leases))
@@ -33,28 +47,16 @@ def view(snapshot: StatusSnapshot) -> RenderableType:
     if snapshot.events:
         events = (
             (time.strftime("%H:%M:%S", time.localtime(one.at)), one.service, _or_dash(one.replica), one.what)
-            for one in snapshot.events[-MAX_EVENTS:]
+            for one in snapshot.events[-MAX_ROWS:]
         )
         parts.append(table("events", ("at", "service", "replica", "what"), events))
     return Group(*parts)
 
 
-def _head(snapshot: StatusSnapshot) -> str:
-    behind = snapshot.version - snapshot.served
-    served = "served by every generator" if not behind else f"generators serve version {snapshot.served}"
-    return (
-        f"{printable(snapshot.name)} on {printable(snapshot.host)} (pid {snapshot.pid}), "
-        f"{_duration(snapshot.taken - snapshot.began)} under way, in {printable(snapshot.folder)}\n"
-        f"version {snapshot.version} of {snapshot.iterations}, {served}; "
-        f"staleness at most {snapshot.max_staleness}"
-    )
-
-
 def _mesh(snapshot: StatusSnapshot) -> Table:
-    hosts = len(snapshot.hosts)
     replicas = [(service.name, one) for service in snapshot.services for one in service.replicas]
     mesh = table(
-        f"mesh: {hosts} host{'s' if hosts > 1 else ''}",
+        f"mesh: {len(snapshot.hosts)} host{'s' if len(snapshot.hosts) > 1 else ''}",
         ("service", "replica", "state", "host", "pids", ">in flight", ">restarts", ">version"),
         (
             (
@@ -67,29 +69,6 @@ def _mesh(snapshot: StatusSnapshot) -> Table:
     for row, (_, one) in zip(mesh.rows, replicas, strict=True):
         row.style = "" if one.state == SERVING else "yellow"
     return mesh
-
-
-def _groups(snapshot: StatusSnapshot) -> str:
-    counts = ", ".join(f"{number:,} {state}" for state, number in snapshot.groups.items())
-    workers = Counter(lease.worker for lease in snapshot.leases)
-    by_worker = "; leases: " + ", ".join(f"{worker} {n}" for worker, n in workers.items()) if workers else ""
-    return f"groups: {counts}{by_worker}"
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-ACCOUNTED_FOR = 0.02
-"""The share of a process's wall time that may stay without a name."""
-SHOWN_SHARE = 0.0005
-"""What took less of it is not listed."""
 
 
 def spent_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
@@ -117,21 +96,10 @@ def _spent(totals: SpanTotals) -> Iterator[str]:
         yield ", ".join(f"{word} {share:.1%}" for word, share in shares if share >= SHOWN_SHARE)
 
 
-def throughput_lines(found: Throughput) -> str:
-    """What was done, how busy each role was beside its target, and whether the time is accounted for."""
-    rate = f", {found.groups / found.seconds:.2f} groups a second" if found.groups is not None else ""
-    lines = [f"{found.steps} steps in {found.seconds:.1f} s{rate}"]
-    for role, totals in found.roles.items():
-        busy = found.utilisation(role)
-        if busy is None or (totals.rest_s == 0.0 and role not in TARGETS):
-            continue
-        line = f"{printable(role)} had something to do {busy:.1%} of the time"
-        met = found.met(role)
-        if met is not None:
-            line += f"; the target of {TARGETS[role]:.0%} is {'met' if met else 'missed'}"
-        lines.append(line)
-    within = "within" if found.unaccounted <= ACCOUNTED_FOR else "above"
-    lines.append(
-        f"unaccounted time at most {found.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
-    )
-    return "\n".join(lines)
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _duration(seconds: float) -> str:
+    """1:02:05, or 2:05 below an hour."""
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")

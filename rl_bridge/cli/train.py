@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
-from rl_bridge.cli.reporting import exit_status
+from rl_bridge.cli.common import add_overrides, exit_status, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,12 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, help="short for seed=N")
     parser.add_argument("--name", help="the run's folder below output_dir; by default its name and the time")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="change a key of the file; also --section.key value",
-    )
+    add_overrides(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

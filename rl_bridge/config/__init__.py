@@ -2,7 +2,6 @@
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.effects import ready_to_train
-from rl_bridge.config.generator import GeneratorConfig
 from rl_bridge.config.loading import (
     CONFIG_FILE,
     PARTIAL_CONFIG_FILE,
@@ -12,6 +11,7 @@ from rl_bridge.config.loading import (
     load_section,
     require_name,
     resolve,
+    resolve_function,
     save_config,
 )
 from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
@@ -25,7 +25,13 @@ from rl_bridge.config.schema import (
     ModelConfig,
     RolloutConfig,
 )
-from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.sections import (
+    GeneratorConfig,
+    MetricsConfig,
+    RecordsConfig,
+    RewardConfig,
+    TrainerConfig,
+)
 
 __all__ = [
     "CONFIG_FILE",
@@ -55,5 +61,6 @@ __all__ = [
     "ready_to_train",
     "require_name",
     "resolve",
+    "resolve_function",
     "save_config",
 ]

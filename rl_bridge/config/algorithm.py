@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rl_bridge.config.section import Count, Fraction, NonNegative, Positive, Section
+from rl_bridge.config.sections import Count, Fraction, NonNegative, Positive, Section
 
 GROUP_ADVANTAGES = "rl_bridge.algorithms.advantages:group_advantages"
 WITHOUT_VARIANCE = "rl_bridge.algorithms.advantages:without_variance"
@@ -83,13 +83,13 @@ class AlgorithmConfig(Section):
     kl_coef: NonNegative = 0.0
     """Weight of the KL divergence to the initial policy; above 0 a reference model is started."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How the divergence is estimated; see rl_bridge.algorithms.regularizers."""
+    """How the divergence is estimated; see rl_bridge.algorithms.policy_loss."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether it is added to the loss, or taken from the rewards before advantages are computed."""
     correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
     """What is done where the engine's probabilities are not the trainer's. All but `none` have the trainer compute the
     probabilities before the first update, which the ratios are then against, and weigh each token by what it finds;
-    see rl_bridge.algorithms.regularizers."""
+    see rl_bridge.algorithms.policy_loss."""
     correction_cap: Positive = 2.0
     """The largest weight of `truncated`."""
     correction_low: Positive = 0.5

@@ -8,7 +8,7 @@ from typing import Final
 from openenv_core.errors import ConfigurationError
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.schema import Config, EnvConfig, env_key
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]

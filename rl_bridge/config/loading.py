@@ -3,10 +3,11 @@
 import contextlib
 import difflib
 import importlib
+import inspect
 import re
 import sys
 import typing
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -30,11 +31,7 @@ PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
 
 
 def save_config(config: Config, folder: Path) -> None:
-    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     partial = folder / PARTIAL_CONFIG_FILE
     try:
@@ -95,10 +92,6 @@ def load_section(path: str | Path, overrides: Iterable[str], schema: type[Sectio
 def colocate_if_needed(config: Config, gpus: int) -> Config:
     """Where `monarch.colocate` was left open and this machine has too few GPUs for all roles: the same, colocated.
 
-    Args:
-        config: A run's.
-        gpus: GPUs of this machine.
-
     Raises:
         ConfigError: Its roles cannot take turns; the message says what they would need.
     """
@@ -151,6 +144,36 @@ def resolve(reference: str, *, key: str) -> Any:
     except AttributeError:
         near = _nearest(attribute, list(vars(module)))
         raise ConfigError(f"{key}: module {module_name!r} has no {attribute!r}{near}") from None
+
+
+def resolve_function(
+    reference: str, *, key: str, signature: str, args: tuple[Any, ...], **named: Any
+) -> Callable[..., Any]:
+    """Import a function, and see that it can be called.
+
+    Args:
+        reference: As of `resolve`.
+        key: As of `resolve`.
+        signature: What it has to take, for the error.
+        args: What it could be called with.
+        named: Likewise, by keyword.
+
+    Raises:
+        ConfigError: There is none, or it cannot be called so.
+    """
+    function = resolve(reference, key=key)
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        kind = "a coroutine function" if callable(function) else type(function).__name__
+        raise ConfigError(f"{key}={reference}: expected a plain function, got {kind}")
+    try:
+        inspect.signature(function).bind(*args, **named)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}={reference}: expected a function of {signature}, got one where {error}"
+        ) from error
+    except ValueError:
+        pass  # written in C, without a signature that could be looked at
+    return function  # type: ignore[no-any-return]  # what is callable is all that is known of it
 
 
 class _OnceLoader(yaml.SafeLoader):

@@ -6,11 +6,17 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.generator import GeneratorConfig
-from rl_bridge.config.gpus import Dtype, dtype_on, monarch_by_gpus
-from rl_bridge.config.monarch import MonarchConfig
-from rl_bridge.config.section import Count, Positive, Section
-from rl_bridge.config.trainer import MetricsConfig, RecordsConfig, RewardConfig, TrainerConfig
+from rl_bridge.config.monarch import Dtype, MonarchConfig, dtype_on, monarch_by_gpus
+from rl_bridge.config.sections import (
+    Count,
+    GeneratorConfig,
+    MetricsConfig,
+    Positive,
+    RecordsConfig,
+    RewardConfig,
+    Section,
+    TrainerConfig,
+)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """What a run may be called: the name of one folder, nothing that leads elsewhere."""
@@ -95,13 +101,9 @@ class EnvConfig(Section):
         return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @model_validator(mode="after")
-    def _check_reset(self) -> Self:
+    def _check(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
-        return self
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
         if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
@@ -427,17 +429,13 @@ class Config(Section):
         }
 
     @model_validator(mode="after")
-    def _check_ranks(self) -> Self:
+    def _check(self) -> Self:
         role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
         if role.procs * role.hosts % degree:
             raise ValueError(
                 "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
                 f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_deterministic(self) -> Self:
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
@@ -458,10 +456,6 @@ class Config(Section):
                 "expected an engine of the run's own with deterministic, got openai: what a server answers depends on "
                 "what else it is asked"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_updates(self) -> Self:
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(
                 f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "

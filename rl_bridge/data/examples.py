@@ -163,15 +163,7 @@ def _checked(item: object, where: str, place: int) -> Example:
 
 
 def require_encodable(value: object, where: str) -> None:
-    """Refuse what has half a character in it: JSON may have one, and no tokenizer takes it.
-
-    Args:
-        value: As JSON knows it.
-        where: What it is called in the message.
-
-    Raises:
-        ConfigError: It has one.
-    """
+    """Refuse what has half a character in it: JSON may have one, and no tokenizer takes it."""
     try:
         json.dumps(value, ensure_ascii=False, default=_kind).encode()
     except UnicodeEncodeError as error:

@@ -49,12 +49,7 @@ class Trace:
 
 
 class Recorder:
-    """Plays one episode of a world of tools by hand, and keeps what a policy would have read and written.
-
-    Args:
-        task: Says what is read.
-        session: Of the environment.
-    """
+    """Plays one episode of a world of tools by hand, and keeps what a policy would have read and written."""
 
     def __init__(self, task: ToolTask, session: Session) -> None:
         self._task = task

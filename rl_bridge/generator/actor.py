@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class PolicyActor(ServiceActor):
     """A thin shell around `PolicyReplica`. Its process ends with its engine, so that another is started."""
 
-    REPLAYED = ("update_weights", "sleep")
+    REPLAYED = (("update_weights", "sleep"),)  # one that is to sleep needs no weights, which may be gone
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:

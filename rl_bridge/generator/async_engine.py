@@ -16,14 +16,13 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
+from rl_bridge.generator.base import LoadMetrics, LoopEngine
 from rl_bridge.generator.engine import (
     MAX_WAITING_BATCHES,
     SLEEP,
     STOP_TIMEOUT_S,
-    LoadMetrics,
     require_tokens,
 )
-from rl_bridge.generator.loop_thread import EngineLoopThread
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -47,27 +46,24 @@ ABORT_TIMEOUT_S = 30.0
 """For the engine to hear that nobody wants some answers any more."""
 
 
-class AsyncVllmEngine:
-    """A policy that answers batches of prompts, and takes new weights; it has the surface of `VllmEngine`.
+class AsyncVllmEngine(LoopEngine):
+    """vLLM's `AsyncLLM`.
 
     Args:
         config: The run's: `rollout`, `model.dtype` and `deterministic` count.
         model_path: The checkpoint.
         seed: Of the engine's own generator of random numbers.
-
-    Attributes:
-        version: The weights that it samples from.
-        statistics: What vLLM says of its cache and its tokens.
     """
 
+    statistics: EngineStatistics
+
     def __init__(self, config: Config, model_path: str, *, seed: int) -> None:
-        self.version: PolicyVersion = 0
+        super().__init__("vllm-async-engine", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = EngineStatistics()
         self._config = config
         self._rollout = config.rollout
         self._model_path = model_path
         self._seed = seed
-        self._thread = EngineLoopThread("vllm-async-engine", self._clean_up)
         self._llm: Any = None
         self._adapter: Any = None
         self._adapter_ids = itertools.count(1)
@@ -85,24 +81,8 @@ class AsyncVllmEngine:
         self._asked: float | None = None
         """When the engine was asked for a sign of life that has not come yet."""
 
-    @property
-    def ended(self) -> "Future[None]":
-        """Done when the engine is no more: with None after `close`, otherwise with what it died of."""
-        return self._thread.ended
-
-    def start(self) -> "Future[None]":
-        """Begin loading; the future is done when the engine can answer, or has failed."""
-        self._thread.start()
-        return self._thread.submit(self._start())
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> "Future[list[Completion]]":
-        """Answer prompts; see `VllmEngine.generate`."""
-        return self._thread.submit(self._generate(prompts, sampling, seeds))
-
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
-        """Take new weights; see `VllmEngine.load`. The old ones answer what is asked for while they are copied.
+        """See `Engine.load`. The old ones answer what is asked for while they are copied.
 
         The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
         `weight_update` "keep_cache"; with "continue" it computes those of answers under way anew when it goes on. An
@@ -112,15 +92,11 @@ class AsyncVllmEngine:
         return self._thread.submit(self._load(version, state))
 
     def sleep(self) -> "Future[None]":
-        """Answer nothing until the next `load`; see `VllmEngine.sleep`."""
+        """See `Engine.sleep`."""
         return self._thread.submit(self._sleep())
 
     def check(self) -> None:
-        """Look whether the engine works.
-
-        Raises:
-            GeneratorError: It has failed, is closed, or has not given a sign of life for longer than answers may take.
-        """
+        """See `Engine.check`; no sign of life for longer than answers may take is no working either."""
         self._thread.require_open()
         asked = self._asked
         silent_s = 0.0 if asked is None else time.monotonic() - asked
@@ -129,10 +105,6 @@ class AsyncVllmEngine:
                 f"expected the engine to make a step within {self._rollout.generate_timeout_s:g} s, "
                 f"it has been at one for {silent_s:.0f} s"
             )
-
-    def close(self) -> None:
-        """End the engine and its process. What is under way fails."""
-        self._thread.close(STOP_TIMEOUT_S)
 
     # From here on: in the loop.
 

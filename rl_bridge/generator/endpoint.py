@@ -1,26 +1,464 @@
 """A server that speaks the OpenAI protocol, as an engine: for policies that are looked at and not trained."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+import math
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+import httpx
+from pydantic import BaseModel, Field, ValidationError
 
+from openenv_core.proxies import proxy_for
 from rl_bridge.config import Config, GeneratorConfig
-from rl_bridge.errors import ConfigError, GeneratorError, WeightsError
-from rl_bridge.generator import openai_api
-from rl_bridge.generator.loop_thread import EngineLoopThread
-from rl_bridge.generator.openai_api import EndpointClient, plain
+from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
+from rl_bridge.generator.base import LoadMetrics, LoopEngine
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rl_bridge.generator.engine import LoadMetrics
+
+CONNECT_TIMEOUT_S = 10.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+WARNING_INTERVAL_S = 10.0
+"""How often it is said that a server does not answer."""
+LONGEST_COMPLAINT = 64 << 10
+"""Bytes read of an answer that is an error."""
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may do: the server is overloaded, starting, or was restarted."""
+REFUSED = frozenset({400, 413, 422})
+"""Statuses that say that the request itself is wrong."""
+NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+"""What OpenSSL says where nobody speaks TLS."""
+
+_log = logging.getLogger(__name__)
+
+
+class EndpointClient:
+    """Asks a server. Belongs to the event loop in which it is made.
+
+    Args:
+        generator: Says where the server is, and where its key.
+        connections: Requests under way at most.
+        longest: Bytes of an answer at most; nobody shall fill this process's memory.
+
+    Attributes:
+        trouble: What was wrong with the last answer, or that there was none.
+
+    Raises:
+        ConfigError: There is no key, or none that can be sent; or the environment's proxies or certificates are wrong.
+    """
+
+    def __init__(self, generator: GeneratorConfig, *, connections: int, longest: int) -> None:
+        self.trouble = "no answer"
+        self._generator = generator
+        self._url = str(generator.url)
+        self._longest = longest
+        self._key = _key(generator)
+        self._told: float | None = None
+        try:
+            self._http = httpx.AsyncClient(
+                headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                transport=_transport(self._url, connections),
+            )
+        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"expected to be able to ask {self._url}, got {type(error).__name__}: {self._plain(str(error))}; "
+                "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
+            ) from error
+
+    async def request(
+        self, method: str, path: str, body: dict[str, object] | None = None, place: int = 0
+    ) -> bytes:
+        """Ask until there is an answer; the deadline is the caller's.
+
+        Raises:
+            PromptRefusedError: The server says that what was posted is wrong.
+            ConfigError: It is none that can be used.
+        """
+        pause_s = MIN_BACKOFF_S
+        while True:
+            wait_s = pause_s
+            try:
+                async with self._http.stream(method, self._url + path, json=body) as response:
+                    status = response.status_code
+                    content = await self._read(response)
+            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+                raise self._unusable(f"{type(error).__name__}: {error}") from error
+            except httpx.TransportError as error:
+                self.trouble = self._plain(f"{type(error).__name__}: {error}")
+                self._require_tls(error)
+            else:
+                if status == httpx.codes.OK:
+                    self.trouble = "no answer"
+                    return content
+                said = self._said(content)
+                self.trouble = f"status {status}: {said}"
+                if status not in BUSY:
+                    if method == "POST" and status in REFUSED:
+                        raise PromptRefusedError(place, f"status {status}: {said}")
+                    raise self._refusal(status, said)
+                wait_s = max(pause_s, _asked_to_wait(response))
+            self._tell()
+            await asyncio.sleep(wait_s)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        good = response.status_code == httpx.codes.OK
+        longest = self._longest if good else LONGEST_COMPLAINT
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > longest:
+                if good:
+                    raise self._unusable(f"an answer of more than {longest} bytes")
+                break
+        return bytes(content[:longest])
+
+    def _tell(self) -> None:
+        """Somebody who waits shall know for what, and not only at the end."""
+        now = time.monotonic()
+        if self._told is None or now - self._told >= WARNING_INTERVAL_S:
+            self._told = now
+            _log.warning("%s is asked again, since there was %s", self._url, self.trouble)
+
+    def _require_tls(self, error: BaseException) -> None:
+        """Asking again gives no other certificate."""
+        fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            raise ConfigError(
+                f"expected a certificate of {self._url} that can be verified, got {self.trouble}; "
+                "the variable SSL_CERT_FILE names a file of authorities of your own"
+            ) from error
+        if fault is not None and fault.reason in NO_TLS:
+            raise ConfigError(
+                f"expected TLS at {self._url}, got {self.trouble}; "
+                "where it has none generator.url begins with http:"
+            ) from error
+
+    def _refusal(self, status: int, said: str) -> ConfigError:
+        url, variable = self._url, self._generator.key_variable
+        if status in (401, 403):
+            remedy = (
+                f"see the value of {variable}"
+                if variable
+                else "name its environment variable by generator.key_variable"
+            )
+            return ConfigError(f"expected {url} to take the key, got status {status}: {said}; {remedy}")
+        return ConfigError(
+            f"expected generator.url to lead to an OpenAI-compatible server, up to and with /v1; "
+            f"{url} answered with status {status}: {said}"
+        )
+
+    def _unusable(self, got: str) -> ConfigError:
+        return ConfigError(
+            f"expected generator.url to answer as the OpenAI completions protocol does, {self._url} gave "
+            f"{self._plain(got)}"
+        )
+
+    def _said(self, content: bytes) -> str:
+        return self._plain(content.decode("utf-8", errors="replace"))
+
+    def _plain(self, text: str) -> str:
+        """Without our key, which a server may send back, and without what steers a terminal."""
+        return plain(text if self._key is None else text.replace(self._key, "***"))
+
+
+def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
+    """The way to a server. Ours and not httpx's, which would ask a proxy for a server of this very machine."""
+    proxy = proxy_for(url)
+    return httpx.AsyncHTTPTransport(
+        verify=url.startswith("https:")
+        or proxy is not None,  # to read the certificates takes longer than to ask
+        proxy=proxy,
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+    )
+
+
+def plain(text: str, longest: int = 300) -> str:
+    """What a stranger wrote, fit for one line of a log."""
+    printable = "".join(one if one.isprintable() else " " for one in text[: 4 * longest])
+    return " ".join(printable.split())[:longest]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _key(generator: GeneratorConfig) -> str | None:
+    if generator.key_variable is None:
+        return None
+    key = os.environ.get(generator.key_variable, "").strip()  # files of keys often end with a new line
+    if not key:
+        raise ConfigError(
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold the key of "
+            f"{generator.url}, it is not set here; roles on other hosts need it there"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold a key that "
+            "can be sent, of printable ASCII characters without spaces; it has others"
+        )
+    return key
+
+
+def _asked_to_wait(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers["Retry-After"]))
+    except (KeyError, ValueError):  # or a date, of which no server of this kind is known
+        return 0.0
+
+
+ALTERNATIVES = 5
+"""The most likely tokens that servers tell of: more is nowhere allowed by default."""
+LEAST_LOGPROB = -9999.0
+"""What vLLM writes for minus infinity, which JSON does not have."""
+ROUNDING = 1e-3
+SMALLEST_SPREAD = 1e-4
+"""Of a distribution flatter than this (in nats squared) no temperature can be seen."""
+
+
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+"""No tokenizer has others, and some fail at them in words that say nothing of a server."""
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(BaseModel):
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+
+
+class CompletionResponse(BaseModel):
+    """A server's answer to one prompt; what else is in it does not matter here."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def body(
+    model: str,
+    prompt: Sequence[int],
+    sampling: SamplingSettings,
+    seed: int | None,
+    *,
+    alternatives: int = 1,  # some servers take 0 for none at all, that of the sampled token included
+) -> dict[str, Any]:
+    """The request for one prompt. A prompt a request: a server takes one seed for all prompts of one."""
+    request: dict[str, Any] = {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": alternatives,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # or two tokens of the same text would be one
+        "add_special_tokens": False,
+        # A server's own defaults may be others, from the model's generation_config.json for one.
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "n": 1,
+        "stream": False,
+    }
+    if seed is not None:
+        request["seed"] = seed
+    return request
+
+
+def read(content: bytes) -> CompletionResponse:
+    """The answer that a server gave.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return CompletionResponse.model_validate_json(content)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"])) or "the body"
+        raise ConfigError(
+            "expected generator.url to answer as the OpenAI completions protocol does, "
+            f"got something else ({plain(where)}: {fault['msg']})"
+        ) from error
+
+
+def completion_of(
+    answer: CompletionResponse, *, prompt: Sequence[int], sampling: SamplingSettings
+) -> Completion:
+    """The completion that an answer holds; its weights count as version 0.
+
+    Raises:
+        ConfigError: Tokens or log-probabilities are missing, or not those of what was asked for.
+        GeneratorError: The server gave up on the prompt.
+    """
+    if len(answer.choices) != 1:
+        raise _refusal("one answer", f"{len(answer.choices)}", "use a server that knows n=1")
+    choice = answer.choices[0]
+    _require_prompt(answer, choice, prompt)
+    if choice.finish_reason not in ("stop", "length"):
+        raise GeneratorError(
+            f"expected the server to finish by stop or length, it did by {plain(repr(choice.finish_reason))}"
+        )
+    tokens = choice.token_ids
+    if tokens is None:
+        raise _refusal(
+            "the ids of the tokens with each answer",
+            "text alone",
+            "tokens cannot be had back from text; use a server that knows return_token_ids, such as vllm serve",
+        )
+    if len(tokens) > sampling.max_new_tokens:
+        raise _refusal(
+            f"at most {sampling.max_new_tokens} tokens",
+            f"{len(tokens)}",
+            "use a server that knows max_tokens",
+        )
+    cut = isinstance(choice.stop_reason, int) and tokens[-1:] != [choice.stop_reason]
+    if cut or not tokens:  # what ends at once has that token at least
+        which = f", {choice.stop_reason}," if cut else ""
+        raise _refusal(
+            f"the token that ended an answer{which} as a part of it",
+            f"{tokens[-3:]} at its end",
+            "without it the policy would never be taught to stop",
+        )
+    return Completion(
+        tokens=tokens,
+        logprobs=_logprobs(choice, len(tokens)),
+        versions=[0] * len(tokens),
+        stopped=choice.finish_reason == "stop",
+    )
+
+
+def _require_prompt(answer: CompletionResponse, choice: _Choice, prompt: Sequence[int]) -> None:
+    remedy = "it added, cut or re-tokenised something; use a server that takes token ids as they are"
+    if choice.prompt_token_ids is not None:
+        if choice.prompt_token_ids != list(prompt):
+            raise _refusal(
+                "the prompt to be read as it was sent", "the server's other token ids for it", remedy
+            )
+    elif answer.usage is not None and answer.usage.prompt_tokens not in (None, len(prompt)):
+        raise _refusal(f"a prompt of {len(prompt)} tokens", f"{answer.usage.prompt_tokens}", remedy)
+
+
+def _logprobs(choice: _Choice, count: int) -> list[float]:
+    told = None if choice.logprobs is None else choice.logprobs.token_logprobs
+    if told is None or len(told) != count:
+        raise _refusal(
+            f"a log-probability with each of {count} tokens",
+            "none" if told is None else f"{len(told)}",
+            "use a server that knows logprobs",
+        )
+    logprobs = [value for value in told if value is not None and _is_logprob(value)]
+    if len(logprobs) != count:
+        raise _refusal(
+            "log-probabilities of tokens that could be sampled",
+            plain(repr(told)),
+            "use a server that knows logprobs",
+        )
+    return logprobs
+
+
+def _is_logprob(value: float) -> bool:
+    return math.isfinite(value) and LEAST_LOGPROB < value <= ROUNDING
+
+
+def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
+    """Log-probabilities of the most likely first tokens of an answer.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    logprobs = answer.choices[0].logprobs if answer.choices else None
+    tops = None if logprobs is None else logprobs.top_logprobs
+    if not tops or not tops[0] or len(tops[0]) < 2:
+        raise _refusal(
+            f"the {ALTERNATIVES} most likely tokens with an answer",
+            "one" if tops and tops[0] else "none",
+            "without them it cannot be seen whether its log-probabilities have the temperature in them; "
+            "use a server that knows logprobs=5",
+        )
+    return tops[0]
+
+
+def require_sampling_distribution(
+    at_one: Mapping[str, float], at_temperature: Mapping[str, float], temperature: float
+) -> bool:
+    """Check that log-probabilities are of the distribution that is sampled from, by one place looked at twice.
+
+    With l the log-probabilities at temperature 1, those at T are l / T less a constant. So differences between
+    tokens are 1 / T as large: their ratio is fitted by least squares, and has to be nearer to 1 / T than to 1.
+
+    Args:
+        at_one: By token, at the temperature 1.
+        at_temperature: By token, at `temperature`.
+        temperature: T, above 0.
+
+    Returns:
+        Whether it could be seen; not where all tokens are equally likely.
+
+    Raises:
+        ConfigError: They are of another distribution.
+    """
+    values = (*at_one.values(), *at_temperature.values())
+    if not all(_is_logprob(value) for value in values):
+        raise _refusal(
+            "every token to be possible",
+            "some with a probability of 0",
+            "top-p, top-k or min-p is in force whatever the request says; "
+            "the trainer cannot compute what is left by them",
+        )
+    common = sorted(at_one.keys() & at_temperature.keys(), key=lambda token: -at_one[token])
+    if not common:
+        return False
+    best = common[0]
+    before = [at_one[token] - at_one[best] for token in common]
+    after = [at_temperature[token] - at_temperature[best] for token in common]
+    spread = sum(gap * gap for gap in before)
+    if spread < SMALLEST_SPREAD:
+        return False
+    slope = sum(one * other for one, other in zip(before, after, strict=True)) / spread
+    if temperature != 1.0 and abs(slope - 1.0) < abs(slope - 1.0 / temperature):
+        raise _refusal(
+            f"log-probabilities of the distribution at the temperature {temperature:g}",
+            "those at 1",
+            "start it with --logprobs-mode processed_logprobs (vLLM), or sample at rollout.temperature=1",
+        )
+    return True
+
+
+def _refusal(expected: str, got: str, remedy: str) -> ConfigError:
+    return ConfigError(f"expected {expected} from the server at generator.url, got {got}; {remedy}")
+
 
 STOP_TIMEOUT_S = 10.0
 LONGEST_BESIDE = 4 << 20
@@ -40,8 +478,8 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
-class EndpointEngine:
-    """Answers batches of prompts by asking a server; it has the surface of `VllmEngine`.
+class EndpointEngine(LoopEngine):
+    """Answers batches of prompts by asking a server.
 
     A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take.
 
@@ -49,53 +487,24 @@ class EndpointEngine:
         config: The run's: `generator` says where the server is. At most `rollout.max_num_seqs` requests are under way
             at a time.
 
-    Attributes:
-        version: Always 0: the server's weights are what they are.
-        statistics: None: a server keeps its own.
+    Its version is always 0: the server's weights are what they are. The futures' errors, beside those of every engine:
+    ConfigError where the server does not serve the model, or not to us, or where its tokens or log-probabilities are
+    missing or wrong.
     """
 
     def __init__(self, config: Config) -> None:
-        self.version: PolicyVersion = 0
+        super().__init__("endpoint", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = None
         self._rollout = config.rollout
         self._generator: GeneratorConfig = config.generator
-        self._thread = EngineLoopThread("endpoint", self._clean_up)
         self._http: EndpointClient | None = None
         self._looking = asyncio.Lock()
         self._looked_at: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
 
-    @property
-    def ended(self) -> "Future[None]":
-        """Done when it is closed."""
-        return self._thread.ended
-
-    def start(self) -> "Future[None]":
-        """Ask the server for the model; the future is done when it has it.
-
-        The future's errors: ConfigError where the server does not serve the model, or not to us; GeneratorError
-        where it does not answer within `rollout.generate_timeout_s`.
-        """
-        self._thread.start()
-        return self._thread.submit(self._start())
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> "Future[list[Completion]]":
-        """Answer prompts; see `VllmEngine.generate`.
-
-        The future's errors, beside those there: ConfigError where the server's tokens or log-probabilities are missing
-        or wrong; see `rl_bridge.generator.openai_api`.
-        """
-        return self._thread.submit(self._generate(prompts, sampling, seeds))
-
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
-        """Refuse.
-
-        Raises:
-            WeightsError: The weights of a server cannot be updated.
-        """
+        """Refuse."""
         raise WeightsError(
             f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
@@ -106,18 +515,6 @@ class EndpointEngine:
         raise GeneratorError(
             f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
         )
-
-    def check(self) -> None:
-        """Look whether it is open; whether the server answers is seen by asking.
-
-        Raises:
-            GeneratorError: It is closed.
-        """
-        self._thread.require_open()
-
-    def close(self) -> None:
-        """End it. What is under way fails."""
-        self._thread.close(STOP_TIMEOUT_S)
 
     # From here on: in the loop.
 
@@ -177,8 +574,8 @@ class EndpointEngine:
     async def _complete(
         self, place: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
-        answer = await self._ask(openai_api.body(str(self._generator.model), prompt, sampling, seed), place)
-        return openai_api.completion_of(answer, prompt=prompt, sampling=sampling)
+        answer = await self._ask(body(str(self._generator.model), prompt, sampling, seed), place)
+        return completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _look(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
         """Once for each temperature, see whether log-probabilities are those of the sampling."""
@@ -187,31 +584,29 @@ class EndpointEngine:
                 return
             first = replace(sampling, max_new_tokens=1)
             at_one, at_temperature = [
-                openai_api.first_alternatives(
+                first_alternatives(
                     await self._ask(
-                        openai_api.body(
+                        body(
                             str(self._generator.model),
                             prompt,
                             replace(first, temperature=temperature),
                             None,
-                            alternatives=openai_api.ALTERNATIVES,
+                            alternatives=ALTERNATIVES,
                         ),
                         0,
                     )
                 )
                 for temperature in (1.0, sampling.temperature)
             ]
-            if openai_api.require_sampling_distribution(at_one, at_temperature, sampling.temperature):
+            if require_sampling_distribution(at_one, at_temperature, sampling.temperature):
                 self._looked_at.add(sampling.temperature)
 
-    async def _ask(self, body: dict[str, object], place: int) -> openai_api.CompletionResponse:
+    async def _ask(self, body: dict[str, object], place: int) -> CompletionResponse:
         assert self._http is not None
         answer = await self._http.request("POST", "/completions", body, place)
-        for (
-            deadline
-        ) in self._deadlines:  # a server that answers is not late, however many wait for their turn
+        for deadline in self._deadlines:  # who answers is not late, however many wait for their turn
             deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
-        return openai_api.read(answer)
+        return read(answer)
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
+from rl_bridge.generator.base import CLOSED, Engine, LoadMetrics
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -36,24 +37,6 @@ from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 MAX_WAITING_BATCHES = 4096
 """Callers that could overrun this bound are a fault of ours, and are told so."""
 STOP_TIMEOUT_S = 30.0
-CLOSED = "the engine is closed"
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class LoadMetrics:
-    """What taking new weights cost.
-
-    Attributes:
-        pause_s: Seconds in which no new prompt was begun.
-        load_s: Of these, seconds in which the weights were replaced and nothing was generated at all. In the
-            rest what had been asked for before was answered.
-        handover_s: Seconds before the pause in which they were copied to where the engine can read them, while
-            answers were generated as ever; 0 of an engine in this process.
-    """
-
-    pause_s: float
-    load_s: float
-    handover_s: float = 0.0
 
 
 T = TypeVar("T")
@@ -220,19 +203,16 @@ class _Sleep:
     future: "Future[None]" = field(default_factory=Future)
 
 
-class VllmEngine:
-    """A policy that answers batches of prompts, and takes new weights.
+class VllmEngine(Engine):
+    """vLLM's `LLMEngine`, step by step on a thread of this process.
 
     Args:
         config: The run's: `rollout`, `model.dtype` and `deterministic` count.
         model_path: The checkpoint.
         seed: Of the engine's own generator of random numbers.
-
-    Attributes:
-        version: The weights that it samples from.
-        ended: Done when its thread has ended: with None after `close`, otherwise with what it died of.
-        statistics: What vLLM says of its cache and its tokens.
     """
+
+    statistics: EngineStatistics
 
     def __init__(self, config: Config, model_path: str, *, seed: int) -> None:
         self._config = config
@@ -256,80 +236,32 @@ class VllmEngine:
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
 
     def start(self) -> "Future[None]":
-        """Begin loading; the future is done when the engine can answer, or has failed."""
+        """See `Engine.start`."""
         self._thread.start()
         return self._ready
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
-        """Answer prompts, each a sequence of token ids.
-
-        Args:
-            prompts: Token ids.
-            sampling: How to sample.
-            seeds: One a prompt, from 0: it decides the answer, whatever else the engine works on. Without, the
-                answers are drawn from the engine's own generator.
-
-        Returns:
-            One completion a prompt, in order. Cancelling the future ends the work on them.
-
-        Raises:
-            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has
-                one, too, where a prompt is refused, or the engine has sampled no token for
-                `rollout.generate_timeout_s` while it waited.
-        """
+        """See `Engine.generate`."""
         batch = Batch(prompts, sampling, seeds)
         self._submit(batch)
         return batch.future
 
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
-        """Take new weights, and wake where it sleeps.
-
-        With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
-
-        With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
-        token's distribution is that of its weights after a context that older ones have read. Its log-probability is
-        of just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a
-        prompt is given none that are of older weights than it was asked at (`prompt_of`).
-
-        With "continue", answers under way go on under the new ones. The keys and values of their tokens so
-        far are computed anew. So every token is sampled from the distribution that the weights it names have
-        after the tokens before it, which is what the trainer computes. And vLLM can drop the cached prefixes
-        of the old weights, which it cannot while requests hold some; new prompts would be answered from them.
-
-        Args:
-            version: What tokens report from then on.
-            state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
-                under PEFT's, or none for the weights that the engine began with. They must not change until the future
-                is done. None: the weights that it has are those.
-
-        Raises:
-            GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
-        """
+        """See `Engine.load`."""
         command = _Load(version, state)
         self._submit(command)
         return command.future
 
     def sleep(self) -> "Future[None]":
-        """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
-
-        With `rollout.weight_update` "drain" what was asked for before is answered first. With "continue" answers under
-        way go on when it wakes; keys and values of their tokens so far are computed anew, as for new weights.
-
-        Raises:
-            GeneratorError: As for `generate`.
-        """
+        """See `Engine.sleep`."""
         command = _Sleep()
         self._submit(command)
         return command.future
 
     def check(self) -> None:
-        """Look whether the engine works.
-
-        Raises:
-            GeneratorError: It has failed, is closed, or has been at one step for longer than answers may take.
-        """
+        """See `Engine.check`; making one step for longer than answers may take is no working either."""
         with self._changed:
             self._require_open()
             silent_s = 0.0 if self._idle else time.monotonic() - self._beat
@@ -340,7 +272,7 @@ class VllmEngine:
             )
 
     def close(self) -> None:
-        """End the thread. Batches still waiting fail."""
+        """See `Engine.close`."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,13 +1,12 @@
 """One replica of the policy: an engine, and where its weights come from."""
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,51 +15,17 @@ from rl_bridge.config import Config
 from rl_bridge.devices import own_device
 from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
+from rl_bridge.generator.base import Engine
 from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.engine import LoadMetrics, VllmEngine
-from rl_bridge.generator.vllm_api import EngineStatistics, EngineTotals
+from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.services.options import Turn
+from rl_bridge.titan.architecture import read_hf_config
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
-
-
-class Engine(Protocol):
-    """Answers prompts on threads or in processes of its own; see `VllmEngine` for what each method promises."""
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The weights that it samples from."""
-
-    @property
-    def ended(self) -> "Future[None]":
-        """Done when it is no more: with None after `close`, otherwise with what it died of."""
-
-    @property
-    def statistics(self) -> EngineStatistics | None:
-        """What vLLM says of its cache and its tokens; None of an engine that is not ours."""
-
-    def start(self) -> "Future[None]":
-        """Begin loading; the future is done when it can answer, or has failed."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> "Future[list[Completion]]":
-        """Answer prompts, in order. Cancelling the future ends the work on them."""
-
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
-        """Take new weights, or know that it has them (None); wake where it sleeps."""
-
-    def sleep(self) -> "Future[None]":
-        """Answer nothing until the next `load`."""
-
-    def check(self) -> None:
-        """Look whether it works; raises GeneratorError where it does not."""
-
-    def close(self) -> None:
-        """End it. What is under way fails."""
 
 
 def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
@@ -136,12 +101,7 @@ class PolicyReplica:
         return self._engine.ended
 
     async def setup(self) -> None:
-        """Load the engine; returns when it can answer.
-
-        Raises:
-            MissingDependencyError: vLLM is not installed.
-            GeneratorError: The engine cannot start.
-        """
+        """Load the engine; returns when it can answer."""
         if self._turn is not None:
             await self._turn.take(self._config.trainer.timeout_s)
         await asyncio.wrap_future(self._engine.start())
@@ -149,11 +109,7 @@ class PolicyReplica:
             await self.sleep()
 
     async def sleep(self) -> None:
-        """Leave the GPU to the trainer, until the next `update_weights`.
-
-        Raises:
-            GeneratorError: The engine failed.
-        """
+        """Leave the GPU to the trainer, until the next `update_weights`."""
         async with self._updates:
             await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
             if self._turn is not None:
@@ -201,25 +157,33 @@ class PolicyReplica:
         """
         async with self._updates:
             began = time.monotonic()
-            if self._turn is not None:
-                await self._turn.take(self._config.trainer.timeout_s)
-            if version == INITIAL:
-                if self._engine.version == INITIAL and self._turn is not None:
-                    return await self._load(version, None, began)
-                if self._engine.version == INITIAL:
-                    return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
-                # With adapters the engine's own weights are still those.
-                adapters = self._config.pushed_adapter is not None
-                first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
-                return await self._load(version, first, began)
-            if self._config.generator.engine == "openai":
-                return await self._load(version, {}, began)  # which refuses, before a store is asked
-            if self._store is None:
-                raise WeightsError(f"expected a store of weights to take version {version} from, got none")
-            async with self._store.open(version, device=self._device) as state:
-                if self._config.pushed_adapter is None:
-                    self._checkpoint.require_like(without_data(state))
-                return await self._load(version, state, began)
+            if self._turn is None or self._turn.held:
+                return await self._take(version, began)
+            await self._turn.take(self._config.trainer.timeout_s)
+            try:
+                return await self._take(version, began)
+            except WeightsError:  # it sleeps on, and a trainer that has yet to bring weights needs the turn
+                self._turn.give_back()
+                raise
+
+    async def _take(self, version: PolicyVersion, began: float) -> UpdateMetrics:
+        if version == INITIAL:
+            if self._engine.version == INITIAL and self._turn is not None:
+                return await self._load(version, None, began)
+            if self._engine.version == INITIAL:
+                return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+            # With adapters the engine's own weights are still those.
+            adapters = self._config.pushed_adapter is not None
+            first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
+            return await self._load(version, first, began)
+        if self._config.generator.engine == "openai":
+            return await self._load(version, {}, began)  # which refuses, before a store is asked
+        if self._store is None:
+            raise WeightsError(f"expected a store of weights to take version {version} from, got none")
+        async with self._store.open(version, device=self._device) as state:
+            if self._config.pushed_adapter is None:
+                self._checkpoint.require_like(without_data(state))
+            return await self._load(version, state, began)
 
     async def _load(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
@@ -247,11 +211,7 @@ class PolicyReplica:
         return None if self._engine.statistics is None else self._engine.statistics.totals
 
     def health(self) -> None:
-        """Look whether the engine works.
-
-        Raises:
-            GeneratorError: It does not.
-        """
+        """Look whether the engine works."""
         self._engine.check()
 
     async def close(self) -> None:
@@ -274,14 +234,7 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read the weights.
-
-        Returns:
-            Tensors on the CPU under their names.
-
-        Raises:
-            ModelError: They cannot be read.
-        """
+        """Read the weights."""
         return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
@@ -299,7 +252,8 @@ class Checkpoint:
                 name: shape
                 for file in self._files()
                 for name, shape in _shapes(file).items()
-                if not (name == OUTPUT and self._tied())
+                # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
+                if not (name == OUTPUT and read_hf_config(self._path).get("tie_word_embeddings"))
             }
         missing = [name for name in self._shapes if name not in state]
         if missing:
@@ -313,16 +267,6 @@ class Checkpoint:
                     f"expected {name} of shape {list(shape)}, as in the checkpoint at {str(self._path)!r}, "
                     f"got {list(state[name].shape)}"
                 )
-
-    def _tied(self) -> bool:
-        """Whether the output layer is the embedding. Some files have it a second time; no trainer sends it so."""
-        try:
-            config = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"expected a checkpoint with a config.json at {str(self._path)!r}: {error}"
-            ) from error
-        return bool(config.get("tie_word_embeddings"))
 
     def _files(self) -> list[Path]:
         files = sorted(self._path.glob("*.safetensors"))

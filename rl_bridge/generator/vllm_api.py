@@ -106,33 +106,20 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
     options, loader = _options(config, model_path, seed), "WeightLoader"
-    if (
-        config.generator.tensor_parallel > 1
-    ):  # a process for each rank, which gets weights as another engine's does
-        _own_processes()
+    if config.generator.tensor_parallel > 1:
+        _own_processes()  # one for each rank, which gets weights as another engine's does
         loader = "OwnedWeightLoader"
     if config.rollout.weight_update != "drain":
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
-    try:
-        with _semaphores_without_a_name(), _modules_that_can_be_looked_at():
-            engine = LLMEngine.from_engine_args(
-                EngineArgs(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
-            )
-    except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
-    engine.logger_manager.stat_loggers = [statistics]
-    return engine
+    with _modules_that_can_be_looked_at():
+        return _started(LLMEngine, EngineArgs, loader, options, statistics)
 
 
 def build_async_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
     """Start a `vllm.v1.engine.async_llm.AsyncLLM`, whose engine has a process of its own. Blocks until it is loaded.
 
     It belongs to the event loop that runs here, and its process to this thread: it ends when the thread does.
-
-    Raises:
-        MissingDependencyError: vLLM is not installed.
-        GeneratorError: It cannot start.
     """
     _own_processes()
     # Or on a CPU the executor "uni" is overruled, and a worker has yet another process, which would outlive its owner.
@@ -142,18 +129,22 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
+    options = _options(config, model_path, seed)
+    return _started(AsyncLLM, AsyncEngineArgs, "OwnedWeightLoader", options, statistics)
+
+
+def _started(
+    engine: Any, arguments: Any, loader: str, options: dict[str, Any], statistics: EngineStatistics
+) -> Any:
     try:
         with _semaphores_without_a_name():
-            engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(
-                    worker_extension_cls="rl_bridge.generator.vllm_worker.OwnedWeightLoader",
-                    **_options(config, model_path, seed),
-                )
+            started = engine.from_engine_args(
+                arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
-    engine.logger_manager.stat_loggers = [statistics]
-    return engine
+        raise GeneratorError(f"vLLM cannot start on {options['model']!r}: {error}") from error
+    started.logger_manager.stat_loggers = [statistics]
+    return started
 
 
 def _own_processes() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from rl_bridge.algorithms.functions import load_advantage, load_loss
-from rl_bridge.background import tell_of_errors
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
@@ -35,11 +34,10 @@ from rl_bridge.loops.settings import (
     trainer_settings,
 )
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink, span
+from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
+from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
-from rl_bridge.metrics.trackers import TRACKERS
-from rl_bridge.records.writer import RolloutRecords
-from rl_bridge.reference.actor import ReferenceActor
+from rl_bridge.records import RolloutRecords
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
 from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -51,9 +49,9 @@ from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import LocalService, Roster
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.options import by_need
-from rl_bridge.services.service import Service
+from rl_bridge.services.service import Service, tell_of_errors
 from rl_bridge.tokens.chat import ChatTokenizer
-from rl_bridge.trainer.actor import TrainerActor
+from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -205,7 +203,7 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
             (config.reward.model, config.rollout.max_length),
         )
     tasks: dict[str, asyncio.Task[Service]] = {}
-    longest_s = config.monarch.start_timeout_s
+    longest_s = start_timeout_s(config)
     try:
         async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
             # They are given room in the order in which their tasks begin.
@@ -228,6 +226,11 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         reference=started.get("reference"),
         reward=started.get("reward"),
     )
+
+
+def start_timeout_s(config: Config) -> float:
+    """How long a role may take to start; colocated, another may have its turn first."""
+    return config.monarch.start_timeout_s + (config.trainer.timeout_s if config.monarch.colocate else 0.0)
 
 
 def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
@@ -253,7 +256,7 @@ def _of(
         name=name,
         environment=environment,
         restarts=config.monarch.restarts,
-        start_timeout_s=config.monarch.start_timeout_s,
+        start_timeout_s=start_timeout_s(config),
     )
 
 

@@ -12,8 +12,7 @@ from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.metrics.console import ProgressBar
 from rl_bridge.metrics.intervals import mean_interval, wilson_interval
-from rl_bridge.rollout.assignment import Absence, Outcome
-from rl_bridge.rollout.seeds import held_out_seeds
+from rl_bridge.rollout.assignment import Absence, Outcome, held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, Trajectory
 

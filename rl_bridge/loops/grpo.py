@@ -12,9 +12,9 @@ from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import SyncMetrics
-from rl_bridge.reference.spread import reference_logprobs
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import training_samples
+from rl_bridge.trainer.passes import reference_logprobs
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 

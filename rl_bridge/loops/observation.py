@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.generator.vllm_api import EngineTotals
-from rl_bridge.metrics import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
 from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow
 from rl_bridge.metrics.throughput import TRAINED
 from rl_bridge.types import PolicyVersion
@@ -23,12 +23,7 @@ EVENTS_SHOWN: Final = 50
 
 
 class SpanCollector:
-    """Knows how each process of a run has spent its time, as of the last time that it answered.
-
-    Args:
-        fleet: Has the processes.
-        own: The controller's spans.
-    """
+    """Knows how each process of a run has spent its time, as of the last time that it answered."""
 
     def __init__(self, fleet: "Fleet", *, own: Spans = PROCESS_SPANS) -> None:
         self._fleet = fleet
@@ -177,11 +172,7 @@ def generator_metrics(
 
 
 class RunObserver:
-    """How processes spend their time, which weights a replica serves, which leases a worker has: as last heard of.
-
-    Args:
-        fleet: Has the processes.
-    """
+    """How processes spend their time, which weights a replica serves, which leases a worker has: as last heard of."""
 
     def __init__(self, fleet: "Fleet") -> None:
         self._fleet = fleet

@@ -35,7 +35,7 @@ async def rewind(run: Run) -> PolicyVersion:
         version = state.version
         await run.trainer.push_weights.route(version)
         await run.generators_turn()
-        await run.policy.update_weights.fanout(version)
+        await run.policy.update_weights.tell(version)  # no generator may serve yet; those that start take it
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
     run.went_back(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())

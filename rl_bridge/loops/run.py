@@ -31,11 +31,12 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import MetricsLog, environment_prefix, rewind, span
 from rl_bridge.metrics.console import iteration_line
+from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, rewind
+from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
-from rl_bridge.records.writer import RolloutRecords
+from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
@@ -43,7 +44,7 @@ from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
-from rl_bridge.trainer.shares import rank_batches
+from rl_bridge.trainer.passes import rank_batches
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 if TYPE_CHECKING:
@@ -53,12 +54,7 @@ HISTORY_FILE = "groups.jsonl"
 
 
 class GroupHistory:
-    """One line an iteration: the groups that it trained, and those that were given up since the one before.
-
-    Args:
-        folder: The run's.
-        ledger: Whose groups they are.
-    """
+    """One line an iteration: the groups that it trained, and those that were given up since the one before."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._path = folder / HISTORY_FILE
@@ -227,7 +223,7 @@ class Run:
         """Colocated, have the generators sleep: what the trainer is asked for takes the GPUs, until their turn."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="policy"):
-                await self.policy.sleep.fanout()
+                await self.policy.sleep.tell()  # whoever starts waits for a turn by itself
 
     async def generators_turn(self) -> None:
         """Colocated, have the trainer leave the GPUs; generators wake when they are told of weights."""
@@ -378,21 +374,12 @@ class Run:
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
     def require_the_trainer(self) -> None:
-        """Let nobody go on with a trainer that was lost since the run last went back, be it there again.
-
-        Raises:
-            ReplicaLostError: It was.
-        """
+        """Let nobody go on with a trainer that was lost since the run last went back, be it there again."""
         if self.trainer_lost.is_set():
             raise ReplicaLostError(_TRAINER_GONE)
 
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Take the run for one that has trained as many iterations, for as long.
-
-        Args:
-            version: How many iterations.
-            seconds: How long that took.
-            fates: The checkpoint's state of the history.
 
         Raises:
             BridgeError: What came after it cannot be taken out of the run's files.

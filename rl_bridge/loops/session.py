@@ -18,13 +18,13 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
 from rl_bridge.errors import ConfigError, RolloutError
-from rl_bridge.generator.openai_api import plain
+from rl_bridge.generator.endpoint import plain
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
 from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, summary, together
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
-from rl_bridge.metrics import PROCESS_SPANS
+from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Task, load_tasks
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint

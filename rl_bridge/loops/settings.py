@@ -7,10 +7,9 @@ from rl_bridge.algorithms.functions import load_group_filter
 from rl_bridge.config import Config, EnvConfig
 from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
+from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.dispatcher import DispatchSettings
-from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import GroupFilter, Overlong
-from rl_bridge.rollout.health import PlayedEnvironment
+from rl_bridge.rollout.groups import GroupFilter, Overlong, PlayedEnvironment
 from rl_bridge.rollout.task import task_type
 from rl_bridge.trainer.settings import TrainerSettings
 

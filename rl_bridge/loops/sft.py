@@ -18,9 +18,8 @@ from pydantic import Field
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
-from rl_bridge.config.gpus import Dtype, dtype_on
-from rl_bridge.config.section import Count, NonNegative, Positive, Section
-from rl_bridge.config.trainer import Checkpointing
+from rl_bridge.config.monarch import Dtype, dtype_on
+from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
 from rl_bridge.trainer.settings import TrainerSettings

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rl_bridge.errors import RoleError
@@ -40,12 +40,7 @@ class SyncMetrics:
 
     def named(self) -> dict[str, float]:
         """By the names that the log uses."""
-        return {
-            "sync/push_s": self.push_s,
-            "sync/transport_s": self.transport_s,
-            "sync/pause_s": self.pause_s,
-            "sync/load_s": self.load_s,
-        }
+        return {f"sync/{name}": value for name, value in asdict(self).items()}
 
 
 class WeightSync:
@@ -88,11 +83,7 @@ class WeightSync:
             await self.finish()
 
     async def finish(self) -> None:
-        """Wait until what was begun is there.
-
-        Raises:
-            BridgeError: It failed.
-        """
+        """Wait until what was begun is there."""
         if self._task is not None:
             await asyncio.shield(self._task)
 

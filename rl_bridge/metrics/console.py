@@ -52,12 +52,7 @@ def iteration_line(
 
 
 class ProgressBar:
-    """A bar on a terminal; elsewhere a line for every tenth of the way.
-
-    Args:
-        title: What is being counted.
-        total: Of how many.
-    """
+    """A bar on a terminal; elsewhere a line for every tenth of the way."""
 
     def __init__(self, title: str, total: int, console: Console) -> None:
         self._title = title

@@ -218,12 +218,7 @@ class Spans:
         self._began_cpu = cpu_clock()
 
     def span(self, name: str, waits_for: str | None = None) -> "_Span":
-        """Account for what happens within `with spans.span(...)`.
-
-        Args:
-            name: What the process does there.
-            waits_for: Whom it waits for, where it only waits; None where it works.
-        """
+        """Account for what happens within `with spans.span(...)`."""
         return _Span(self, (name, waits_for))
 
     def rest(self, waits_for: str) -> None:

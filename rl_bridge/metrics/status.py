@@ -181,6 +181,8 @@ class StatusServer:
     async def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        # Whoever does not take it in time does without; and where the run is over, asyncio's streams would make a
+        # cancelled task an error in the log.
         try:
             if len(self._callers) < MAX_CALLERS:
                 self._callers.add(task)
@@ -189,10 +191,8 @@ class StatusServer:
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
-        except (TimeoutError, ConnectionError):
-            pass  # whoever does not take it in time does without
-        except asyncio.CancelledError:
-            pass  # the run is over; asyncio's streams would make a cancelled task an error in the log
+        except (TimeoutError, ConnectionError, asyncio.CancelledError):
+            pass
         finally:
             writer.transport.abort()
             self._callers.discard(task)

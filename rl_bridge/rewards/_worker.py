@@ -15,7 +15,7 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 
-from rl_bridge.errors import RewardError
+from rl_bridge.errors import ConfigError, RewardError
 from rl_bridge.rewards.function import RewardFunction, checked_reward, load_function
 
 TRACEBACK_CHARACTERS = 4000
@@ -54,7 +54,7 @@ def main(fd: int, paths: list[str]) -> None:
     with socket.socket(fileno=fd) as connection:
         try:
             functions = [load_function(path) for path in paths]
-        except RewardError as error:
+        except ConfigError as error:
             _send(connection, RewardReply(error=str(error), pid=os.getpid()).encode())
             return
         _send(connection, RewardReply(pid=os.getpid()).encode())

@@ -6,7 +6,7 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
-from rl_bridge.config.trainer import RewardConfig
+from rl_bridge.config.sections import RewardConfig
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.rewards.function import count_votes
 from rl_bridge.rewards.pool import RewardPool

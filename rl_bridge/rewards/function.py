@@ -1,53 +1,28 @@
 """Reward functions: found by their dotted path, checked, and the votes of several counted."""
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from rl_bridge.config.trainer import RewardConfig
+from rl_bridge.config import RewardConfig, resolve_function
 from rl_bridge.errors import RewardError
 
 RewardFunction: TypeAlias = Callable[[Any, Any, Any], float | None]
 """`compute_reward(prompt, response, target)`: a number, or None where nobody can say."""
-
-PARAMETERS = ("prompt", "response", "target")
 
 
 def load_function(path: str) -> RewardFunction:
     """Import a reward function.
 
     Args:
-        path: `package.module.function`.
+        path: `package.module.function`, or `package.module:function`.
 
     Raises:
-        RewardError: There is none, or it cannot be called as a reward function is.
+        ConfigError: There is none, or it cannot be called as a reward function is.
     """
-    module_name, _, name = path.rpartition(".")
-    if not (module_name and name):
-        raise RewardError(f"expected a reward function as 'package.module.function', got {path!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise RewardError(
-            f"expected to import {module_name!r} for the reward function {path!r}, "
-            f"got {type(error).__name__}: {error}; start the run where the module can be imported from"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        kind = "a coroutine function" if callable(function) else type(function).__name__
-        raise RewardError(f"expected {path!r} to be a plain function, got {kind}")
-    try:
-        inspect.signature(function).bind(*PARAMETERS)
-    except TypeError as error:
-        raise RewardError(
-            f"expected {path!r} to take prompt, response and target, got: {error}; "
-            "write def compute_reward(prompt, response, target) -> float | None"
-        ) from error
-    except ValueError:
-        pass  # written in C, without a signature that could be looked at
-    return function  # type: ignore[no-any-return]
+    reference = path if ":" in path else ":".join(path.rsplit(".", 1))
+    signature = "(prompt, response, target) -> float | None"
+    return resolve_function(reference, key="reward.function", signature=signature, args=(None, "", None))
 
 
 def checked_reward(path: str, value: object) -> float | None:

@@ -35,16 +35,14 @@ class RewardModel:
     Args:
         path: A checkpoint for sequence classification with one label, in the Hugging Face layout.
         max_length: Tokens of prompt and response together at most; what is longer has no reward.
-        max_batch: Responses a forward pass.
 
     Raises:
         ModelError: The checkpoint cannot be loaded, or has another number of labels than one.
     """
 
-    def __init__(self, path: str, *, max_length: int, max_batch: int = MAX_BATCH) -> None:
+    def __init__(self, path: str, *, max_length: int) -> None:
         self._path = path
         self._max_length = max_length
-        self._max_batch = max_batch
         self._device = own_device()
         torch.set_num_threads(1)
         try:
@@ -83,8 +81,8 @@ class RewardModel:
         rows = [self._tokens(prompt, response) for prompt, response in pairs]
         rewards: list[float | None] = [None] * len(rows)
         fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
-        for first in range(0, len(fitting), self._max_batch):
-            places = fitting[first : first + self._max_batch]
+        for first in range(0, len(fitting), MAX_BATCH):
+            places = fitting[first : first + MAX_BATCH]
             for place, value in zip(places, self._forward([rows[place] for place in places]), strict=True):
                 if not math.isfinite(value):
                     raise RewardError(

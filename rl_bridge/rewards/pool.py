@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from openenv_core.guard import guarded
-from rl_bridge.config.trainer import RewardConfig
+from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards._worker import BEGUN, LENGTH, RewardReply
 

@@ -12,9 +12,8 @@ from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient
 from rl_bridge.config import Config
-from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
-from rl_bridge.environments.session import SessionDeadlines
 from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
@@ -44,6 +43,13 @@ def _sessions(config: Config, task: Task) -> SessionLeases:
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
+
+
+def _updated(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
+    if handle is None:
+        return ServiceHandle(roster)
+    handle.update(roster)
+    return handle
 
 
 class RolloutActor(ServiceActor):
@@ -114,18 +120,12 @@ class RolloutActor(ServiceActor):
     @concurrent_endpoint
     async def take_reward(self, roster: Roster) -> None:
         """Have these replicas judge from now on."""
-        if self._reward is None:
-            self._reward = ServiceHandle(roster)
-        else:
-            self._reward.update(roster)
+        self._reward = _updated(self._reward, roster)
 
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:
         """Ask these replicas from now on."""
-        if self._policy is None:
-            self._policy = ServiceHandle(roster)
-        else:
-            self._policy.update(roster)
+        self._policy = _updated(self._policy, roster)
 
     @concurrent_endpoint
     async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:

@@ -1,11 +1,65 @@
-"""What a rollout worker is asked to play, and what it answers. Both travel between processes."""
+"""What a rollout worker is asked to play, and what it answers; and each seed as a function of what it is for."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from itertools import accumulate
+from typing import Any, TypeAlias
 
-from rl_bridge.rollout.episode import EpisodeSettings
+import numpy as np
+
 from rl_bridge.types import Ending, Trajectory
+
+TRAINING_SEEDS = 2**31
+"""Training takes seeds below this, evaluation takes seeds from this on: no episode is in both."""
+
+
+def group_seed(run_seed: int, group: int) -> int:
+    """The seed that the siblings of a group begin from."""
+    return int(np.random.default_rng([run_seed, group]).integers(0, TRAINING_SEEDS))
+
+
+ENVIRONMENT_DRAWS = 2**31
+"""Beside a run's seed and a group: no sibling is numbered so, whose samples this draw could go with."""
+
+
+def draw_environment(run_seed: int, group: int, weights: Mapping[str, float]) -> str:
+    """The environment that a group is played in."""
+    names, bounds = list(weights), list(accumulate(weights.values()))
+    point = np.random.default_rng([run_seed, group, ENVIRONMENT_DRAWS]).random() * bounds[-1]
+    return names[min(bisect_right(bounds, point), len(names) - 1)]
+
+
+def sampling_seed(run_seed: int, group: int, sibling: int, turn: int) -> int:
+    """The seed that a completion is sampled with, where a run is to repeat bit for bit; below 2^32."""
+    return int(np.random.SeedSequence([run_seed, group, sibling, turn]).generate_state(1)[0])
+
+
+def held_out_seeds(first: int, count: int) -> range:
+    """Seeds that training never uses, in order, from the `first` of them on."""
+    return range(TRAINING_SEEDS + first, TRAINING_SEEDS + first + count)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class EpisodeSettings:
+    """What an episode is played by.
+
+    Attributes:
+        temperature: Of the sampling; 0 plays greedily.
+        num_turns: Exchanges at most, and steps of the environment at most: an answer with several calls of tools takes
+            as many.
+        illegal_reward: What an answer that is no legal action earns, or that begins a call that cannot be read, or that
+            means an action which the environment does not take; it ends the episode.
+        reset_options: Sent with the reset, beside the seed.
+        timeout_s: After how long since its reset no exchange is begun any more; None for no limit.
+    """
+
+    temperature: float
+    num_turns: int
+    illegal_reward: float
+    reset_options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -80,29 +134,3 @@ class AssignmentResult:
     retried: int = 0
     last_failure: str | None = None
     preempted: bool = False
-
-
-class PlayEndpoint(Protocol):
-    """`rollout.play`."""
-
-    async def route(self, assignment: Assignment) -> AssignmentResult:
-        """Have one worker play."""
-
-
-class CutEndpoint(Protocol):
-    """`rollout.cut`."""
-
-    async def fanout(self, leases: tuple[int, ...]) -> object:
-        """Tell every worker."""
-
-
-class RolloutService(Protocol):
-    """The service of the `RolloutActor`, as far as it is needed here."""
-
-    @property
-    def play(self) -> PlayEndpoint:
-        """Plays an assignment."""
-
-    @property
-    def cut(self) -> CutEndpoint:
-        """Ends assignments early."""

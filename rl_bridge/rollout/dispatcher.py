@@ -16,22 +16,25 @@ from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Assignment,
     AssignmentResult,
+    EpisodeSettings,
     NoTrajectory,
     Outcome,
-    RolloutService,
+    draw_environment,
+    group_seed,
 )
-from rl_bridge.rollout.episode import EpisodeSettings
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
+    FEWEST_LOST,
     TOO_FEW,
+    EnvironmentHealth,
     EpisodeCounts,
     GroupFilter,
+    PlayedEnvironment,
     Tally,
     final_outcomes,
+    playable,
     summary,
 )
-from rl_bridge.rollout.health import FEWEST_LOST, EnvironmentHealth, PlayedEnvironment, playable
-from rl_bridge.rollout.seeds import draw_environment, group_seed
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 
@@ -97,14 +100,7 @@ class LossReport:
 
 @dataclass(slots=True, frozen=True)
 class Played:
-    """What became of a group at its worker.
-
-    Attributes:
-        environment: Where, by name.
-        seed: That its siblings began from.
-        outcomes: By sibling, those of earlier workers among them.
-        result: The worker's.
-    """
+    """What became of a group at its worker."""
 
     environment: str
     seed: int
@@ -118,7 +114,7 @@ class Dispatcher:
     What ends it, an error that trying again cannot help, reaches the loop through the buffer: `sample` raises it.
 
     Args:
-        rollout: The service of the workers.
+        rollout: The service of `RolloutActor`, or of whatever else has `play` and `cut`.
         buffer: Where groups are leased from and added to.
         settings: How they are played.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
@@ -127,7 +123,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        rollout: RolloutService,
+        rollout: Any,
         buffer: ReplayBuffer,
         settings: DispatchSettings,
         *,
@@ -271,16 +267,6 @@ class Dispatcher:
     ) -> list[Outcome]:
         """Play one episode a seed, for evaluation.
 
-        Args:
-            seeds: The environment's.
-            episode: How they are played.
-            environment: Where, by name.
-            timeout_s: For all of them together.
-            progress: Told how many are done.
-
-        Returns:
-            One outcome a seed, in order.
-
         Raises:
             RolloutError: The time ran out, the policy fails and fails, or the environment is gone for good.
         """
@@ -339,7 +325,7 @@ class Dispatcher:
                 environment=environment,
             )
             with contextlib.suppress(ReplicaLostError, NoReplicaError):
-                result = await self._rollout.play.route(assignment)
+                result: AssignmentResult = await self._rollout.play.route(assignment)
                 await self._tell_first_failure(environment, result)
                 outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
         return [outcomes[place] for place in range(len(seeds))]
@@ -383,7 +369,7 @@ class Dispatcher:
         )
         try:
             async with asyncio.timeout(settings.timeout_s):
-                result = await self._rollout.play.route(assignment)
+                result: AssignmentResult = await self._rollout.play.route(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
             if self._buffer.lose(lease, floor=lease.floor if kept else None) and kept:

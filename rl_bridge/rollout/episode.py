@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -22,8 +22,8 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
+from rl_bridge.rollout.assignment import EpisodeSettings, sampling_seed
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import Dialogue, Session, Task
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory, Turn
@@ -55,27 +55,6 @@ Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float |
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
 
 ILL_FORMED: Final = (Ending.ILLEGAL, Ending.UNPARSABLE_CALL, Ending.REFUSED_ACTION)
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EpisodeSettings:
-    """What an episode is played by.
-
-    Attributes:
-        temperature: Of the sampling; 0 plays greedily.
-        num_turns: Exchanges at most, and steps of the environment at most: an answer with several calls of tools takes
-            as many.
-        illegal_reward: What an answer that is no legal action earns, or that begins a call that cannot be read, or that
-            means an action which the environment does not take; it ends the episode.
-        reset_options: Sent with the reset, beside the seed.
-        timeout_s: After how long since its reset no exchange is begun any more; None for no limit.
-    """
-
-    temperature: float
-    num_turns: int
-    illegal_reward: float
-    reset_options: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float | None = None
 
 
 async def play_episode(
@@ -143,40 +122,29 @@ async def play_episode(
     )
 
 
+@dataclass(slots=True)
 class _Play:
     """An episode under way, from after its reset."""
 
-    def __init__(
-        self,
-        client: Session,
-        policy: ChatPolicy,
-        dialogue: Dialogue,
-        settings: EpisodeSettings,
-        sampling_key: tuple[int, int, int] | None,
-        began: float,
-        answers: list[tuple[Turn, str]],
-    ) -> None:
-        self.turns: list[Turn] = []
-        self.texts: list[str] = []
-        self.total = 0.0
-        self.refusal: str | None = None
-        self.dialogue = dialogue
-        self._client = client
-        self._policy = policy
-        self._settings = settings
-        self._sampling_key = sampling_key
-        self._steps = 0
-        self._began = began
-        self._answers = answers
+    client: Session
+    policy: ChatPolicy
+    dialogue: Dialogue
+    settings: EpisodeSettings
+    sampling_key: tuple[int, int, int] | None
+    began: float
+    answers: list[tuple[Turn, str]]
+    turns: list[Turn] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    total: float = 0.0
+    refusal: str | None = None
+    steps: int = 0
 
     def earn(self, reward: float | None) -> None:
         try:
             self.total += float(reward or 0.0)
         except OverflowError:  # JSON has whole numbers of any length
             self.total = math.inf
-        if not math.isfinite(
-            self.total
-        ):  # one of them would make the advantages of all siblings NaN, and so the loss
+        if not math.isfinite(self.total):  # it would make the advantages of all siblings NaN, and so the loss
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
     async def to_the_end(self) -> Ending:
@@ -185,10 +153,10 @@ class _Play:
                 return ending
 
     def _limit(self) -> Ending | None:
-        settings = self._settings
-        if settings.num_turns in (len(self.turns), self._steps):  # one answer may take several steps
+        settings = self.settings
+        if settings.num_turns in (len(self.turns), self.steps):  # one answer may take several steps
             return Ending.TRUNCATED_TURNS
-        if settings.timeout_s is not None and time.monotonic() - self._began >= settings.timeout_s:
+        if settings.timeout_s is not None and time.monotonic() - self.began >= settings.timeout_s:
             return Ending.TRUNCATED_TIME
         return None
 
@@ -208,31 +176,31 @@ class _Play:
         return meant if isinstance(meant, Ending) else await self._act(meant)
 
     async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
-        key, number = self._sampling_key, len(self.turns)
-        if number < len(self._answers):
-            turn, text = self._answers[number]
+        key, number = self.sampling_key, len(self.turns)
+        if number < len(self.answers):
+            turn, text = self.answers[number]
             if list(turn.prompt) == list(prompt):
                 return turn, text
-            del self._answers[number:]
+            del self.answers[number:]
         with span("answer", waits_for="policy"):
-            answer = await self._policy.answer(
+            answer = await self.policy.answer(
                 prompt,
-                temperature=self._settings.temperature,
+                temperature=self.settings.temperature,
                 seed=None if key is None else sampling_seed(*key, number),
             )
-        self._answers.append(answer)
+        self.answers.append(answer)
         return answer
 
     async def _act(self, actions: Sequence[Any]) -> Ending | None:
         for action in actions:
-            if self._steps == self._settings.num_turns:
+            if self.steps == self.settings.num_turns:
                 return Ending.TRUNCATED_TURNS
             try:
                 with span("step", waits_for="environment"):
-                    result = await self._client.step(action)
+                    result = await self.client.step(action)
             except (ValidationFailedError, PydanticSerializationError) as error:
                 return self._refused(error)
-            self._steps += 1
+            self.steps += 1
             require_play(result)
             self.earn(result.reward)
             with _of_the_task():
@@ -263,10 +231,8 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
         with _of_the_task():
             asked, target = task.messages(first), task.target(first)
         earned = await judge(asked, "\n".join(texts), target)
-    except (
-        ReplicaLostError,
-        NoReplicaError,
-    ) as error:  # calls to judges are repeated, so by now there is none
+    except (ReplicaLostError, NoReplicaError) as error:
+        # Calls to judges are repeated, so by now there is none.
         raise EpisodeUnscoredError(f"no reward function answered: {error}") from error
     if earned is None:
         raise EpisodeUnscoredError("the reward function gave no reward")

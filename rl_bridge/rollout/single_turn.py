@@ -8,10 +8,16 @@ from typing import Any
 
 from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+    Outcome,
+    sampling_seed,
+)
 from rl_bridge.rollout.episode import back_off, shortened
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
 from rl_bridge.rollout.worker import until_stopped
 from rl_bridge.types import Ending, Trajectory, Turn
@@ -124,11 +130,7 @@ class SingleTurn:
 
 
 class DatasetReport:
-    """Writes the mean reward of the last iteration at the end.
-
-    Args:
-        folder: The run's.
-    """
+    """Writes the mean reward of the last iteration at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -88,11 +88,6 @@ class EvaluationResult:
 def load_task(reference: str, config: Config, folder: Path) -> "Task":
     """Make the task that `rollout.task` names.
 
-    Args:
-        reference: `package.module:Class`.
-        config: The run's.
-        folder: The run's.
-
     Raises:
         ConfigError: It cannot be imported, or is no task.
     """
@@ -105,14 +100,10 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
     Args:
         config: The run's. A task is told of its own environment alone, see `Config.of`.
         folder: The run's. Of several environments each task has one of its own there.
-
-    Raises:
-        ConfigError: One cannot be imported, or is no task.
     """
     tasks = {}
-    if (
-        config.env is None and config.rollout.task is not None
-    ):  # it makes the policy of a run on a dataset, and reports
+    if config.env is None and config.rollout.task is not None:
+        # It makes the policy of a run on a dataset, and reports.
         return {"": load_task(config.rollout.task, config, folder)}
     for name in config.environments:
         view, own = config.of(name), folder / "environments" / name if name else folder
@@ -123,14 +114,7 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
 
 
 def task_type(reference: str) -> type["Task"]:
-    """Find the task that `rollout.task` names.
-
-    Args:
-        reference: `package.module:Class`.
-
-    Raises:
-        ConfigError: It cannot be imported, or is no task.
-    """
+    """Find the task that `rollout.task` names."""
     found = resolve(reference, key="rollout.task")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(

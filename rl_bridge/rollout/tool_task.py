@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from openenv_core import MCPToolClient, ValidationFailedError
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
@@ -17,33 +17,12 @@ from rl_bridge.tokens.tool_calls import CallStyle, ToolCall, UnparsableCall, par
 from rl_bridge.types import Completion, Ending
 
 
-class Meanings(Protocol):
-    """What a `ToolTask` says of calls, and of answers without one."""
-
-    def action(self, call: ToolCall) -> Any | None:
-        """The action that a call means."""
-
-    def parse(self, text: str) -> Any | None:
-        """The action that an answer without a call means."""
-
-    def result(self, observation: Any) -> str:
-        """What the policy is told that a call gave."""
-
-
 class ToolDialogue:
-    """See `rl_bridge.rollout.task.Dialogue`.
-
-    Args:
-        task: Says what calls mean.
-        policy: Who plays.
-        conversation: As it begins.
-        style: How the policy writes calls.
-        repair: Whether JSON that is almost right is mended.
-    """
+    """See `rl_bridge.rollout.task.Dialogue`."""
 
     def __init__(
         self,
-        task: Meanings,
+        task: "ToolTask",
         policy: ChatPolicy,
         conversation: Conversation,
         *,
@@ -244,11 +223,7 @@ class ToolWorldTask(ToolTask):
     client_type = MCPToolClient
 
     def messages(self, observation: Any) -> list[ChatMessage]:
-        """See `ToolTask.messages`.
-
-        Raises:
-            RolloutError: The environment does not say what is to be done.
-        """
+        """See `ToolTask.messages`."""
         try:
             return super().messages(observation)
         except TypeError:
@@ -258,11 +233,7 @@ class ToolWorldTask(ToolTask):
             ) from None
 
     async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
-        """See `ToolTask.functions`.
-
-        Raises:
-            RolloutError: The environment has no tools.
-        """
+        """See `ToolTask.functions`."""
         try:
             return await super().functions(session, observation)
         except (ValidationFailedError, TypeError) as error:
@@ -272,11 +243,7 @@ class ToolWorldTask(ToolTask):
             ) from error
 
     def result(self, observation: Any) -> str:
-        """See `ToolTask.result`.
-
-        Raises:
-            RolloutError: It is no observation of tools.
-        """
+        """See `ToolTask.result`."""
         try:
             return super().result(observation)
         except TypeError:

@@ -19,8 +19,15 @@ from rl_bridge.errors import (
     RolloutError,
 )
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
-from rl_bridge.rollout.episode import EpisodeSettings, Judge, back_off, play_episode, shortened
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    EpisodeSettings,
+    NoTrajectory,
+    Outcome,
+)
+from rl_bridge.rollout.episode import Judge, back_off, play_episode, shortened
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Turn

@@ -1,18 +1,103 @@
-"""Serves the page of a run on this machine."""
+"""The page that a run's rollouts are read on, put together and served on this machine."""
 
+import base64
 import contextlib
 import hashlib
+import html
+import json
+import re
 import secrets
 import sys
 import threading
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rl_bridge.records.writer import read_lines, segment_files
-from rl_bridge.rollouts_page.page import SERVED_RECORDS, policy, served_page
+from rl_bridge.records import read_lines, segment_files
+
+SCRIPTS = (
+    *("elements", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
+    *("list", "found", "reading", "steps", "controls", "theme", "keys", "main"),
+)
+"""In the order in which they stand on the page; each uses what comes before it."""
+SERVED_RECORDS = "records.jsonl"
+"""Where the page finds its records, where they do not stand in it."""
+
+_HOLE = re.compile(r"\{\{(\w+)\}\}")
+
+
+@lru_cache
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@lru_cache
+def script() -> str:
+    """All scripts as one, which leaves no names behind."""
+    parts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();'
+
+
+def policy(*, served: bool) -> str:
+    """The content security policy: this script, this style, and nothing from anywhere, but the records of a server."""
+    records = "'self'" if served else "'none'"
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_sha256(script())}'",
+            f"style-src '{_sha256(_asset('page.css'))}'",
+            "img-src data:",
+            f"connect-src {records}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def served_page(run: Path) -> bytes:
+    """The page of a run, for a server that has the records at `SERVED_RECORDS`."""
+    return b"".join(_fill(run, served=True, records=()))
+
+
+def whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
+    """The page of a run with its records in it, part by part."""
+    return _fill(run, served=False, records=records)
+
+
+def _fill(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[bytes]:
+    title = run.absolute().name
+    settings = {"title": title, "served": SERVED_RECORDS if served else None}
+    holes = {
+        "title": html.escape(title),
+        "folder": html.escape(str(run.absolute())),
+        "policy": html.escape(policy(served=served)),
+        "style": _asset("page.css"),
+        "script": script(),
+        "settings": _inert(json.dumps(settings).encode()).decode(),
+    }
+    for place, part in enumerate(_HOLE.split(_asset("page.html"))):
+        if place % 2 == 0:
+            yield part.encode()
+        elif part == "records":
+            yield from map(_inert, records)
+        else:
+            # A folder's name may be bytes that are no text.
+            yield holes[part].encode(errors="replace")
+
+
+def _inert(line: bytes) -> bytes:
+    r"""JSON that ends no element of HTML: `<` stands in strings alone, where `\u003c` means the same."""
+    return line.replace(b"<", rb"\u003c")
+
+
+def _sha256(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
 
 HOST = "127.0.0.1"
 NAMES = frozenset({HOST, "localhost"})
@@ -58,9 +143,7 @@ class PageServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except (
-            Exception
-        ):  # no Ctrl-C, which may come when the thread is there and gives the room back by itself
+        except Exception:  # no Ctrl-C, which may come when the thread is there and gives the room back
             self._free.release()
             raise
 

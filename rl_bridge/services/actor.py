@@ -3,10 +3,9 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
@@ -19,17 +18,8 @@ except ModuleNotFoundError as missing:
     raise MissingDependencyError("torchmonarch") from missing
 
 
-class Launcher(Protocol):
-    """What starts services: the fleet."""
-
-    async def launch(
-        self, actor: "type[ServiceActor]", options: ServiceOptions, args: tuple[Any, ...]
-    ) -> Service:
-        """Start a service and return it when all of its replicas serve."""
-
-
-current_launcher: ContextVar[Launcher | None] = ContextVar("current_launcher", default=None)
-"""The fleet that is open here."""
+current_fleet: ContextVar[Any] = ContextVar("current_fleet", default=None)
+"""The `Fleet` that is open here."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,13 +36,14 @@ class BoundOptions:
             RoleError: No fleet is open, or a replica could not be started.
             BridgeError: What `setup` raised.
         """
-        launcher = current_launcher.get()
-        if launcher is None:
+        fleet = current_fleet.get()
+        if fleet is None:
             raise RoleError(
                 f"expected an open fleet to start {self.actor.__name__} in, there is none; "
                 "write `async with Fleet(logs):` around it"
             )
-        return await launcher.launch(self.actor, self.options, args)
+        started: Service = await fleet.launch(self.actor, self.options, args)
+        return started
 
     async def as_actor(self, *args: Any) -> Service:
         """Start one replica that is never restarted: its loss ends the run. Raises as `as_service` does."""
@@ -78,43 +69,19 @@ class ServiceActor(Actor):
 
     Attributes:
         REPLAYED: Endpoints that define the replicas' state when they are fanned out. The arguments of the last
-            fan-out are given to a replica that starts, before it serves.
+            fan-out are given to a replica that starts, before it serves. Those in a tuple define one state: it is
+            given the last fan-out of any of them.
         REPEATABLE: Endpoints that may be carried out twice: `route` sends them again, to another replica, where
             one is lost.
     """
 
-    REPLAYED: ClassVar[tuple[str, ...]] = ()
+    REPLAYED: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
     REPEATABLE: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def options(
-        cls,
-        *,
-        procs: int = 1,
-        hosts: int = 1,
-        with_gpus: bool = False,
-        gpus_per_proc: int = 1,
-        gpu_pool: str = "",
-        num_replicas: int = 1,
-        name: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - it is frozen
-        start_timeout_s: float = 600.0,
-    ) -> BoundOptions:
-        """Say what a service of this actor consists of; see `ServiceOptions`."""
-        options = ServiceOptions(
-            procs=procs,
-            hosts=hosts,
-            with_gpus=with_gpus,
-            gpus_per_proc=gpus_per_proc,
-            gpu_pool=gpu_pool,
-            num_replicas=num_replicas,
-            name=name,
-            environment=environment or {},
-            restarts=restarts,
-            start_timeout_s=start_timeout_s,
-        )
-        return BoundOptions(cls, options)
+    def options(cls, **options: Any) -> BoundOptions:
+        """Say what a service of this actor consists of; the keys are those of `ServiceOptions`."""
+        return BoundOptions(cls, ServiceOptions(**options))
 
     @classmethod
     async def as_service(cls, *args: Any) -> Service:

@@ -372,37 +372,39 @@ class Replay:
 
 
 class Replays:
-    """Keeps the last fan-out of each endpoint that defines state.
+    """Keeps the last fan-out of each state that endpoints define.
 
     Args:
-        names: These endpoints.
+        names: These endpoints; those in a tuple define one state, which the last of them decides.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(names)
-        self._last: dict[str, Replay] = {}
+    def __init__(self, names: Iterable[str | tuple[str, ...]]) -> None:
+        states = [(name,) if isinstance(name, str) else name for name in names]
+        self._states = {name: state for state in states for name in state}
+        self._last: dict[tuple[str, ...], Replay] = {}
         self._number = 0
         self._changed = asyncio.Event()
 
     def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
         """Keep a fan-out that begins; None where the endpoint defines no state."""
-        if name not in self._names:
+        if (state := self._states.get(name)) is None:
             return None
         self._number += 1
-        previous = self._last.get(name)
+        previous = self._last.get(state)
         if previous is not None:
             previous.previous = None  # one step back is enough
-        replay = self._last[name] = Replay(self._number, name, args, kwargs, previous)
+        replay = self._last[state] = Replay(self._number, name, args, kwargs, previous)
         self._tell()
         return replay
 
     def withdraw(self, replay: Replay) -> None:
         """Forget a fan-out that nobody took: the one before it holds again."""
-        if self._last.get(replay.name) is replay:
+        state = self._states[replay.name]
+        if self._last.get(state) is replay:
             if replay.previous is None:
-                del self._last[replay.name]
+                del self._last[state]
             else:
-                self._last[replay.name] = replay.previous
+                self._last[state] = replay.previous
             self._tell()
 
     def _tell(self) -> None:
@@ -420,9 +422,9 @@ class Replays:
             TargetGoneError: A process of it is gone.
             Exception: What one of the calls raised.
         """
-        taken: dict[str, Replay] = {}
+        taken: dict[tuple[str, ...], Replay] = {}
         while new := sorted(
-            (replay for replay in self._last.values() if taken.get(replay.name) is not replay),
+            (replay for state, replay in self._last.items() if taken.get(state) is not replay),
             key=lambda replay: replay.number,
         ):
             replay, changed = new[0], self._changed
@@ -433,4 +435,4 @@ class Replays:
                     async with asyncio.timeout(RETRY_INTERVAL_S):
                         await changed.wait()
             else:
-                taken[replay.name] = replay
+                taken[self._states[replay.name]] = replay

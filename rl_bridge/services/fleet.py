@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.services.actor import ServiceActor, current_launcher
+from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
@@ -89,14 +89,14 @@ class Fleet:
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
         watch_others(self._name, self._on_unknown_report)
-        self._outer = current_launcher.get()
-        current_launcher.set(self)
+        self._outer = current_fleet.get()
+        current_fleet.set(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        current_launcher.set(self._outer)
+        current_fleet.set(self._outer)
         watch_others(self._name, None)
         if not self._fault.done():
             self._fault.cancel()

@@ -27,15 +27,15 @@ class Fanout:
 class Routed(ABC):
     """Something whose endpoints are attributes, to be called by `route`."""
 
-    @property
-    @abstractmethod
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
+    endpoints: frozenset[str] = frozenset()
+    """The names that can be called."""
 
     @abstractmethod
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         raise TypeError(
             f"{type(self).__name__} sends calls to one replica; call {name}.fanout on the service"
         )
@@ -78,6 +78,14 @@ class Endpoint:
             RoleError: The service has used up its restarts.
         """
         return await self._owner._fan_out(self._name, args, kwargs)
+
+    async def tell(self, *args: Any, **kwargs: Any) -> Fanout:
+        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later.
+
+        Raises:
+            Exception: What one of them refused with, where all of them did.
+        """
+        return await self._owner._fan_out(self._name, args, kwargs, wait=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,17 +135,12 @@ class StickySession(Routed):
         room: int = sys.maxsize,
     ) -> None:
         self._balancer = balancer
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._repeatable = repeatable
         self._near = near
         self._room = room
         self._target: ReplicaTarget | None = None
         self.moved = 0
-
-    @property
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
-        return self._endpoints
 
     @property
     def replica(self) -> int | None:
@@ -175,25 +178,40 @@ class StickySession(Routed):
                     raise
 
 
-class ServiceHandle(Routed):
+class Balanced(Routed):
+    """Something whose calls a balancer spreads over replicas.
+
+    Args:
+        balancer: The service's.
+        endpoints: What can be called.
+        repeatable: Endpoints that are sent again where a replica is lost.
+    """
+
+    def __init__(self, balancer: Balancer, endpoints: frozenset[str], repeatable: frozenset[str]) -> None:
+        self.endpoints = endpoints
+        self._balancer = balancer
+        self._repeatable = repeatable
+
+    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
+        """Calls that stay with one replica as long as it lives; see `StickySession`."""
+        return StickySession(self._balancer, self.endpoints, self._repeatable, near=near, room=room)
+
+    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return await self._balancer.route(name, args, kwargs)
+
+
+class ServiceHandle(Balanced):
     """Routes calls to a service's replicas from any process.
 
     Least loaded is meant by this handle's own calls. Who serves is told by the controller: `update`. Between
     two rosters a replica whose process turns out to be gone is left out.
-
-    Args:
-        roster: Who serves.
     """
 
     def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._balancer = Balancer(roster.service, roster.repeatable, roster.wait_s)
-        self._balancer.replace(roster.targets)
-
-    @property
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
-        return self._roster.endpoints
+        balancer = Balancer(roster.service, roster.repeatable, roster.wait_s)
+        super().__init__(balancer, roster.endpoints, roster.repeatable)
+        self._epoch = roster.epoch
+        balancer.replace(roster.targets)
 
     @property
     def serving(self) -> int:
@@ -202,41 +220,27 @@ class ServiceHandle(Routed):
 
     def update(self, roster: Roster) -> None:
         """Take a roster, unless it is older than the one at hand."""
-        if roster.epoch > self._roster.epoch:
-            self._roster = roster
+        if roster.epoch > self._epoch:
+            self._epoch = roster.epoch
             self._balancer.replace(roster.targets)
             for key in roster.lost:
                 self._balancer.lose(key, "the controller says that it is gone")
 
-    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
-        """Calls that stay with one replica as long as it lives; see `StickySession`."""
-        return StickySession(
-            self._balancer, self._roster.endpoints, self._roster.repeatable, near=near, room=room
-        )
-
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs)
-
 
 class LocalService(Routed):
-    """Gives an object's public methods `.route` and `.fanout`; it is its own only replica, with the id 0.
-
-    Args:
-        wrapped: The object; its methods may be coroutines.
-    """
+    """Gives an object's public methods `.route` and `.fanout`; it is its own only replica, with the id 0."""
 
     def __init__(self, wrapped: object) -> None:
         self._wrapped = wrapped
-
-    @property
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
-        public = (name for name in dir(type(self._wrapped)) if not name.startswith("_"))
-        return frozenset(name for name in public if callable(getattr(type(self._wrapped), name)))
+        kind = type(wrapped)
+        public = (name for name in dir(kind) if not name.startswith("_"))
+        self.endpoints = frozenset(name for name in public if callable(getattr(kind, name)))
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         value = getattr(self._wrapped, name)(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
 
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         return Fanout({0: await self._route(name, args, kwargs)}, {})

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from rl_bridge.config.gpus import visible_gpus
+from rl_bridge.config.monarch import visible_gpus
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.services.leaving import interruptible
 from rl_bridge.services.options import ReplicaSlot
@@ -20,14 +19,18 @@ ATTACH_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 
 
-class Hosts(ABC):
-    """The hosts of a run; a fleet opens and closes them.
+class Hosts:
+    """The hosts of a run, which a fleet opens and closes: this machine, unless a subclass says otherwise.
 
     Attributes:
-        local: Their processes are processes of this machine.
+        gpus: What the GPUs of each are called.
     """
 
-    local = False
+    local = True
+    """Their processes are processes of this machine."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self.gpus = tuple(gpus)
 
     @staticmethod
     def this_machine(*, gpus: int | None = None) -> "Hosts":
@@ -36,7 +39,7 @@ class Hosts(ABC):
         Args:
             gpus: How many GPUs its processes share; by default those of CUDA_VISIBLE_DEVICES, or of the driver.
         """
-        return _ThisMachine(gpus)
+        return Hosts(visible_gpus() if gpus is None else _numbered(gpus))
 
     @staticmethod
     def workers(addresses: Sequence[str], *, address: str, gpus_per_host: int = 0) -> "Hosts":
@@ -76,25 +79,19 @@ class Hosts(ABC):
         return _Job(job, mesh, cpu_mesh, gpus_per_host, address)
 
     @property
-    @abstractmethod
     def count(self) -> int:
         """How many hosts there are, once open."""
+        return 1
 
     @property
     def gpuless(self) -> int:
         """How many of them, the last ones, are not for replicas that need GPUs."""
         return 0
 
-    @property
-    @abstractmethod
-    def gpus(self) -> tuple[str, ...]:
-        """What the GPUs of each are called."""
-
     def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
         """The variables by which a process sees some GPUs of its host, counted from 0, or none."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
 
-    @abstractmethod
     async def open(self) -> None:
         """Reach the hosts.
 
@@ -102,45 +99,23 @@ class Hosts(ABC):
             RoleError: They cannot be reached.
         """
 
-    @abstractmethod
     def mesh_of(self, slot: ReplicaSlot) -> Any:
         """Monarch's mesh of the slot's hosts."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End what is left on them, and give them back. Bounded; raises nothing."""
-
-
-class _ThisMachine(Hosts):
-    local = True
-
-    def __init__(self, gpus: int | None) -> None:
-        self._gpus = visible_gpus() if gpus is None else _numbered(gpus)
-
-    @property
-    def count(self) -> int:
-        return 1
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        return self._gpus
-
-    async def open(self) -> None:
-        """Nothing is to be reached."""
-
-    def mesh_of(self, slot: ReplicaSlot) -> Any:
         return this_host()
 
     async def close(self) -> None:
-        """Nothing is to be given back."""
+        """End what is left on them, and give them back. Bounded; raises nothing."""
 
 
 class _Remote(Hosts):
     """Meshes of hosts that are attached to, one behind the other."""
 
-    def __init__(self, gpus_per_host: int, address: str | None) -> None:
-        self._gpus = _numbered(gpus_per_host)
+    local = False
+
+    def __init__(self, gpus_per_host: int, address: str | None, named: str) -> None:
+        super().__init__(_numbered(gpus_per_host))
         self._address = address
+        self._named = named
         self._meshes: tuple[Any, ...] = ()
 
     @property
@@ -150,10 +125,6 @@ class _Remote(Hosts):
     @property
     def gpuless(self) -> int:
         return sum(len(mesh) for mesh in self._meshes[1:])
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        return self._gpus
 
     def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
         # What those GPUs are called, only their host knows.
@@ -178,7 +149,7 @@ class _Remote(Hosts):
             late = isinstance(error, TimeoutError)
             told = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
             raise RoleError(
-                f"expected to reach the hosts {self._named()}, got: {told}; "
+                f"expected to reach the hosts {self._named}, got: {told}; "
                 "is a Monarch worker running on each, and the port open?"
             ) from error
 
@@ -194,16 +165,13 @@ class _Remote(Hosts):
         meshes, self._meshes = self._meshes, ()
         await asyncio.gather(*(_stop(mesh) for mesh in meshes))
 
-    @abstractmethod
-    def _attach(self) -> tuple[Any, ...]: ...
-
-    @abstractmethod
-    def _named(self) -> str: ...
+    def _attach(self) -> tuple[Any, ...]:
+        raise NotImplementedError
 
 
 class _Workers(_Remote):
     def __init__(self, addresses: tuple[str, ...], address: str, gpus_per_host: int) -> None:
-        super().__init__(gpus_per_host, address)
+        super().__init__(gpus_per_host, address, ", ".join(addresses))
         if not addresses:
             raise ValueError("expected the address of at least one worker, got none")
         self._addresses = addresses
@@ -212,26 +180,21 @@ class _Workers(_Remote):
         workers = list(self._addresses)
         return (attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers),)
 
-    def _named(self) -> str:
-        return ", ".join(self._addresses)
-
 
 class _Job(_Remote):
     def __init__(
         self, job: Any, mesh: str, cpu_mesh: str | None, gpus_per_host: int, address: str | None
     ) -> None:
-        super().__init__(gpus_per_host, address)
         self._job = job
         self._names = (mesh,) if cpu_mesh is None else (mesh, cpu_mesh)
+        named = f"{' and '.join(map(repr, self._names))} of {type(job).__name__}"
+        super().__init__(gpus_per_host, address, named)
 
     def _attach(self) -> tuple[Any, ...]:
         # Not one that a run before has left in a file: this run ends what it has started.
         with interruptible():  # it waits for its hosts, for half an hour perhaps
             state = self._job.state(cached_path=None)
         return tuple(getattr(state, name) for name in self._names)
-
-    def _named(self) -> str:
-        return f"{' and '.join(repr(name) for name in self._names)} of {type(self._job).__name__}"
 
     async def close(self) -> None:
         await super().close()

@@ -128,9 +128,6 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 
     Replicas that need several GPUs on one host come before those that fit anywhere: these spread over all hosts, and
     would leave none with as many free.
-
-    Args:
-        services: By their names.
     """
 
     def need(name: str) -> tuple[int, int]:
@@ -226,13 +223,7 @@ _SEED_BITS = 31  # what every generator of random numbers takes
 
 
 def start_of(replica: int, rank: int, before: int) -> str:
-    """What a process is told.
-
-    Args:
-        replica: Of the service.
-        rank: Of the process in the replica.
-        before: How often the replica has been started before.
-    """
+    """What a process is told."""
     return f"{replica}.{rank}.{before}"
 
 
@@ -252,9 +243,6 @@ class Turn:
 
     It is the name of an abstract socket (unix(7)), of this machine and in no folder: the kernel takes it back from a
     process that dies. Without GPUs rank N of one service takes turns with replica N of the other, as if on a GPU.
-
-    Attributes:
-        held: Whether this process has it.
     """
 
     def __init__(self) -> None:
@@ -267,11 +255,7 @@ class Turn:
         self.held = False
 
     async def take(self, timeout_s: float) -> None:
-        """Wait for the turn; nothing where this process has it.
-
-        Raises:
-            RoleError: It did not come in time.
-        """
+        """Wait for the turn; nothing where this process has it."""
         async with self._taking:
             if not self.held:
                 await self._take(timeout_s)

@@ -139,16 +139,6 @@ exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 class Incarnation:
     """The processes of one start of a replica.
 
-    Args:
-        name: Names the log files; also in the names of processes.
-        hosts: The host mesh to start them on.
-        options: How many hosts, and processes on each.
-        environment: Variables of each process, by its rank.
-        logs: Folder for one log file a process.
-        heartbeat_s: Seconds between two looks at whether its processes live.
-        local: The hosts are this machine.
-        on_stopped: Told when it has been stopped.
-
     Attributes:
         lost: Done, with the reason, when a process of it is gone.
     """
@@ -225,9 +215,8 @@ class Incarnation:
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
-            with contextlib.suppress(
-                Exception
-            ):  # a mesh that lost a process cannot be stopped, and need not be
+            # A mesh that lost a process cannot be stopped, and need not be.
+            with contextlib.suppress(Exception):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._procs.stop()
         finally:

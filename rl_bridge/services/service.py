@@ -1,19 +1,218 @@
 """A service: replicas of one actor, kept running, called as one; and how they stand."""
 
 import asyncio
-import sys
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from rl_bridge.background import tell_of_errors
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
-from rl_bridge.services.handle import Fanout, Roster, Routed, StickySession
-from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
-from rl_bridge.services.options import Place, ServiceOptions
-from rl_bridge.services.processes import Incarnation, MeshTarget, endpoints_of
+from rl_bridge.services.handle import Balanced, Fanout, Roster
+from rl_bridge.services.options import Place, RestartBudget, ServiceOptions
+from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
+
+
+def tell_of_errors(task: "asyncio.Task[Any]", failed: Callable[[BaseException], object]) -> None:
+    """Call `failed` with the error that a task ends in, if it does. One that is cancelled ends in none."""
+
+    def ended(task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(error)
+
+    task.add_done_callback(ended)
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    SUSPECT = "suspect"
+    """It serves, but its calls keep failing: they go elsewhere where they can."""
+    LOST = "lost"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    """It is beyond its restart budget."""
+
+
+class ReplicaKeeper:
+    """Keeps one replica running."""
+
+    def __init__(self, replica: int, owner: "Service") -> None:
+        self.replica = replica
+        self.state = ReplicaState.STARTING
+        self.restarts = 0
+        self.places: tuple[Place, ...] = ()
+        self.served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = owner
+        self._options = owner.options
+        self._budget = RestartBudget(owner.options.restarts)
+        self._incarnation: Incarnation | None = None
+        self._number = 0
+        self._tail = ""
+        self._leaving = asyncio.Event()
+
+    def lose(self, number: int, reason: str) -> None:
+        """Take a start of the replica for lost; a later one is not meant."""
+        if self._incarnation is not None and number == self._number:
+            self._mark_lost()
+            self._incarnation.lose(reason)
+
+    def leave(self) -> None:
+        """Have `run` end in order."""
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Start the replica, and again whenever it is lost, until its budget is gone or it is told to leave."""
+        try:
+            while (reason := await self._live()) is not None:
+                self._owner.record(self.replica, "lost", reason)
+                self.state = ReplicaState.LOST
+                pause = self._budget.spend(time.monotonic())
+                if pause is None:
+                    self._abort(reason)
+                    return
+                self._owner.record(self.replica, "restarting", f"in {pause:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._leaving.wait(), pause)
+                self.restarts += 1
+        except Exception as error:
+            if self.served.done():
+                raise
+            self._refuse(error)
+        finally:
+            if self.state is not ReplicaState.FAILED:
+                self.state = ReplicaState.STOPPED
+            if not self.served.done():
+                self.served.cancel()
+
+    async def _live(self) -> str | None:
+        """Start once and serve; the reason of the loss, or None where that was the end."""
+        if self._leaving.is_set():
+            return None
+        self._number += 1
+        self.state = ReplicaState.STARTING
+        self._owner.record(self.replica, "starting")
+        try:
+            incarnation = self._incarnation = self._owner.make(self.replica)
+        except BridgeError as error:
+            return self._begun_badly(error)
+        target: MeshTarget | None = None
+        vigil: asyncio.Task[None] | None = None
+        try:
+            ranks = incarnation.spawn(self._owner.actor, self._owner.args)
+            target = MeshTarget(self.replica, self._number, ranks)
+            vigil = asyncio.ensure_future(_watch(incarnation, target))
+            reason = await self._begin(incarnation, target)
+            if reason is not None or self._leaving.is_set():
+                return reason
+            self.state = ReplicaState.SERVING
+            self._owner.record(self.replica, "serving")
+            if not self.served.done():
+                self.served.set_result(None)
+            await self._first_of(incarnation.lost)
+            if incarnation.lost.done():
+                return incarnation.lost.result()
+            self._owner.left(target, None)
+            await close(target, self._owner.endpoints)
+            return None
+        finally:
+            if target is not None:
+                self._owner.left(target, incarnation.lost.result() if incarnation.lost.done() else None)
+            if incarnation.lost.done():
+                self._mark_lost()
+            if vigil is not None:
+                vigil.cancel()
+            await incarnation.stop()
+            self.places = ()
+            self._tail = incarnation.tail()
+
+    def _mark_lost(self) -> None:
+        """Show no process that is gone as one that is there: to end what is left of a start takes its time."""
+        self.places = ()
+        if self.state is not ReplicaState.FAILED:
+            self.state = ReplicaState.LOST
+
+    async def _begin(self, incarnation: Incarnation, target: MeshTarget) -> str | None:
+        """Bring a new start to serve; the reason where it does not come to that."""
+        beginning = asyncio.ensure_future(self._prepare(incarnation, target))
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._first_of(incarnation.lost, beginning)
+            if not beginning.done():  # lost, or told to leave
+                return incarnation.lost.result() if incarnation.lost.done() else None
+            beginning.result()
+            return None
+        except TimeoutError:
+            return self._begun_badly(
+                RoleError(
+                    f"replica {self.replica} of {self._owner.name} did not serve within "
+                    f"{self._options.start_timeout_s:g} s; see its log, or give it longer (start_timeout_s)"
+                )
+            )
+        except TargetGoneError as gone:
+            return str(gone)
+        except BridgeError as error:
+            return self._begun_badly(error)
+        finally:
+            beginning.cancel()
+            await asyncio.gather(beginning, return_exceptions=True)
+
+    def _begun_badly(self, error: BridgeError) -> str | None:
+        if self.served.done():
+            return f"it could not be started again: {error}"
+        # It has never served, so it never will: what it was given is wrong.
+        self._refuse(error)
+        return None
+
+    def _refuse(self, error: Exception) -> None:
+        self.state = ReplicaState.FAILED
+        self.served.set_exception(error)
+        self._leaving.set()
+
+    async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
+        self.places = tuple(await target.call_all("_place", (), {}))
+        incarnation.follow(place.pid for place in self.places)
+        if "setup" in self._owner.endpoints:
+            await target.call("setup", (), {})
+        await self._owner.catch_up(target)
+
+    async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait for one of these, or for being told to leave."""
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait({leaving, *futures}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+
+    def _abort(self, reason: str) -> None:
+        self.state = ReplicaState.FAILED
+        self._owner.record(self.replica, "failed", reason)
+        policy = self._options.restarts
+        losses = (
+            f"is lost, and it is never restarted: {reason}"
+            if policy.budget == 0
+            else f"was lost more than {policy.budget} times within {policy.window_s:g} s, at last: {reason}"
+        )
+        failure = RoleError(f"replica {self.replica} of {self._owner.name} {losses}\n{self._tail}")
+        if not self.served.done():
+            self.served.set_exception(failure)
+        self._owner.beyond_budget(failure)
+
+
+async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
+    """Lose the start when one of its processes is gone or silent, whether or not it is called.
+
+    Monarch reports a death by itself; of a host that cannot be reached only pending calls tell.
+    """
+    try:
+        await target.call("_vigil", (), {})
+    except (TargetGoneError, BridgeError) as error:
+        incarnation.lose(str(error))
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,7 +249,7 @@ STOP_TIMEOUT_S = 40.0
 LOSSES_TOLD = 64
 
 
-class Service(Routed):
+class Service(Balanced):
     """Replicas of one actor. Made by `ServiceActor.options(...).as_service(...)`.
 
     Args:
@@ -74,14 +273,17 @@ class Service(Routed):
         record: Callable[[int, str, str], None],
         on_failure: Callable[[BridgeError], None],
     ) -> None:
+        balancer = Balancer(
+            name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
+        )
+        super().__init__(balancer, endpoints_of(actor), actor.REPEATABLE)
         self.name = name
-        self._actor = actor
-        self._args = args
-        self._options = options
-        self._start = start
+        self.actor = actor
+        self.args = args
+        self.options = options
+        self.make = start
         self._record = record
         self._on_failure = on_failure
-        self._endpoints = endpoints_of(actor)
         self._replays = Replays(actor.REPLAYED)
         self._keepers: dict[int, ReplicaKeeper] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -89,14 +291,6 @@ class Service(Routed):
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
         self._listeners: list[Callable[[Roster], None]] = []
-        self._balancer = Balancer(
-            name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
-        )
-
-    @property
-    def endpoints(self) -> frozenset[str]:
-        """The names that can be called."""
-        return self._endpoints
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
@@ -120,9 +314,9 @@ class Service(Routed):
         return Roster(
             self.name,
             self._epoch,
-            self._endpoints,
-            self._actor.REPEATABLE,
-            self._options.start_timeout_s,
+            self.endpoints,
+            self._repeatable,
+            self.options.start_timeout_s,
             self._balancer.targets,
             tuple(self._lost),
         )
@@ -131,18 +325,10 @@ class Service(Routed):
         """Call `listener` with every new roster from now on, in the event loop; it must not block."""
         self._listeners.append(listener)
 
-    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
-        """Calls that stay with one replica as long as it lives; see `StickySession`."""
-        return StickySession(self._balancer, self._endpoints, self._actor.REPEATABLE, near=near, room=room)
-
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
         """Ask the replicas that serve for what an endpoint tells, beside their traffic.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are.
-
-        Args:
-            name: The endpoint.
-            timeout_s: How long each replica has to answer.
 
         Returns:
             What each replica answered, by its id; those that failed, were lost meanwhile, or did not answer in time are
@@ -162,12 +348,8 @@ class Service(Routed):
         }
 
     async def start(self) -> None:
-        """Start the replicas; returns when all of them serve.
-
-        Raises:
-            BridgeError: One could not be started; the others are being ended.
-        """
-        keepers = [self._keep(replica) for replica in range(self._options.num_replicas)]
+        """Start the replicas; returns when all of them serve."""
+        keepers = [self._keep(replica) for replica in range(self.options.num_replicas)]
         await asyncio.gather(*(keeper.served for keeper in keepers))
 
     async def stop(self) -> None:
@@ -178,15 +360,7 @@ class Service(Routed):
         await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
 
     def _keep(self, replica: int) -> ReplicaKeeper:
-        keeper = ReplicaKeeper(
-            replica,
-            self,
-            self._options,
-            self._endpoints,
-            lambda: self._start(replica),
-            self._actor,
-            self._args,
-        )
+        keeper = ReplicaKeeper(replica, self)
         self._keepers[replica] = keeper
         task = asyncio.ensure_future(keeper.run())
         tell_of_errors(task, self._broke)
@@ -269,17 +443,16 @@ class Service(Routed):
         """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await target.call("health" if "health" in self._endpoints else "_place", (), {})
+                await target.call("health" if "health" in self.endpoints else "_place", (), {})
         except (TargetGoneError, BridgeError, TimeoutError) as error:
             told = "did not answer" if isinstance(error, TimeoutError) else str(error)
             self._lose(target, f"its calls keep failing, and so does its health check: {told}")
 
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs)
-
-    async def _fan_out(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Fanout:
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
         replay = self._replays.keep(name, args, kwargs)
-        if replay is None and not self._balancer.targets:
+        if wait and replay is None and not self._balancer.targets:
             await self._balancer.any_target()
         targets = self._balancer.targets
         answers = await asyncio.gather(
@@ -298,6 +471,8 @@ class Service(Routed):
             else:
                 raise answer
         refused = refusals[0][1] if refusals else None
+        if not (wait or values or refused):
+            return Fanout(values, failed)
         if replay is not None and not values:
             if refused is None:
                 # Nobody refused it, they were lost: whoever starts next takes it before it serves.

@@ -33,11 +33,7 @@ class SyntheticRun:
 
 
 async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
-    """Start the processes, run the job, end the processes.
-
-    Raises:
-        rl_bridge.errors.BridgeError: A process could not be started, or failed.
-    """
+    """Start the processes, run the job, end the processes."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-synthetic-") as logs:
         async with Fleet(Path(logs)) as fleet:
             rollout = await SyntheticRolloutActor.options(

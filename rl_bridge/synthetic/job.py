@@ -13,14 +13,12 @@ from typing import Any, Self, cast
 from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import Client
+from rl_bridge.environments.leases import Client, SessionLeases
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.health import PlayedEnvironment
+from rl_bridge.rollout.groups import PlayedEnvironment
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
@@ -212,9 +210,6 @@ async def run_job(
         trainer: The service of what trains.
         buffer: Between the two.
         clock: In seconds.
-
-    Raises:
-        rl_bridge.errors.BridgeError: A part failed.
     """
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)

@@ -139,12 +139,7 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
-    """The same from a parsed config.json, as transformers 4 and 5 write it.
-
-    Args:
-        config: Its content.
-        where: What messages call it.
-    """
+    """The same from a parsed config.json, as transformers 4 and 5 write it."""
     family = config.get("model_type")
     if family not in SUPPORTED:
         raise ModelError(

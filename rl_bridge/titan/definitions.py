@@ -105,12 +105,7 @@ def model_config(
 
 
 def share_out_last_layer(config: Any, *, value_head: bool) -> None:
-    """Divide the vocabulary over tensor-parallel ranks, or give each of them the whole of a value head.
-
-    Args:
-        config: After `update_from_config`, which has the logits of a rank gathered.
-        value_head: As for `model_config`.
-    """
+    """Divide the vocabulary over tensor-parallel ranks, or give each of them the whole of a value head."""
     placement = dense_param_placement(tp=spmd.R if value_head else spmd.S(0))
     config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 

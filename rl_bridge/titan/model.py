@@ -258,11 +258,6 @@ class TitanModel:
         return torch.from_numpy(values).to(self.device)
 
     @property
-    def data_rank(self) -> int:
-        """Which of the data-parallel ranks this one is."""
-        return int(self._data_mesh.get_local_rank())
-
-    @property
     def data_ranks(self) -> int:
         """How many ranks work on different parts of a batch."""
         return int(self._data_mesh.size())
@@ -318,16 +313,13 @@ class TitanModel:
         state = {name: value.detach() for name, value in state.items()}
         return state if self._adapters is None else self._adapters.merged(state)
 
-    def hf_state_dict(self, *, keep: bool = True) -> dict[str, Tensor]:
+    def hf_state_dict(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole and detached, with adapters merged. All ranks have to ask.
 
         They are in the host's memory, and on one rank of a CPU share the model's storage where they have no adapter.
         They are gathered one by one: a GPU that holds its part of a model need not have room for all of it.
-
-        Args:
-            keep: Whether this rank wants them, or only helps others to have them; then there are none.
         """
-        return gathered(self.sharded_state_dict(), keep=keep)
+        return gathered(self.sharded_state_dict())
 
 
 def _filled(module: Any, device: torch.device) -> Any:

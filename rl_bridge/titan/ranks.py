@@ -94,12 +94,7 @@ def is_of_siblings(error: BaseException) -> bool:
 
 
 def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
-    """The first failure that any rank met, on every rank; None where all is well.
-
-    Args:
-        failure: What this rank met.
-        group: By which they tell each other; None is the one whose waits are short.
-    """
+    """The first failure that any rank met, on every rank; None where all is well."""
     if dist.get_world_size() == 1:
         return failure
     met: list[str | None] = [None] * dist.get_world_size()

@@ -100,11 +100,7 @@ class ToolCall:
 
 @dataclass(slots=True, frozen=True)
 class UnparsableCall:
-    """What begins like a call and is none.
-
-    Attributes:
-        reason: What was expected and what came.
-    """
+    """What begins like a call and is none."""
 
     reason: str
 

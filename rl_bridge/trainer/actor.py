@@ -1,4 +1,4 @@
-"""The trainer as a Monarch actor: one rank a process."""
+"""The trainer, one rank a process, and the reference policy as Monarch actors."""
 
 import asyncio
 import os
@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from monarch.actor import concurrent_endpoint, context
+from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLostError, TrainingError
@@ -21,8 +23,9 @@ from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.options import Turn
 from rl_bridge.titan.ranks import ALONE, Rank
+from rl_bridge.trainer.passes import RankBatch
+from rl_bridge.trainer.reference import Reference
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
-from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
@@ -92,9 +95,6 @@ class TrainerActor(ServiceActor):
         Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
         wait for it is the metric `time/push_blocked_s` of the step.
 
-        Args:
-            version: Which the trainer has to be at.
-
         Returns:
             How long it took, in seconds.
 
@@ -127,14 +127,7 @@ class TrainerActor(ServiceActor):
         attachments: Mapping[str, bytes] | None = None,
         wait: bool = True,
     ) -> None:
-        """Write a checkpoint. See `Trainer.save`.
-
-        Args:
-            version: Which the trainer has to be at.
-            run_state: Comes back from `resumed`.
-            attachments: Likewise.
-            wait: Until it is there.
-        """
+        """Write a checkpoint. See `Trainer.save`."""
         await self._take_turn()
         save = partial(self._trainer.save, wait=wait)
         await self._work("save", save, version, run_state, attachments)
@@ -199,8 +192,66 @@ class TrainerActor(ServiceActor):
         folder = self._rank.meeting.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
-        self._resumed = self._trainer.resume() if self._settings.resume else ResumeState()
+        self._resumed = self._trainer.resume()
         if self._rank.index == 0:  # ranks that were killed did not tidy up
             for left in folder.glob(f"{_MEETING}*"):
                 if left != self._rank.meeting:
                     left.unlink(missing_ok=True)
+
+
+class ReferenceActor(ServiceActor):
+    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`.
+
+    Where it shares a GPU with trainer and generators it has a turn for each batch, and loads the model in the first: at
+    the start, and when it is started again, others may have theirs for long.
+
+    Args:
+        settings: The trainer's.
+    """
+
+    REPEATABLE = frozenset({"logprobs"})
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._reference: Reference | None = None
+        self._turn = Turn() if settings.colocated else None
+        self._answering = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Load the model, unless that takes a turn."""
+        if self._turn is None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        PROCESS_SPANS.rest("batches")
+
+    @concurrent_endpoint
+    async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The log-probability of each loss token, shape [T]."""
+        async with self._answering:
+            if self._turn is not None:
+                await self._turn.take(self._settings.trainer.timeout_s)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+            finally:
+                if self._turn is not None:
+                    self._turn.give_back()
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """End the thread, after what is under way."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _load(self) -> Reference:
+        with span("start"):
+            self._reference = Reference(self._settings)
+            return self._reference
+
+    def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        reference = self._reference or self._load()
+        with span("logprobs"):
+            try:
+                return reference.logprobs(batch)
+            finally:
+                if self._turn is not None:
+                    reference.offload()

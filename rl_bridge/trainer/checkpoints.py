@@ -49,10 +49,6 @@ class Checkpoints:
     One is written as `step-N.partial`, brought to the disk, and then given its name: a folder with the name is whole.
     A thread writes it, from a copy in the host's memory, while the training goes on. All ranks call every method.
 
-    Args:
-        folder: The run's.
-        timeout_s: How long writing one may take.
-
     Attributes:
         group: By which ranks wait for each other where something is written, which may take longer than a collective.
     """
@@ -161,21 +157,13 @@ class Checkpoints:
             )
 
     def load(self, version: PolicyVersion, state: dict[str, Any]) -> None:
-        """Read the weights and all else of `state` in place.
-
-        Raises:
-            ModelError: The checkpoint is damaged, or of another model.
-        """
+        """Read the weights and all else of `state` in place."""
         path = self._folder / f"step-{version}"
         with _damaged(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
 
     def below(self, key: str, version: PolicyVersion) -> set[str]:
-        """The names that a checkpoint has below a key of its state.
-
-        Raises:
-            ModelError: The checkpoint is damaged.
-        """
+        """The names that a checkpoint has below a key of its state."""
         path = self._folder / f"step-{version}"
         with _damaged(path):
             names = FileSystemReader(path).read_metadata().state_dict_metadata
@@ -326,11 +314,7 @@ def export_weights(
 def export_adapter(
     state: State, folder: Path, lora: LoraConfig, *, base: str, group: dist.ProcessGroup
 ) -> None:
-    """Write adapters as PEFT stores them. All ranks call it.
-
-    Raises:
-        CheckpointError: They could not be written.
-    """
+    """Write adapters as PEFT stores them. All ranks call it."""
     factors = gathered(state, keep=dist.get_rank() == 0)
     _by_first(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
 

@@ -8,14 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.returns import value_loss
+from rl_bridge.algorithms.advantages import value_loss
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.optimization import Optimization
-from rl_bridge.trainer.passes import Passes
+from rl_bridge.trainer.passes import Passes, RankBatch
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.trainer.shares import RankBatch
 from rl_bridge.types import PolicyVersion
 
 _PREFIX = "critic_"
@@ -26,12 +25,6 @@ class Critic:
     """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
 
     It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
-
-    Args:
-        settings: The trainer's.
-
-    Attributes:
-        passes: What takes batches through it.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -64,11 +57,6 @@ class Critic:
 
     def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
-
-        Args:
-            mine: With values and returns.
-            update: Which.
-            iteration: Names it, should something be wrong with it.
 
         Raises:
             NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
@@ -104,9 +92,6 @@ class Critic:
 
         `critic/explained_variance` is 1 - Var(R - V) / Var(R), of the values before the first of them: 1 of a critic
         that knew the returns, 0 of one that knew their mean at best.
-
-        Args:
-            batch: This rank's tokens, with values and returns.
         """
         assert batch.values is not None
         assert batch.returns is not None

@@ -86,11 +86,7 @@ def peak_flops(name: str) -> float | None:
 
 
 class StepMeter:
-    """What a step gets done in its time, and the most memory that it takes of a GPU.
-
-    Args:
-        device: Where this rank computes.
-    """
+    """What a step gets done in its time, and the most memory that it takes of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -109,10 +105,6 @@ class StepMeter:
         `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
         GPUs' peak in bfloat16 that the model's own operations make up (`Architecture.train_flops`), of a known GPU.
         Time and memory are those of the rank that has most.
-
-        Args:
-            tokens: Over all ranks.
-            flops: Floating-point operations of the models over all ranks.
         """
         most = [0.0, 0.0, 0.0]
         if self._on_gpu:

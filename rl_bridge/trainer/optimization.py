@@ -53,14 +53,6 @@ class Optimization:
     def clip(self, loss: float, *, iteration: int, of: str) -> float:
         """Scale the gradient down to its bound.
 
-        Args:
-            loss: That the gradient is of.
-            iteration: Names it, should something be wrong with it.
-            of: What made the loss, likewise.
-
-        Returns:
-            The norm that it had.
-
         Raises:
             NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
         """
@@ -111,8 +103,5 @@ class Optimization:
         """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded.
 
         Where the schedule stands is no part of it: that follows from the version, by whatever configuration.
-
-        Args:
-            prefix: Of the names.
         """
         return {f"{prefix}optimizer": self._optimizer}

@@ -1,6 +1,8 @@
-"""A rank's part of a batch through a model, pass by pass, and what all ranks have come to together."""
+"""A batch, divided into updates, ranks and passes; and a rank's part of it through a model, pass by pass."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,18 +10,82 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.trainer.shares import RankBatch
+from rl_bridge.algorithms.policy_loss import token_weights
+from rl_bridge.buffer.batch import TrainBatch, share_out
+from rl_bridge.services.handle import Routed
+from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.types import PolicyVersion
 
 if TYPE_CHECKING:
     from rl_bridge.titan.model import TitanModel
 
 
-class Passes:
-    """Takes parts of a batch through a model. Each rank takes part in the others' collectives, also where it is idle.
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RankBatch:
+    """What one rank works on in one iteration. All ranks make the same number of passes, some of them idle.
+
+    Attributes:
+        batch: Its loss tokens, of all updates.
+        updates: The passes of each update: indices of loss tokens in `batch`, none of an idle pass.
+        sizes: Loss tokens of each update, over all ranks.
+    """
+
+    batch: TrainBatch
+    updates: tuple[tuple[NDArray[np.int64], ...], ...]
+    sizes: tuple[int, ...]
+
+
+def rank_batches(
+    batch: TrainBatch, settings: TrainerSettings, *, version: PolicyVersion, ranks: int
+) -> list[RankBatch]:
+    """Divide a batch: by trajectory into updates, by context into passes of about as many tokens each.
+
+    Tensor-parallel ranks work on the same part.
 
     Args:
-        model: The model.
+        batch: All of an iteration's loss tokens.
+        settings: The sizes of passes, the number of updates, the aggregation.
+        version: The iteration, which decides with the run's seed what is in which update.
+        ranks: Of the trainer.
+    """
+    config, algorithm = settings.trainer, settings.algorithm
+    shuffle = np.random.default_rng([settings.seed, version])
+    parts = batch.split_by_trajectory(config.updates_per_iteration, shuffle)
+    weights = np.zeros(len(batch), dtype=np.float32)
+    data_ranks = ranks // config.tensor_parallel
+    tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
+    for part in parts:
+        weights[part] = token_weights(
+            batch.trajectory[part], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
+        )
+        contexts, place = np.unique(batch.context[part], return_inverse=True)
+        shares = share_out(
+            batch.lengths[contexts],
+            ranks=data_ranks,
+            budget=settings.tokens_per_pass,
+            least_passes=config.gradient_accumulation_steps,
+        )
+        for rank, passes in enumerate(shares):
+            tokens[rank].append([part[np.isin(place, documents)] for documents in passes])
+    batch = replace(batch, weights=weights)
+    sizes = tuple(map(len, parts))
+    made = [_rank_batch(batch, updates, sizes) for updates in tokens]
+    return [made[rank // config.tensor_parallel] for rank in range(ranks)]
+
+
+def _rank_batch(
+    batch: TrainBatch, updates: list[list[NDArray[np.int64]]], sizes: tuple[int, ...]
+) -> RankBatch:
+    own = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))
+    return RankBatch(
+        batch=batch.take(own),
+        updates=tuple(tuple(np.searchsorted(own, tokens) for tokens in passes) for passes in updates),
+        sizes=sizes,
+    )
+
+
+class Passes:
+    """Takes parts of a batch through a model. Each rank takes part in the others' collectives, also where it is idle.
 
     Attributes:
         tokens: Tokens of rows that this rank has made gradients of, since `begin`.
@@ -41,9 +107,6 @@ class Passes:
             mine: This rank's part.
             update: Which.
             loss: Of a pass, a scalar; the sum over all passes of all ranks is the update's.
-
-        Returns:
-            The update's loss, over all ranks.
         """
         total = 0.0
         for tokens in mine.updates[update]:
@@ -83,12 +146,7 @@ class Passes:
         return result
 
     def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
-        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank.
-
-        Args:
-            batch: This rank's tokens.
-            values: One each.
-        """
+        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
         found: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
@@ -97,3 +155,22 @@ class Passes:
     @staticmethod
     def _tokens(updates: Sequence[Sequence[NDArray[np.int64]]]) -> Iterator[NDArray[np.int64]]:
         return (tokens for passes in updates for tokens in passes)
+
+
+async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
+    """The log-probability of each loss token under the reference policy, shape [T].
+
+    Every replica that serves gets contexts of about as many tokens as the others.
+
+    Raises:
+        BridgeError: A replica raised it, or none is to be had any more.
+    """
+    roster = getattr(reference, "roster", None)  # an object of this process is its own only replica
+    replicas = 1 if roster is None else max(1, len(roster.targets))
+    shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
+    parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
+    answers = await asyncio.gather(*(reference.logprobs.route(batch.take(part)) for part in parts))
+    logprobs = np.empty(len(batch), dtype=np.float32)
+    for part, answer in zip(parts, answers, strict=True):
+        logprobs[part] = answer
+    return logprobs

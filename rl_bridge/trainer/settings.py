@@ -26,8 +26,6 @@ class TrainerSettings:
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         colocated: Others compute on the same GPU in turn.
-        resume: Go on from the newest checkpoint in the folder, where there is one. It is what a restarted trainer has
-            to do, so only a folder of other runs asks for False.
     """
 
     model_path: str
@@ -42,7 +40,6 @@ class TrainerSettings:
     lora: LoraConfig | None = None
     deterministic: bool = False
     colocated: bool = False
-    resume: bool = True
 
     @property
     def tokens_per_pass(self) -> int:

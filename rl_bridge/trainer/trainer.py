@@ -22,13 +22,11 @@ from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, 
 from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
-from rl_bridge.trainer.offload import Offload
 from rl_bridge.trainer.optimization import Optimization
-from rl_bridge.trainer.policy import PolicyGradients
-from rl_bridge.trainer.preparation import loss_settings, with_advantages
-from rl_bridge.trainer.readers import Readers
+from rl_bridge.trainer.passes import RankBatch, rank_batches
+from rl_bridge.trainer.policy import PolicyGradients, loss_settings, with_advantages
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
-from rl_bridge.trainer.shares import RankBatch, rank_batches
+from rl_bridge.trainer.weights import Offload, Readers
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import State
 

@@ -1,5 +1,6 @@
 """Anonymous shared memory on the publisher's side: segments, their ring, and whether their process still lives."""
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -87,6 +88,10 @@ class Segment:
         address = ctypes.addressof(self._generation)
         pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
         if not pinned:
+            # CUDA keeps the refusal as the thread's last error, which torch raises, and clears, at the next kernel. Its
+            # bindings have no cudaGetLastError; a kernel of ours takes it, or the trainer's would.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device="cuda")
             logger.warning("CUDA cannot page-lock %d bytes; weights are copied more slowly", self.nbytes)
         return pinned
 

@@ -125,11 +125,7 @@ async def under_lease(
 
 
 def new_memory(nbytes: int) -> Tensor:
-    """Bytes of this process's own.
-
-    Raises:
-        WeightsError: There is no memory.
-    """
+    """Bytes of this process's own."""
     try:
         return torch.empty(max(1, nbytes), dtype=torch.uint8)
     except RuntimeError as error:

@@ -63,8 +63,7 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     from servers.environments import ListedEnvironment
 
     base = http_url(url)
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with client_for(base, headers) as http:
+    with client_for(base, token) as http:
         try:
             names = http.get(f"{base}/list_environments", timeout=CONNECT_TIMEOUT_S)
             about = http.get(f"{base}/metadata", timeout=CONNECT_TIMEOUT_S)

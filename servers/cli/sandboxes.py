@@ -2,27 +2,23 @@
 
 import argparse
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any
 
 from openenv_core.cli import Command
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import installed_with
 from servers.listening import listen, url_host
 from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
-
-DEFAULT_PORT: Final = 8900
-DEFAULT_MAX_BODY: Final = 1 << 20
-DEFAULT_DRAIN_S: Final = 15.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sandboxes`."""
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 for any (%(default)s)")
+    add("--port", type=int, default=8900, help="port to listen on; 0 for any (%(default)s)")
     add(
         "--token-file",
         metavar="PATH",
@@ -42,46 +38,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "whatever you can",
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-sandboxes",
-        type=partial(count, "--max-sandboxes"),
-        default=16,
-        metavar="N",
-        help="at once (%(default)s)",
-    )
-    limits.add_argument(
-        "--max-sandboxes-per-token",
-        type=partial(count, "--max-sandboxes-per-token"),
-        metavar="N",
-        help="of one token",
-    )
+
+    def bound(option: str, read: Callable[[str, str], Any], default: Any, metavar: str, text: str) -> None:
+        limits.add_argument(option, type=partial(read, option), default=default, metavar=metavar, help=text)
+
+    bound("--max-sandboxes", count, 16, "N", "at once (%(default)s)")
+    bound("--max-sandboxes-per-token", count, None, "N", "of one token")
     limits.add_argument(
         "--max-memory",
         default="2g",
         metavar="SIZE",
         help='of one sandbox; one that asks for none gets it; "none" for no limit (%(default)s)',
     )
-    limits.add_argument(
-        "--max-lease",
-        type=partial(seconds, "--max-lease"),
-        default=3600.0,
-        metavar="SECONDS",
-        help="(%(default)g)",
-    )
-    limits.add_argument(
-        "--max-body",
-        type=partial(count, "--max-body"),
-        default=DEFAULT_MAX_BODY,
-        metavar="BYTES",
-        help="of a request (%(default)s)",
-    )
-    limits.add_argument(
-        "--drain",
-        type=partial(seconds, "--drain"),
-        default=DEFAULT_DRAIN_S,
-        metavar="SECONDS",
-        help="that sandboxes get to end when told to stop (%(default)g)",
-    )
+    bound("--max-lease", seconds, 3600.0, "SECONDS", "(%(default)g)")
+    bound("--max-body", count, 1 << 20, "BYTES", "of a request (%(default)s)")
+    bound("--drain", seconds, 15.0, "SECONDS", "that sandboxes get to end when told to stop (%(default)g)")
     add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
 
 
@@ -92,16 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: There is no token, or the address cannot be had.
     """
     settings = _settings(arguments, os.environ)
-    try:
+    with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host
         from servers.logs import configure_logging
         from servers.sandboxes.app import SandboxApp
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn", "websockets"):
-            raise
-        raise ConfigurationError(
-            f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
-        ) from error
     from openenv_core.providers.docker.options import size_of
     from servers.sandboxes.limits import SandboxLimits
 

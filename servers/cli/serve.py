@@ -11,7 +11,7 @@ from socket import socket
 from typing import Any, Final
 
 from openenv_core.cli import Command
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from servers.listening import (
     inherited,
     is_exposed,
@@ -66,16 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         settings = replace(settings, exposed=is_exposed(listeners[0]))
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
-        try:
+        with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn"):
             if arguments.workers > 1:
                 return _run_fleet(arguments, settings, listeners)
             return _run_here(arguments, settings, listeners[0])
-        except ModuleNotFoundError as error:
-            if error.name not in ("fastapi", "starlette", "uvicorn"):
-                raise
-            raise ConfigurationError(
-                f"expected a server's packages, got: {error}; pip install 'ropewalk[server]'"
-            ) from error
 
 
 def _listeners(arguments: argparse.Namespace) -> list[socket]:

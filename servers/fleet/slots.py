@@ -172,11 +172,7 @@ class SharedSlots:
         return min(self._total, self._local)
 
     def take(self, owner: str, count: int = 1) -> None:
-        """Take slots for a caller, all of them or none.
-
-        Raises:
-            RefusalError: CAPACITY_REACHED.
-        """
+        """Take slots for a caller, all of them or none. RefusalError: CAPACITY_REACHED."""
         column = self._columns[owner]
         with self._table.locked():
             refusal = self._refusal(column, count)

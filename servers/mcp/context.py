@@ -160,12 +160,7 @@ class RequestSeat:
 
 
 def seat_of(ctx: ServerRequestContext[Any, Any], default: RequestSeat | None = None) -> RequestSeat:
-    """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share.
-
-    Args:
-        ctx: The handler's.
-        default: The only one there is, where requests do not come by HTTP.
-    """
+    """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share."""
     if ctx.request is None:
         assert default is not None
         return default
@@ -293,11 +288,7 @@ class CallContext(ToolContext):
     # For the handler
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Await the rest of a call in such a way that it can be cancelled alone.
-
-        Raises:
-            CallEndedError: It was.
-        """
+        """Await the rest of a call in such a way that it can be cancelled alone. CallEndedError: it was."""
         if self._cancelled:
             if isinstance(call, Coroutine):
                 call.close()

@@ -98,14 +98,7 @@ class _Connection:
 
 
 class McpEngine:
-    """Serves what `McpEntry` takes for standard MCP.
-
-    Args:
-        sessions: Where sessions come from; those that it opens itself are reset.
-        tooling: How their tools are listed and called.
-        name: What the environment is called.
-        settings: The server's settings.
-    """
+    """Serves what `McpEntry` takes for standard MCP."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions
@@ -134,11 +127,7 @@ class McpEngine:
         await ready.wait()
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of sessions that have ended are ended too.
-
-        Args:
-            deadline: On the loop's clock; it returns then in any case.
-        """
+        """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
         if self._parting:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._parting, timeout=max(0.0, remaining))
@@ -154,11 +143,7 @@ class McpEngine:
         await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request.
-
-        Raises:
-            McpRequestRefusedError: It is not for the SDK.
-        """
+        """Answer one request. McpRequestRefusedError: it is not for the SDK."""
         asked = exchange.asked
         if not self._tooling.possible:
             raise _no_tools()

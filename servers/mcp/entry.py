@@ -31,15 +31,7 @@ _MISSING: Final = (
 
 
 class McpEntry:
-    """An ASGI application in front of another, which gets what is not standard MCP.
-
-    Args:
-        app: The other.
-        sessions: Where sessions come from.
-        tooling: How their tools are listed and called.
-        name: What the environment is called.
-        settings: The server's settings.
-    """
+    """An ASGI application in front of another, which gets what is not standard MCP."""
 
     def __init__(
         self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings
@@ -68,11 +60,7 @@ class McpEntry:
             await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of sessions that have ended are ended too.
-
-        Args:
-            deadline: On the loop's clock; it returns then in any case.
-        """
+        """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
         if (engine := _result_of(self._loading)) is not None:
             await engine.drain(deadline)
 

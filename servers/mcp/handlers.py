@@ -320,13 +320,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
-    """Return a server.
-
-    Args:
-        name: What the environment is called.
-        handlers: Its methods.
-        tooling: Says which of them there are.
-    """
+    """Return a server."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
     server = _McpServer(name, version=_version(), cache_hints=hints)

@@ -60,9 +60,6 @@ class HeldEvents:
 class RecentEvents(EventStore):
     """The last events of one connection.
 
-    Args:
-        held: Bounds those of all connections together.
-
     Attributes:
         weight: Of all of them.
     """

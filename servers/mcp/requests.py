@@ -70,12 +70,7 @@ def is_mcp(scope: Scope) -> bool:
 
 
 def parse_request(scope: Scope, body: bytes) -> McpRequest:
-    """Read what a request to /mcp asks for.
-
-    Args:
-        scope: Its head.
-        body: Its body, which may be anything.
-    """
+    """Read what a request to /mcp asks for."""
     headers: dict[str, str] = {}
     streams = False
     for raw_name, raw_value in scope["headers"]:
@@ -119,12 +114,7 @@ def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
 
 
 class McpRequestRefusedError(Exception):
-    """A request that the SDK does not get to see.
-
-    Args:
-        status: The HTTP status.
-        fault: What the caller is told.
-    """
+    """A request that the SDK does not get to see."""
 
     def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
         super().__init__(fault.message)

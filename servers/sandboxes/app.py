@@ -30,11 +30,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class SandboxApp(FastAPI):
     """The application. It asks everybody for a token.
 
-    Args:
-        settings: Who may come in, and what they may bring.
-        limits: What they may run.
-        backend: What runs it.
-
     Raises:
         ConfigurationError: The settings have no token.
     """
@@ -122,11 +117,7 @@ def _router(table: SandboxTable) -> APIRouter:
 
 
 async def _read(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the body, which the guard has bounded.
-
-    Raises:
-        SandboxRefusalError: 415 or 422. Values are not repeated: they may be secrets.
-    """
+    """Read the body, which the guard has bounded."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise SandboxRefusalError(415, "invalid", "expected a body of type application/json, got another")

@@ -81,11 +81,7 @@ class SandboxLimits:
         return spec.model_copy(update={"memory_bytes": spec.memory_bytes or most})
 
     def admit_lease(self, lease_s: float) -> None:
-        """Let a lease pass.
-
-        Raises:
-            SandboxRefusalError: It is longer than allowed.
-        """
+        """Let a lease pass. SandboxRefusalError: it is longer than allowed."""
         if lease_s > self.max_lease_s:
             raise _above("lease_s", f"{self.max_lease_s:g} (--max-lease)", f"{lease_s:g}")
 

@@ -70,12 +70,7 @@ _HELPERS: Final = 8
 
 
 class SandboxTable:
-    """All sandboxes of one service, each its owner's alone. Lives on one event loop.
-
-    Args:
-        backend: Makes what runs a sandbox.
-        limits: What is allowed.
-    """
+    """All sandboxes of one service, each its owner's alone. Lives on one event loop."""
 
     def __init__(self, backend: Backend, limits: SandboxLimits) -> None:
         self._backend = backend

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.overrides import overrides_first_class
+from rl_bridge.cli.common import overrides_first_class
 from rl_bridge.config import Config, load_config, ready_to_train
-from rl_bridge.planning.memory import ModelSize, memory_of_roles
+from rl_bridge.planning import ModelSize, memory_of_roles
 from rl_bridge.services.options import Placement, ServiceOptions, by_need
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 

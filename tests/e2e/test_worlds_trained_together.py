@@ -10,8 +10,8 @@ import pytest
 import yaml
 from e2e.conftest import Watched, rows
 
-from rl_bridge.records.writer import read_lines
-from rl_bridge.rollout.seeds import draw_environment
+from rl_bridge.records import read_lines
+from rl_bridge.rollout.assignment import draw_environment
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(1200)]
 

@@ -40,8 +40,8 @@ def holders(job: Job) -> dict[int, int]:
     return {pid: count for pid, count in found.items() if count}
 
 
-def kill(job: Job, service: str, *, in_turn_of: str) -> None:
-    """Kill a replica when somebody has the turn; returns when it serves again."""
+def kill(job: Job, *services: str, in_turn_of: str) -> None:
+    """Kill a replica of each when somebody has the turn; returns when they serve again."""
 
     def pids(name: str) -> list[int]:
         status = job.status()
@@ -55,15 +55,17 @@ def kill(job: Job, service: str, *, in_turn_of: str) -> None:
         ]
 
     deadline = time.monotonic() + WAIT_S
-    victims, owners = pids(service), pids(in_turn_of)
-    while not (victims and set(owners) & set(holders(job))):
+    victims, owners = [pids(service)[:1] for service in services], pids(in_turn_of)
+    while not (all(victims) and set(owners) & set(holders(job))):
         assert time.monotonic() < deadline, job.output()[-3000:]
-        victims, owners = victims or pids(service), owners or pids(in_turn_of)
-    os.kill(victims[0], signal.SIGKILL)
-    while not (now := pids(service)) or victims[0] in now:
-        assert time.monotonic() < deadline, job.output()[-3000:]
-        assert job.process.poll() is None, job.output()[-3000:]
-        time.sleep(0.1)
+        victims, owners = [pids(service)[:1] for service in services], owners or pids(in_turn_of)
+    for (victim,) in victims:
+        os.kill(victim, signal.SIGKILL)
+    for service, (victim,) in zip(services, victims, strict=True):
+        while not (now := pids(service)) or victim in now:
+            assert time.monotonic() < deadline, job.output()[-3000:]
+            assert job.process.poll() is None, job.output()[-3000:]
+            time.sleep(0.1)
 
 
 def ended(job: Job) -> Comeback:
@@ -88,6 +90,8 @@ def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(t
         kill(job, "trainer", in_turn_of="trainer")
         kill(job, "policy", in_turn_of="policy")
         kill(job, "trainer", in_turn_of="policy")
+        kill(job, "policy", "trainer", in_turn_of="policy")
+        kill(job, "policy", "trainer", in_turn_of="trainer")
         killed = ended(job)
     finally:
         job.close()

@@ -1,5 +1,8 @@
 """The guard itself: a command that is told to end gets its time, and says with which status it ended."""
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +43,21 @@ def test_command_that_is_not_there_is_told() -> None:
     )
     assert done.returncode == 127
     assert b"cannot run '/no/such/program': No such file" in done.stderr
+
+
+def test_lifeline_may_be_any_descriptor() -> None:
+    """One of a program that has thousands open; select(2) would take none above 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 1500
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2 * number), limits[1]))
+    read, write = os.pipe()
+    try:
+        lifeline = fcntl.fcntl(read, fcntl.F_DUPFD, number)
+        command = guarded(["sleep", "600"], grace_s=PATIENCE_S, lifeline=lifeline)
+        with subprocess.Popen(command, pass_fds=[lifeline]) as guard:
+            os.close(write)
+            assert guard.wait(PATIENCE_S) == 128 + 15
+        os.close(lifeline)
+    finally:
+        os.close(read)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

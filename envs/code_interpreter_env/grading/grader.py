@@ -165,10 +165,6 @@ class NoAttemptsLeftError(ValueError):
 class TaskSession:
     """One episode's task.
 
-    Args:
-        task: the task, with its hidden half.
-        grader: what submissions are graded by.
-
     Attributes:
         attempts_left: how many submissions are left.
         verdict: of the last submission.

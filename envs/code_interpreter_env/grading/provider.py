@@ -55,19 +55,11 @@ class JsonlTasks(IndexedTasks):
         return tuple(lines.path.resolve() for lines in self._files.values())
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has.
-
-        Raises:
-            KeyError: There is no such split.
-        """
+        """Return how many tasks a split has. KeyError: there is no such split."""
         return len(self._lines(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the public half of a task.
-
-        Raises:
-            IndexError: The split has no such index.
-        """
+        """Return the public half of a task. IndexError: the split has no such index."""
         return public_view(self.task(split, index))
 
     def task(self, split: str, index: int) -> Task:

@@ -263,11 +263,7 @@ _NEVER_SHOWN: Final = frozenset({"hidden", "reference", "answer"})
 
 
 def parse_task(line: str | bytes) -> Task:
-    """Return the task that a line of JSON holds.
-
-    Raises:
-        ValidationError: It holds none.
-    """
+    """Return the task that a line of JSON holds. ValidationError: it holds none."""
     return _TASK.validate_json(line)
 
 

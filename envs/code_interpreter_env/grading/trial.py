@@ -274,9 +274,7 @@ class Trial(ABC, Generic[TaskT]):
     async def run(self, index: int) -> CaseResult:
         """Run one case.
 
-        Raises:
-            GradingUnavailableError: The infrastructure failed.
-            OutOfTimeError: There is no time left.
+        GradingUnavailableError: the infrastructure failed; OutOfTimeError: there is no time left.
         """
 
 
@@ -335,11 +333,6 @@ def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool
 
     A share is earned with hidden cases where there are any: the answers of public ones can be copied from the prompt.
     A whole 1 needs every case all the same.
-
-    Args:
-        scoring: "all_or_nothing", "fraction" or "weighted".
-        cases: the task's cases.
-        passed: which of them passed.
     """
     if all(passed):
         return 1.0

@@ -22,12 +22,7 @@ LAST_CODE: Final = "last_code"
 
 
 def full(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
-    """Return an execution as an observation of ours. Its values are checked already, where they come from.
-
-    Args:
-        execution: What happened.
-        fields: Further fields of the observation.
-    """
+    """Return an execution as an observation of ours. Its values are checked already, where they come from."""
     return CodeInterpreterObservation.model_construct(
         **{name: getattr(execution, name) for name in _FIELDS}, **fields
     )

@@ -60,11 +60,7 @@ class SharedBackend:
     A server holds it for as long as it runs. Where nobody runs the server's lifespan (below another application, or
     without a server), sessions hold it from their first use to their end.
 
-    Args:
-        settings: What interpreters there are.
-
     Attributes:
-        settings: The same.
         exposed: Whether callers beyond this machine reach the server; None: not known.
     """
 
@@ -75,11 +71,7 @@ class SharedBackend:
 
     @cached_property
     def tasks(self) -> JsonlTasks | None:
-        """Where tasks come from; None where the server has none.
-
-        Raises:
-            ConfigurationError: They cannot be read.
-        """
+        """Where tasks come from; None where the server has none. ConfigurationError: they cannot be read."""
         return open_tasks(self.settings.tasks)
 
     async def hold(self) -> Backend:
@@ -152,10 +144,6 @@ def _check(backend: Backend, least: Isolation) -> None:
 
 class InterpreterKeeper:
     """Keeps the interpreter of one session.
-
-    Args:
-        shared: Where backends come from.
-        choice: How interpreters are made.
 
     Attributes:
         choice: Likewise; what is set here goes for the next one.

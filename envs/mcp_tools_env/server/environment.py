@@ -91,11 +91,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         )
 
     async def step_async(self, action: ToolAction) -> ToolObservation:
-        """Lists the tools, or calls one.
-
-        Raises:
-            EpisodeOverError: The episode has ended.
-        """
+        """Lists the tools, or calls one. EpisodeOverError: the episode has ended."""
         if isinstance(action, ListToolsAction):
             tools = [spec.wire() for spec in await self.list_tools()]
             self._state.step_count += 1
@@ -105,19 +101,11 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         )
 
     async def list_tools(self) -> Sequence[ToolSpec]:
-        """Return the tools that there are now.
-
-        Raises:
-            EpisodeOverError: The episode has ended.
-        """
+        """Return the tools that there are now. EpisodeOverError: the episode has ended."""
         return await (await self._playing()).list_tools()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Call a tool; what it does wrong is in the result.
-
-        Raises:
-            EpisodeOverError: The episode has ended.
-        """
+        """Call a tool; what it does wrong is in the result. EpisodeOverError: the episode has ended."""
         episode = await self._playing()
         self._state.step_count += 1
         return await episode.call_tool(name, arguments, context)

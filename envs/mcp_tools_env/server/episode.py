@@ -145,10 +145,6 @@ _INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
 class Episode:
     """An episode. `start` first, `close` last.
 
-    Args:
-        shared: What the sessions of the process share.
-        options: What the reset asked for.
-
     Attributes:
         ended: Why it has; None while it has not.
         specs: The tools as they were listed last, by the names that they are offered under.

@@ -54,11 +54,6 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
 class EpisodeServer:
     """One server of an episode.
 
-    Args:
-        name: As it is configured.
-        spec: Likewise.
-        modes: The protocol that a server took, by its name: the next session begins with that.
-
     Attributes:
         about: What it says of itself, fields of `ServerInfo`; empty before it was started.
         policy: What its configuration allows.
@@ -97,11 +92,7 @@ class EpisodeServer:
         return self._connection is not None and self._connection.stale
 
     async def start(self) -> None:
-        """Start it, and ask for its tools.
-
-        Raises:
-            ServerFailedError: It does not come, or not in time.
-        """
+        """Start it, and ask for its tools. ServerFailedError: it does not come, or not in time."""
         connection = UpstreamConnection(self._open_wire, self._modes())
         self._connection = connection
         timeout_s = self.policy.start_timeout_s
@@ -166,11 +157,7 @@ class EpisodeServer:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
-        """Call a tool by its own name.
-
-        Raises:
-            CallError: There is no result.
-        """
+        """Call a tool by its own name. CallError: there is no result."""
         connection = self._connection
         if connection is None:
             raise CallError(

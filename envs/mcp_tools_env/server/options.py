@@ -78,10 +78,6 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
 class Budget:
     """Counts from its making on.
 
-    Args:
-        calls: How many there are.
-        time_s: How long the episode may take.
-
     Attributes:
         made: How many calls were made.
     """

@@ -15,11 +15,7 @@ from .config import McpToolsSettings
 class SharedState:
     """What the sessions of a process share.
 
-    Args:
-        settings: Of the server.
-
     Attributes:
-        settings: The same.
         modes: The protocol that each tool server took, by its name.
     """
 
@@ -39,11 +35,7 @@ class SharedState:
 
 @asynccontextmanager
 async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
-    """Read the settings before anybody is served.
-
-    Raises:
-        ConfigurationError: A value cannot be used.
-    """
+    """Read the settings before anybody is served. ConfigurationError: A value cannot be used."""
     shared_state()
     yield
 

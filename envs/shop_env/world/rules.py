@@ -285,14 +285,7 @@ class Score:
 def judge(
     verdicts: tuple[RightOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
 ) -> Score:
-    """Compare.
-
-    Args:
-        verdicts: What would be right, by request.
-        replies: What was answered, by the request's number.
-        before: The facts at the beginning.
-        after: And at the end.
-    """
+    """Compare."""
     changed = differences(before, after)
     wanted: dict[Fact, Any] = {}
     for verdict in verdicts:

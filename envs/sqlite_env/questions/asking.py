@@ -102,14 +102,7 @@ class Question:
 def ask(
     world: DatabaseContents, source: random.Random, *, held_out: bool, level: Level | None = None
 ) -> Question:
-    """Draw a question.
-
-    Args:
-        world: What it is about.
-        source: Where chance comes from.
-        held_out: Put it in a way that training never does.
-        level: How hard it is; None draws that too.
-    """
+    """Draw a question."""
     level = level or source.choice(list(Level))
     chosen = [one for one in FAMILIES.values() if one.level is level]
     source.shuffle(chosen)

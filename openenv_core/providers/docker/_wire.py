@@ -40,11 +40,7 @@ class EngineResponse(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON, None where there is none.
-
-        Raises:
-            ValueError: It is no JSON.
-        """
+        """Return the body as JSON, None where there is none. ValueError: it is no JSON."""
         return json.loads(self.body) if self.body.strip() else None
 
     def text(self) -> str:

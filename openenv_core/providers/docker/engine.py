@@ -139,9 +139,7 @@ class DockerEngine:
     ) -> Any:
         """Ask one thing and return the answer's JSON, None where there is none.
 
-        Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: It says no.
+        EngineUnavailableError: the engine does not answer; EngineRefusedError: it says no.
         """
         answer = self._ask(method, path, query, body, timeout_s)
         try:
@@ -152,11 +150,7 @@ class DockerEngine:
             ) from error
 
     def ping(self, timeout_s: float = 5.0) -> None:
-        """Return if the engine answers.
-
-        Raises:
-            EngineUnavailableError: It does not.
-        """
+        """Return if the engine answers. EngineUnavailableError: it does not."""
         self._ask("GET", "/_ping", None, None, timeout_s)
 
     def find_image(self, name: str) -> dict[str, Any] | None:

@@ -66,13 +66,7 @@ _MAX_DESCRIPTORS: Final = 3
 def receive_request(connection: socket.socket, descriptors: "list[int] | None" = None) -> Any:
     """Read one request, waiting for it.
 
-    Args:
-        connection: To the supervisor.
-        descriptors: Takes those that come with it; None leaves them.
-
-    Raises:
-        EOFError: The other end is gone.
-        ValueError: The message is too long, or no JSON.
+    EOFError: the other end is gone; ValueError: the message is too long, or no JSON.
     """
     if descriptors is None:
         begin = b""

@@ -179,16 +179,7 @@ def become_first(
 def become_interpreter(
     spec: ForkSpec, prepared: Prepared, control: int, stdout: int, stderr: int, *doors: int
 ) -> None:
-    """Become an interpreter; return only when there is nothing left to do.
-
-    Args:
-        spec: What for.
-        prepared: By the zygote.
-        control: To the supervisor.
-        stdout: To be descriptor 1.
-        stderr: To be descriptor 2.
-        doors: Into the control group.
-    """
+    """Become an interpreter; return only when there is nothing left to do."""
     parent = os.getppid()
     os.setsid()
     arrange(control, stdout, stderr)

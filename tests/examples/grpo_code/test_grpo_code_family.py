@@ -27,7 +27,7 @@ from openenv_core.tools import (
     ToolErrorType,
 )
 from rl_bridge.config import load_config, resolve
-from rl_bridge.rollout.seeds import TRAINING_SEEDS
+from rl_bridge.rollout.assignment import TRAINING_SEEDS
 
 NUMBERS = range(50)
 

@@ -15,7 +15,7 @@ from examples.grpo_tools.task import SqliteTask
 from examples.grpo_tools.world import FAMILIES, SmallSqliteEnvironment
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolError, ToolErrorType
 from rl_bridge.config import load_config, resolve
-from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
+from rl_bridge.rollout.assignment import TRAINING_SEEDS, held_out_seeds
 
 CONFIG = Path(world.__file__).with_name("config.yaml")
 RESET = {"difficulty": "easy", "max_calls": 6}

@@ -19,7 +19,7 @@ from rl_bridge.config import load_config, load_section
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.sft import Validation
 from rl_bridge.rollout import EvaluationResult, ToolTask
-from rl_bridge.rollout.seeds import TRAINING_SEEDS, held_out_seeds
+from rl_bridge.rollout.assignment import TRAINING_SEEDS, held_out_seeds
 from rl_bridge.types import Ending
 
 FOLDER = Path(sft.__file__).parent

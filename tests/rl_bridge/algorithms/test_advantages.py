@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from rl_bridge.algorithms.advantages import group_advantages, has_variance, overlong_penalty
-from rl_bridge.algorithms.returns import generalized_advantages, penalised_rewards, value_loss, whitened
+from rl_bridge.algorithms.advantages import (
+    generalized_advantages,
+    group_advantages,
+    has_variance,
+    overlong_penalty,
+    penalised_rewards,
+    value_loss,
+    whitened,
+)
 
 
 def test_group_advantages_with_std() -> None:

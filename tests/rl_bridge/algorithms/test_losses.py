@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from rl_bridge.algorithms.policy_loss import Aggregation, LossInputs, policy_loss, token_weights
-from rl_bridge.algorithms.regularizers import (
+from rl_bridge.algorithms.policy_loss import (
+    Aggregation,
     Correction,
     KlEstimator,
+    LossInputs,
+    cispo,
+    clipped_surrogate,
     correction_weights,
     held_then_annealed,
     kl_to_reference,
-)
-from rl_bridge.algorithms.surrogate import (
-    cispo,
-    clipped_surrogate,
+    policy_loss,
     reinforce,
     sequence_means,
     sequence_ratios,
+    token_weights,
 )
 from rl_bridge.config import AlgorithmConfig
 

@@ -32,10 +32,11 @@ def test_lost_work_goes_out_again_ahead_of_new_work_and_its_first_result_is_late
 
 
 def test_what_is_lost_too_often_is_dropped_with_the_reason() -> None:
-    ledger = Ledger(max_losses=2)
+    ledger, fates = Ledger(max_losses=2), list[Fate]()
+    ledger.on_fate = fates.append
     assert [ledger.lose(leased(ledger).id) for _ in range(3)] == [True, True, False]
     assert ledger.dropped == {"lost 3 times": 1}
-    assert list(ledger.history) == [Fate(group=0, reason="lost 3 times")]
+    assert fates == [Fate(group=0, reason="lost 3 times")]
     assert (ledger.live, ledger.waiting) == (0, 0)
     assert leased(ledger).group == 1
 
@@ -107,7 +108,6 @@ def ledger_state_of(state: dict[str, object]) -> dict[str, object]:
     return {
         **state,
         "waiting": [tuple(entry) for entry in state["waiting"]],  # type: ignore[attr-defined]
-        "history": [tuple(entry) for entry in state["history"]],  # type: ignore[attr-defined]
     }
 
 
@@ -117,12 +117,14 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(max_losses=2)
+        self.fates: list[Fate] = []
+        self.ledger.on_fate = lambda fate: self.fates.append(fate)
         self.current: dict[int, GroupLease] = {}
         self.void: list[GroupLease] = []
         self.seen: set[int] = set()
         self.trained: list[int] = []
         self.dropped = 0
-        self.saved: tuple[dict[str, object], list[int], int] | None = None
+        self.saved: tuple[dict[str, object], list[int], int, list[Fate]] | None = None
 
     @rule(admit=st.booleans(), served=st.integers(0, 5))
     def lease(self, admit: bool, served: int) -> None:
@@ -178,13 +180,19 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        self.saved = json.loads(json.dumps(self.ledger.state())), list(self.trained), self.dropped
+        self.saved = (
+            json.loads(json.dumps(self.ledger.state())),
+            list(self.trained),
+            self.dropped,
+            list(self.fates),
+        )
 
     @precondition(lambda self: self.saved is not None)
     @rule()
     def rewind(self) -> None:
         assert self.saved is not None
-        state, trained, self.dropped = self.saved
+        state, trained, self.dropped, fates = self.saved
+        self.fates = list(fates)
         self.ledger.restore(state)
         self.trained = list(trained)
         self.void.extend(self.current.values())
@@ -202,9 +210,9 @@ class Books(RuleBasedStateMachine):
     @invariant()
     def nothing_is_trained_twice(self) -> None:
         assert max(Counter(self.trained).values(), default=0) <= 1
-        fates = Counter(fate.group for fate in self.ledger.history)
+        fates = Counter(fate.group for fate in self.fates)
         assert max(fates.values(), default=0) <= 1
-        assert sorted(self.trained) == sorted(f.group for f in self.ledger.history if f.version is not None)
+        assert sorted(self.trained) == sorted(f.group for f in self.fates if f.version is not None)
 
 
 TestBooks = Books.TestCase

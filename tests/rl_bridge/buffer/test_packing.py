@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import NO_DOCUMENT, PAD, TrainBatch
-from rl_bridge.buffer.packing import pack, share_out
+from rl_bridge.buffer.batch import NO_DOCUMENT, PAD, TrainBatch, pack, share_out
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import NO_VERSION, TrainSample
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.cli.bench import COMMAND
-from rl_bridge.metrics import JsonlSink, SpanTotals
+from rl_bridge.metrics.sinks import JsonlSink
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 

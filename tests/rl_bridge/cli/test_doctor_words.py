@@ -9,17 +9,16 @@ import pytest
 from openenv_core.cli.main import run
 from rl_bridge.cli.doctor import COMMAND, _meeting
 from rl_bridge.config import load_config
-from rl_bridge.doctor import machine, meeting
-from rl_bridge.doctor import machine as packages
-from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.roll_call import Meeting
+from rl_bridge.doctor import host, meeting
+from rl_bridge.doctor.host import Finding, Severity
+from rl_bridge.doctor.meeting import Meeting
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
 
 
 @pytest.fixture(autouse=True)
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_gpus", lambda: 0)  # it takes seconds to import
+    monkeypatch.setattr(host, "usable_gpus", lambda: 0)  # it takes seconds to import
 
 
 def asked(*words: str, gpus: int = 0) -> Meeting:
@@ -66,9 +65,9 @@ def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.Ca
 def test_what_would_fail_decides_the_exit_status(
     level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packages, "packages", lambda: [Finding(what="a", told="b", level=level)])
-    monkeypatch.setattr(machine, "machine", lambda: [])
-    monkeypatch.setattr(meeting, "meet", lambda found: [Finding(what="c", told=str(found.world))])
+    monkeypatch.setattr(host, "packages", lambda: [Finding("a", "b", level)])
+    monkeypatch.setattr(host, "machine", lambda: [])
+    monkeypatch.setattr(meeting, "meet", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == [level.value, "a:", "b"]

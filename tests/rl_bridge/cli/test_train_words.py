@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_core.cli.main import main, run
-from rl_bridge.cli.overrides import TOP_LEVEL, overrides_first_class
+from rl_bridge.cli.common import TOP_LEVEL, overrides_first_class
 from rl_bridge.cli.train import COMMAND, _prepare
 from rl_bridge.config import CONFIG_FILE, Config, save_config
 from rl_bridge.errors import ConfigError

@@ -3,7 +3,7 @@
 import typing
 from typing import Any
 
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 
 
 def section_of(annotation: Any) -> type[Section] | None:

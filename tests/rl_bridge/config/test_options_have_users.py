@@ -9,7 +9,7 @@ import pytest
 import rl_bridge
 from rl_bridge.config import Config
 from rl_bridge.config.monarch import RestartPolicy, RolesConfig
-from rl_bridge.config.section import Section
+from rl_bridge.config.sections import Section
 from tests.rl_bridge.config.sections import section_of
 
 PACKAGE = Path(rl_bridge.__file__).parent

@@ -5,22 +5,29 @@ import json
 import resource
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.doctor import machine as machine_module
-from rl_bridge.doctor.cluster import cluster
-from rl_bridge.doctor.findings import Finding, Severity
-from rl_bridge.doctor.machine import CgroupLimits, limits, machine, packages, requirements
+from rl_bridge.doctor import host as host_module
+from rl_bridge.doctor.host import (
+    CgroupLimits,
+    Finding,
+    Severity,
+    counted_on,
+    limits,
+    machine,
+    packages,
+    requirements,
+)
 
 FILE = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
 
 
-def named(findings: list[Finding]) -> dict[str, Finding]:
+def named(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings}
 
 
@@ -61,14 +68,14 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
 
 
 def test_limits_of_a_container_are_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
+    monkeypatch.setattr(host_module, "usable_gpus", lambda: 0)
     allowed = CgroupLimits(memory=3 << 20, memory_used=1 << 20, cores=0.5)
-    monkeypatch.setattr(machine_module, "limits", lambda: allowed)
+    monkeypatch.setattr(host_module, "limits", lambda: allowed)
     found = named(machine())
     assert found["cores"].metrics["cores"] == 0.5
     assert found["memory"].metrics["free_gb"] == pytest.approx(2 * 2**20 / 1e9)
     assert "limit (cgroup)" in found["memory"].told
-    monkeypatch.setattr(machine_module, "limits", lambda: CgroupLimits(memory=1 << 59, cores=1e4))
+    monkeypatch.setattr(host_module, "limits", lambda: CgroupLimits(memory=1 << 59, cores=1e4))
     assert not any("limit" in named(machine())[what].told for what in ("cores", "memory"))
 
 
@@ -105,7 +112,7 @@ def test_limits_of_a_container_whose_path_is_the_machines(tmp_path: Path) -> Non
 def test_what_a_small_container_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20, total=64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
-    monkeypatch.setattr(machine_module, "usable_gpus", lambda: 0)
+    monkeypatch.setattr(host_module, "usable_gpus", lambda: 0)
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
     found = named(machine())
     assert (found["/dev/shm"].level, found["descriptors"].level) == (Severity.ODD, Severity.ODD)
@@ -136,26 +143,26 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
 
 def test_gpus_of_the_roles(tmp_path: Path) -> None:
     config = loaded(tmp_path, "trainer.num_gpus=2")
-    assert named(cluster(config, gpus=1))["GPUs of the roles"].level is Severity.BAD
-    assert named(cluster(config, gpus=2))["GPUs of the roles"].level is Severity.GOOD  # they take turns
+    assert named(counted_on(config, gpus=1))["GPUs of the roles"].level is Severity.BAD
+    assert named(counted_on(config, gpus=2))["GPUs of the roles"].level is Severity.GOOD  # they take turns
     apart = loaded(tmp_path, "trainer.num_gpus=2", "monarch.colocate=false")
-    assert named(cluster(apart, gpus=2))["GPUs of the roles"].level is Severity.BAD
-    assert named(cluster(apart, gpus=3))["GPUs of the roles"].level is Severity.GOOD
+    assert named(counted_on(apart, gpus=2))["GPUs of the roles"].level is Severity.BAD
+    assert named(counted_on(apart, gpus=3))["GPUs of the roles"].level is Severity.GOOD
     elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b")
-    assert "GPUs of the roles" not in named(cluster(elsewhere, gpus=0))
+    assert "GPUs of the roles" not in named(counted_on(elsewhere, gpus=0))
 
 
 def test_ports_are_the_first_hosts_alone(tmp_path: Path) -> None:
     """On the others the controller's address is not theirs, which is as it should be."""
     config = loaded(tmp_path, "monarch.master_addr=192.0.2.1", "monarch.job=a:b", "monarch.num_nodes=2")
-    first, second = (cluster(config, gpus=0, node_rank=rank) for rank in (0, 1))
+    first, second = (counted_on(config, gpus=0, node_rank=rank) for rank in (0, 1))
     assert [one.level for one in first if one.what.startswith("monarch")] == [Severity.BAD, Severity.BAD]
     assert [one.level for one in second] == [Severity.GOOD]
 
 
 def test_ports_of_the_controller(tmp_path: Path, listener: int) -> None:
     def levels(*overrides: str) -> dict[str, Severity]:
-        found = cluster(loaded(tmp_path, *overrides), gpus=0)
+        found = counted_on(loaded(tmp_path, *overrides), gpus=0)
         return {one.what: one.level for one in found if one.what.startswith("monarch")}
 
     assert levels() == {"monarch.coord_port": Severity.GOOD}
@@ -165,7 +172,7 @@ def test_ports_of_the_controller(tmp_path: Path, listener: int) -> None:
     elsewhere = "monarch.master_addr=192.0.2.1"
     assert levels(elsewhere) == {"monarch.coord_port": Severity.ODD}
     assert levels(elsewhere, "monarch.job=a:b")["monarch.coord_port"] is Severity.BAD
-    told = named(cluster(loaded(tmp_path, elsewhere), gpus=0))["monarch.coord_port"].told
+    told = named(counted_on(loaded(tmp_path, elsewhere), gpus=0))["monarch.coord_port"].told
     assert "192.0.2.1:0 is no address of this host" in told
 
 
@@ -180,7 +187,7 @@ def test_servers_and_workers_that_somebody_else_started(
         f"env.url={json.dumps([there, missing, *odd])}",
         f"monarch.workers=[{worker}, tcp://x]",
     ]
-    found = named(cluster(loaded(tmp_path, *overrides), gpus=0))
+    found = named(counted_on(loaded(tmp_path, *overrides), gpus=0))
     assert (found[there].level, found[worker].level) == (Severity.GOOD, Severity.GOOD)
     assert (found[missing].level, found["tcp://x"].level) == (Severity.BAD, Severity.BAD)
     assert "refused" in found[missing].told

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-from rl_bridge.doctor.findings import Severity
-from rl_bridge.doctor.meeting import meet
-from rl_bridge.doctor.roll_call import Meeting
+from rl_bridge.doctor.host import Severity
+from rl_bridge.doctor.meeting import Meeting, meet
 
 
 def free_address() -> str:
@@ -46,7 +45,7 @@ def ranks_alive(address: str) -> list[str]:
             line = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if "rl_bridge.doctor.measuring" in line and address in line:
+        if "rl_bridge.doctor.meeting" in line and address in line:
             lines.append(line)
     return lines
 

@@ -3,13 +3,11 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 import pytest
 
-from rl_bridge.doctor.findings import Severity
-from rl_bridge.doctor.meeting import _results, _versions
-from rl_bridge.doctor.roll_call import HostFacts, Meeting, MeetingError, call_roll
+from rl_bridge.doctor.host import Severity
+from rl_bridge.doctor.meeting import HostFacts, Meeting, MeetingError, _results, _versions, call_roll
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -48,15 +46,13 @@ def called(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts
 
 
 def facts(name: str, **changes: object) -> HostFacts:
-    return replace(
-        HostFacts(host=name, num_nodes=3, per_host=1, on_gpu=False, versions=VERSIONS),
-        **changes,  # type: ignore[arg-type]
-    )
+    usual = HostFacts(host=name, num_nodes=3, per_host=1, on_gpu=False, versions=VERSIONS)
+    return usual.model_copy(update=changes)
 
 
 def told(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> MemoryStore:
     for rank, one in hosts:
-        store.set(f"host/{rank}", json.dumps(asdict(one)))
+        store.set(f"host/{rank}", one.model_dump_json())
     return store
 
 

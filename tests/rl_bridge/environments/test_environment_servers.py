@@ -17,9 +17,8 @@ from slow_server import SlowClient, Wait
 
 from openenv_core import ServerStartError
 from openenv_core.errors import ExecutionError, ProviderError
-from rl_bridge.environments import supervised
-from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.environments.supervised import ServerState, SupervisedServer
+from rl_bridge.environments import servers as supervised
+from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from openenv_core.errors import CapacityError, ConnectionFailedError, ConnectionLostError, ExecutionError
-from rl_bridge.environments import pool
-from rl_bridge.environments import session as address
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments import leases
+from rl_bridge.environments import leases as address
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6
@@ -110,7 +109,7 @@ async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest
         (address, "MAX_BACKOFF_S"),
     ):
         monkeypatch.setattr(module, name, 0.002)
-    monkeypatch.setattr(pool, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(leases, "CLOSE_TIMEOUT_S", 0.01)
     world = World(seed)
     deadlines = SessionDeadlines(free_s=20, connect_s=0.1, reset_s=0.01, step_s=0.01)
     held = SessionLeases(world.client, sessions=SESSIONS, deadlines=deadlines, urls=URLS[:2])

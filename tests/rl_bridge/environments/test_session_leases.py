@@ -12,10 +12,9 @@ from serving import serving
 from slow_server import SlowClient, Wait, make_app
 
 from openenv_core import ExecutionError, RequestTimeoutError
-from rl_bridge.environments import pool
-from rl_bridge.environments import session as address
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import LeasedSession, SessionDeadlines
+from rl_bridge.environments import leases
+from rl_bridge.environments import leases as address
+from rl_bridge.environments.leases import LeasedSession, SessionDeadlines, SessionLeases
 from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 HANG_S = 30.0
@@ -127,7 +126,7 @@ async def test_idle_sessions_make_room_for_other_workers(
     other: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "FULL_SERVER_BACKOFF_S", 0.05)
-    monkeypatch.setattr(pool, "IDLE_SESSION_TTL_S", 0.5)
+    monkeypatch.setattr(leases, "IDLE_SESSION_TTL_S", 0.5)
     # A server without room can be reached: what bounds the wait is not how long that may take.
     async with (
         leases_on(narrow, sessions=2) as first,

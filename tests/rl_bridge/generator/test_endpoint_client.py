@@ -11,8 +11,8 @@ from forward_proxy import answering, proxy_everything
 
 from rl_bridge.config import GeneratorConfig
 from rl_bridge.errors import ConfigError
-from rl_bridge.generator import openai_api as endpoint_client
-from rl_bridge.generator.openai_api import EndpointClient
+from rl_bridge.generator import endpoint as endpoint_client
+from rl_bridge.generator.endpoint import EndpointClient
 
 KEY = "sk-0123456789"
 LONGEST = 1000

@@ -11,7 +11,7 @@ import torch
 from generator_fixtures import WAIT_S
 from torch import Tensor
 
-from rl_bridge.generator.loop_thread import EngineLoopThread
+from rl_bridge.generator.base import EngineLoopThread
 from rl_bridge.generator.vllm_api import completion_of, prompt_of
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 
@@ -33,7 +33,7 @@ async def forever() -> None:
 
 
 def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_bridge.generator.loop_thread.GRACE_PERIOD_S", 0.05)
+    monkeypatch.setattr("rl_bridge.generator.base.GRACE_PERIOD_S", 0.05)
     stage = Stage(RuntimeError("the clean-up is stuck"))
     stage.thread.start()
 

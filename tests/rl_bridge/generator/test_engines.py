@@ -127,8 +127,8 @@ def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path
     """The metric of every iteration: at most 1e-4 in fp32."""
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
-    from rl_bridge.reference.reference import Reference
     from rl_bridge.tokens.conversation import training_rows
+    from rl_bridge.trainer.reference import Reference
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.types import Ending, Trajectory, Turn
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import ConfigError, GeneratorError
-from rl_bridge.generator import openai_api
+from rl_bridge.generator import endpoint
 from rl_bridge.types import SamplingSettings
 
 HOW = SamplingSettings(temperature=0.7, max_new_tokens=4, stop_token_ids=(9,))
 PROMPT = [1, 2, 3]
 
 
-def answer(**changes: Any) -> openai_api.CompletionResponse:
+def answer(**changes: Any) -> endpoint.CompletionResponse:
     choice: dict[str, Any] = {
         "index": 0,
         "text": "whatever",
@@ -25,11 +25,11 @@ def answer(**changes: Any) -> openai_api.CompletionResponse:
         "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
     }
     usage = changes.pop("usage", {"prompt_tokens": 3})
-    return openai_api.read(json.dumps({"choices": [choice | changes], "usage": usage}).encode())
+    return endpoint.read(json.dumps({"choices": [choice | changes], "usage": usage}).encode())
 
 
 def completion(**changes: Any) -> Any:
-    return openai_api.completion_of(answer(**changes), prompt=PROMPT, sampling=HOW)
+    return endpoint.completion_of(answer(**changes), prompt=PROMPT, sampling=HOW)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_aborted_or_unreadable_answer_is_refused() -> None:
     ]
     for content in (b"<html>", b"[]", b'{"choices": 3}', *numbers):
         with pytest.raises(ConfigError, match="completions protocol"):
-            openai_api.read(content)
+            endpoint.read(content)
     with pytest.raises(ConfigError, match="one answer"):
-        openai_api.completion_of(openai_api.read(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
+        endpoint.completion_of(endpoint.read(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
 
 
 def test_request_leaves_nothing_to_the_servers_defaults() -> None:
-    request = openai_api.body("m", (1, 2), HOW, 7)
+    request = endpoint.body("m", (1, 2), HOW, 7)
     assert request["prompt"] == [1, 2]
     assert (request["temperature"], request["max_tokens"], request["seed"]) == (0.7, 4, 7)
     assert request["stop_token_ids"] == [9]
@@ -73,7 +73,7 @@ def test_request_leaves_nothing_to_the_servers_defaults() -> None:
     assert request["repetition_penalty"] == 1.0
     assert request["presence_penalty"] == request["frequency_penalty"] == 0.0
     assert request["return_token_ids"]
-    assert "seed" not in openai_api.body("m", [1], HOW, None)
+    assert "seed" not in endpoint.body("m", [1], HOW, None)
 
 
 # Two tokens of probability 0.8 and 0.2. At the temperature 0.5 these are squared and normalised: 0.64 / 0.68 and
@@ -83,7 +83,7 @@ AT_HALF = {"a": math.log(0.64 / 0.68), "b": math.log(0.04 / 0.68)}
 
 
 def test_temperature_is_seen_in_the_gaps() -> None:
-    require = openai_api.require_sampling_distribution
+    require = endpoint.require_sampling_distribution
     assert require(AT_ONE, AT_HALF, 0.5)
     assert require(AT_ONE, AT_ONE, 1.0)
     with pytest.raises(ConfigError, match=r"at the temperature 0.5 .* got those at 1; .*processed_logprobs"):
@@ -102,10 +102,10 @@ def test_temperature_is_seen_in_the_gaps() -> None:
 
 def test_missing_alternatives_are_refused() -> None:
     with pytest.raises(ConfigError, match="5 most likely tokens"):
-        openai_api.first_alternatives(answer())
+        endpoint.first_alternatives(answer())
     alone: dict[str, Any] = {"token_logprobs": [-0.5, -0.25], "top_logprobs": [{"a": -0.5}, None]}
     with pytest.raises(ConfigError, match=r"5 most likely tokens .* got one"):
-        openai_api.first_alternatives(answer(logprobs=alone))
-    assert openai_api.first_alternatives(
+        endpoint.first_alternatives(answer(logprobs=alone))
+    assert endpoint.first_alternatives(
         answer(logprobs={"token_logprobs": [-0.5, -0.25], "top_logprobs": [AT_ONE, None]})
     ) == pytest.approx(AT_ONE)

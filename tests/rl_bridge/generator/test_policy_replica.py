@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError, WeightsError
 from rl_bridge.generator.engine import LoadMetrics
 from rl_bridge.generator.replica import PolicyReplica
+from rl_bridge.services.options import RUN_VARIABLE, Turn
 from rl_bridge.types import Completion
 
 
@@ -75,10 +76,10 @@ class FakeCheckpoint:
 
 
 class Stage:
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn | None = None) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
-        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store)
+        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, turn=turn)
         self.replica._engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 
@@ -138,3 +139,22 @@ async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
     await stage.until_loads(1)
     stage.engine.finish()
     assert (await later).version == 3
+
+
+async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, request.node.name)
+    stage, trainer = Stage(Turn()), Turn()
+    with pytest.raises(WeightsError):
+        await stage.update(10)
+    await trainer.take(0.0)
+    trainer.give_back()
+    later = stage.update(3)
+    await stage.until_loads(1)
+    stage.engine.finish()
+    await later
+    with pytest.raises(WeightsError):
+        await stage.update(10)
+    assert stage.replica._turn.held  # it answers on, with the weights that it has
+    stage.replica._turn.give_back()

@@ -22,8 +22,8 @@ from rl_bridge.loops.recovery import rewind
 from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics import JsonlSink, MetricsLog
-from rl_bridge.records.writer import RolloutRecords
+from rl_bridge.metrics.sinks import JsonlSink, MetricsLog
+from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.services.handle import LocalService

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rl_bridge.buffer.ledger import HISTORY, Ledger
+from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.buffer.stored import restored, stored
 from rl_bridge.loops.grpo import collect
@@ -30,17 +30,6 @@ def drop(ledger: Ledger, count: int) -> None:
 
 def rows(folder: Path) -> list[dict[str, dict[str, str]]]:
     return [json.loads(line) for line in (folder / HISTORY_FILE).read_text().splitlines()]
-
-
-def test_more_fates_in_one_iteration_than_the_ledger_remembers(tmp_path: Path) -> None:
-    ledger = Ledger(max_losses=None)
-    history = GroupHistory(tmp_path, ledger)
-    drop(ledger, HISTORY + 3)
-    history.write(1)
-    drop(ledger, 2)
-    history.write(2)
-    assert [len(row["dropped"]) for row in rows(tmp_path)] == [HISTORY + 3, 2]
-    assert set(rows(tmp_path)[1]["dropped"]) == {str(HISTORY + 3), str(HISTORY + 4)}
 
 
 def test_fates_that_a_checkpoint_holds_are_told_once_by_whoever_goes_on_from_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rl_bridge.loops.observation import (
     server_row,
     service_rows,
 )
-from rl_bridge.metrics import Spans, SpanTotals
+from rl_bridge.metrics.spans import Spans, SpanTotals
 
 
 class Service:

@@ -209,3 +209,21 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> No
     await introductions.close()
     assert service.told == ["old", "new"]
     assert failures == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("colocate", "expected"), [(False, 5.0), (True, 45.0)])
+def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> None:
+    from rl_bridge.loops.assembly import _of
+    from rl_bridge.trainer.actor import ReferenceActor
+
+    config = Config.model_validate(
+        {
+            "env": {"app": "a:b"},
+            "rollout": {"task": "c:D"},
+            "trainer": {"timeout_s": 40.0},
+            "monarch": {"start_timeout_s": 5.0, "colocate": colocate},
+        }
+    )
+    bound = _of(config, ReferenceActor, "reference", config.monarch.roles.reference, {})
+    assert bound.options.start_timeout_s == expected

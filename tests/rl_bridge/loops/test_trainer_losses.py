@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, ReplicaLostError, WeightsError
+from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
-from rl_bridge.records.writer import read_lines
+from rl_bridge.records import read_lines
+from rl_bridge.services.handle import Fanout, LocalService
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -140,6 +141,28 @@ async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_firs
     ]
     assert stage.parts.trained == 3
     assert stage.parts.awake
+
+
+class NobodyServes(LocalService):
+    """Generators that are being started again, which may need the trainer for it."""
+
+    async def _fan_out(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
+    ) -> Fanout:
+        if wait:
+            raise NoReplicaError(f"nobody came for {name}")
+        return await super()._fan_out(name, args, kwargs)
+
+
+async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=3, checkpoint_interval=1, colocate=True)
+
+    async def goes_back(run: Run) -> None:
+        run.policy = NobodyServes(run.policy._wrapped)
+        assert await rewind(run) == 0
+
+    await asyncio.wait_for(stage.train(work=goes_back), 20)
+    assert stage.parts.calls == ["sleep", "resumed", "push_weights", "end_turn", "update_weights"]
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(

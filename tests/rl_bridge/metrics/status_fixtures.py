@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rl_bridge.metrics import SpanTotals
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow, StatusServer, StatusSnapshot
 
 

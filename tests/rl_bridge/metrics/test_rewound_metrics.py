@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_bridge.metrics import JsonlSink, MetricsLog, TensorBoardSink, rewind
+from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink, rewind
 
 
 def write(path: Path, *iterations: int) -> None:

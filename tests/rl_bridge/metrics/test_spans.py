@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rl_bridge.metrics import Spans, SpanTotals
+from rl_bridge.metrics.spans import Spans, SpanTotals
 
 
 class Clock:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.errors import StatusError
-from rl_bridge.metrics import JsonlSink, SpanTotals
+from rl_bridge.metrics.sinks import JsonlSink
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED, GROUPS, TARGETS, Throughput
 from tests.rl_bridge.metrics.status_fixtures import snapshot

@@ -14,15 +14,14 @@ from missing import missing
 
 from rl_bridge.config import Config, ready_to_train
 from rl_bridge.errors import ConfigError
-from rl_bridge.metrics import MetricsLog
-from rl_bridge.metrics.trackers import TrackerSink
+from rl_bridge.metrics.sinks import MetricsLog, TrackerSink
 
 ROOT = Path(__file__).parents[3]
 PROCESS = """
 import sys
 from pathlib import Path
-from rl_bridge.metrics import MetricsLog
-from rl_bridge.metrics.trackers import TRACKERS
+from rl_bridge.metrics.sinks import MetricsLog
+from rl_bridge.metrics.sinks import TRACKERS
 
 name, folder, first, last, ends = sys.argv[1:]
 with MetricsLog([TRACKERS[name](Path(folder), "ours", {"seed": 7, "env": {"app": "a:b"}})]) as log:

@@ -8,7 +8,7 @@ import pytest
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ModelError
-from rl_bridge.planning.memory import ModelSize, parse_count
+from rl_bridge.planning import ModelSize, parse_count
 from tests.rl_bridge.planning.published_models import LLAMA3_8B, QWEN2_5_1_5B, QWEN3_1_7B, QWEN3_8B
 
 

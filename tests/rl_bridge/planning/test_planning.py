@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning.memory import ModelSize, RoleMemory, memory_of_roles
-from rl_bridge.planning.plan import RentedFleet, RunPlan, gpus_of
+from rl_bridge.planning import ModelSize, RentedFleet, RoleMemory, RunPlan, gpus_of, memory_of_roles
 from rl_bridge.titan.architecture import architecture_of
 
 SHAPES = {
@@ -211,6 +210,8 @@ def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Pat
     found = roles(loaded(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
     assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
     assert found["policy"].host == {"weights, in the trainer's turn": 2000}
+    more = ("monarch.colocate=true", "trainer.num_gpus=1", "algorithm.kl_coef=0.1")
+    assert roles(loaded(tmp_path, *more))["reference"].host == {"weights, in others' turns": 4000}
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records.record import LeftOut, TokenText, TrajectoryRecord, group_records, shortened
+from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shortened
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn

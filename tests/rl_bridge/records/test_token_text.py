@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.records.record import TokenText
+from rl_bridge.records import TokenText
 from rl_bridge.tokens.chat import ChatTokenizer
 from tests.rl_bridge.records.records_fixtures import decode
 

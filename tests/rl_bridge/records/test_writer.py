@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.config.trainer import RecordsConfig
-from rl_bridge.records.record import TrajectoryRecord
-from rl_bridge.records.writer import SEGMENTS, RolloutRecords, read_lines, segment_files
+from rl_bridge.config.sections import RecordsConfig
+from rl_bridge.records import SEGMENTS, RolloutRecords, TrajectoryRecord, read_lines, segment_files
 from rl_bridge.types import Group
 from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
 

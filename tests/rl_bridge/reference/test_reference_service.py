@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.reference.spread import reference_logprobs
+from rl_bridge.trainer.passes import reference_logprobs
 from tests.rl_bridge.trainer.trainer_ranks import batch, settings
 
 
@@ -52,8 +53,8 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     from transformers import Qwen3ForCausalLM
 
     from rl_bridge.generator.vllm_api import ONE_THREAD
-    from rl_bridge.reference.actor import ReferenceActor
     from rl_bridge.services.fleet import Fleet
+    from rl_bridge.trainer.actor import ReferenceActor
 
     whole = batch(3)
     async with Fleet(tmp_path / "logs"):
@@ -74,3 +75,33 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
         os.kill(reference.replicas[0].pids[0], signal.SIGKILL)
         for again in await asyncio.gather(*asking):
             assert again == pytest.approx(told, abs=1e-5)  # other shares are other shapes
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+async def test_colocated_it_answers_in_a_turn_of_its_own(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.generator.vllm_api import ONE_THREAD
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.options import RUN_VARIABLE, Turn
+    from rl_bridge.trainer.actor import ReferenceActor
+    from rl_bridge.trainer.reference import Reference
+
+    whole, alone = batch(3), settings(tiny_policy, folder=tmp_path)
+    expected = Reference(alone).logprobs(whole)
+    async with Fleet(tmp_path / "logs") as fleet:
+        monkeypatch.setenv(RUN_VARIABLE, fleet._name)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        others = Turn()
+        await others.take(0.0)
+        bound = ReferenceActor.options(environment=ONE_THREAD)
+        reference = await bound.as_service(replace(alone, colocated=True))  # which waits for no turn
+        for _ in range(2):
+            asking = [asyncio.ensure_future(reference.logprobs.route(whole)) for _ in "ab"]
+            assert not (await asyncio.wait(asking, timeout=1.0))[0]
+            others.give_back()
+            for told in await asyncio.gather(*asking):
+                assert told == pytest.approx(expected, abs=1e-6)
+            await others.take(0.0)
+        others.give_back()

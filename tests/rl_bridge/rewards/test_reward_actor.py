@@ -35,7 +35,7 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
     from rl_bridge.services.fleet import Fleet
 
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
-        with pytest.raises(RewardError, match=r"reward_functions\.absent"):
+        with pytest.raises(RewardError, match="module 'reward_functions' has no 'absent'"):
             await RewardActor.options(name="absent").as_service(settings("absent"))
         several = await RewardActor.options(name="several").as_service(settings("exact", "none", "half"))
         assert await several.evaluate_response.route(prompt="2 + 2?", response="4", target="4") == 0.75

@@ -155,12 +155,11 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (
-            "reward_functions.absent",
-            "expected 'reward_functions.absent' to be a plain function, got NoneType",
-        ),
-        ("reward_functions.one_argument", "to take prompt, response and target"),
-        ("no.such.function", r"expected to import 'no\.such' .* got ModuleNotFoundError"),
+        ("reward_functions.absent", r"reward\.function: module 'reward_functions' has no 'absent'"),
+        ("reward_functions.one_argument", r"expected a function of \(prompt, response, target\)"),
+        ("no.such.function", r"reward\.function: cannot import 'no\.such'"),
+        ("function", r"expected reward\.function as 'package\.module:name', got 'function'"),
+        ("reward_functions:one_argument", r"reward\.function=reward_functions:one_argument"),
     ],
 )
 async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:

@@ -11,11 +11,9 @@ from simulated_time import simulate
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.loops.grpo import collect
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.groups import ACCEPT_ALL, GroupFilter
-from rl_bridge.rollout.health import PlayedEnvironment
+from rl_bridge.rollout.groups import ACCEPT_ALL, GroupFilter, PlayedEnvironment
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)

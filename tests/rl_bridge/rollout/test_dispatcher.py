@@ -24,10 +24,8 @@ from dispatcher_stage import (
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, Outcome
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, group_seed
 from rl_bridge.rollout.groups import GroupFilter
-from rl_bridge.rollout.seeds import group_seed
 from rl_bridge.types import Group, Trajectory
 
 

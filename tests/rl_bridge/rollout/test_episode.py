@@ -13,7 +13,8 @@ from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import ListToolsObservation, Tool
 from rl_bridge.errors import EpisodeUnscoredError, ReplicaLostError
 from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.rollout.episode import EpisodeSettings, Judge, play_episode
+from rl_bridge.rollout.assignment import EpisodeSettings
+from rl_bridge.rollout.episode import Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Trajectory

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
 from rl_bridge.errors import RolloutError
+from rl_bridge.rollout.assignment import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
 from rl_bridge.rollout.groups import (
     ALL_TRUNCATED,
     TOO_FEW,
@@ -20,7 +21,6 @@ from rl_bridge.rollout.groups import (
     rollout_metrics,
     training_samples,
 )
-from rl_bridge.rollout.seeds import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 UNSEEN = (

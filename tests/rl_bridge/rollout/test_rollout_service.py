@@ -18,10 +18,9 @@ from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
+from rl_bridge.rollout.assignment import EpisodeSettings, sampling_seed
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.episode import EpisodeSettings
-from rl_bridge.rollout.health import PlayedEnvironment
-from rl_bridge.rollout.seeds import sampling_seed
+from rl_bridge.rollout.groups import PlayedEnvironment
 from rl_bridge.types import Group, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]

@@ -17,16 +17,15 @@ from worker_fixtures import (
 )
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments.leases import SessionDeadlines
 from rl_bridge.errors import (
     GeneratorError,
     PromptRefusedError,
     ReplicaLostError,
     RolloutError,
 )
-from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory
+from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, sampling_seed
 from rl_bridge.rollout.episode import REASON_CHARS
-from rl_bridge.rollout.seeds import sampling_seed
 from rl_bridge.types import Ending
 
 TIMEOUT_S = 60.0

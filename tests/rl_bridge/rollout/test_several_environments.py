@@ -14,9 +14,14 @@ from rich.console import Console
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate, together
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.health import FIRST_PAUSE_S
-from rl_bridge.rollout.seeds import draw_environment, group_seed
+from rl_bridge.rollout.assignment import (
+    Assignment,
+    AssignmentResult,
+    NoTrajectory,
+    draw_environment,
+    group_seed,
+)
+from rl_bridge.rollout.groups import FIRST_PAUSE_S
 from rl_bridge.types import Group
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}

@@ -9,8 +9,7 @@ import pytest
 
 from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.rollout.assignment import Absence, Assignment, NoTrajectory
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.assignment import Absence, Assignment, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.single_turn import SingleTurn
 from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Completion, Ending, Trajectory, Turn

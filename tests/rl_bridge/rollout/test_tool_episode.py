@@ -21,7 +21,7 @@ from tool_fixtures import (
 )
 from worker_fixtures import Play, playing, trajectories
 
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments.leases import SessionDeadlines
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import ToolTask
 from rl_bridge.rollout.assignment import Absence, NoTrajectory

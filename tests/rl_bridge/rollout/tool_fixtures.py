@@ -29,7 +29,8 @@ from openenv_core.tools import (
 )
 from rl_bridge.config import Config
 from rl_bridge.rollout import Task, ToolTask
-from rl_bridge.rollout.episode import EpisodeSettings, play_episode
+from rl_bridge.rollout.assignment import EpisodeSettings
+from rl_bridge.rollout.episode import play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import training_rows

@@ -14,12 +14,10 @@ import psutil
 from rollout_fixtures import FakeEngine, FakeTokenizer, Script
 
 from rl_bridge.config import Config
-from rl_bridge.environments.leases import SessionLeases
-from rl_bridge.environments.session import SessionDeadlines
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.episode import EpisodeSettings
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.types import Trajectory

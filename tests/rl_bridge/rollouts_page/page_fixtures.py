@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rl_bridge.records.record import TrajectoryRecord, TurnRecord
-from rl_bridge.records.writer import Segments
+from rl_bridge.records import Segments, TrajectoryRecord, TurnRecord
 from rl_bridge.rollouts_page.server import PageServer
 
 SYSTEM = (

@@ -7,8 +7,8 @@ import json
 import re
 from pathlib import Path
 
-from rl_bridge.records.writer import read_lines
-from rl_bridge.rollouts_page.page import policy, script, served_page, whole_page
+from rl_bridge.records import read_lines
+from rl_bridge.rollouts_page.server import policy, script, served_page, whole_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
 
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from chromium import Browser, Tab, chromium
 
-from rl_bridge.records.writer import read_lines
-from rl_bridge.rollouts_page.page import whole_page
+from rl_bridge.records import read_lines
+from rl_bridge.rollouts_page.server import whole_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
 
 READY = "document.body.dataset.ready"

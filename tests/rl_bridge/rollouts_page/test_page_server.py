@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from rl_bridge.rollouts_page import server
-from rl_bridge.rollouts_page.page import policy
-from rl_bridge.rollouts_page.server import MAX_CALLERS
+from rl_bridge.rollouts_page.server import MAX_CALLERS, policy
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, served
 
 

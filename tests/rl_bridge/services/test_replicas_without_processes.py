@@ -9,6 +9,7 @@ import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
+from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import Place
 
 
@@ -66,8 +67,8 @@ class Owner:
 @pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
-    from rl_bridge.services.keeper import ReplicaKeeper, ReplicaState
     from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.service import ReplicaKeeper, ReplicaState
 
     starts: Any = [Processes("one"), Processes("two")]
     coming = iter(starts)
@@ -101,9 +102,25 @@ HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-@pytest.mark.heavy
-async def test_one_that_does_not_answer_hides_none_that_does() -> None:
-    from rl_bridge.services.actor import ServiceActor
+class Replica:
+    incarnation = 1
+
+    def __init__(self, replica: int, *, hangs: bool = False, gone: bool = False) -> None:
+        self.replica = replica
+        self._hangs = hangs
+        self._gone = gone
+        self.calls: list[str] = []
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        self.calls.append(name)
+        if self._hangs:
+            await asyncio.Event().wait()
+        if self._gone:
+            raise TargetGoneError("killed")
+        return f"{name} of {self.replica}"
+
+
+def service_of(actor: type[Any]) -> Any:
     from rl_bridge.services.options import ServiceOptions
     from rl_bridge.services.processes import Incarnation
     from rl_bridge.services.service import Service
@@ -111,27 +128,41 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     def start(replica: int) -> Incarnation:
         raise AssertionError("nothing is started here")
 
-    class Replica:
-        incarnation = 1
-
-        def __init__(self, replica: int, *, hangs: bool = False) -> None:
-            self.replica = replica
-            self._hangs = hangs
-
-        async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-            if self._hangs:
-                await asyncio.Event().wait()
-            return f"{name} of {self.replica}"
-
-    service = Service(
+    return Service(
         "policy",
-        ServiceActor,
+        actor,
         (),
         ServiceOptions(),
         start=start,
         record=lambda replica, what, detail: None,
         on_failure=lambda failure: None,
     )
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("killed", [False, True])
+async def test_what_generators_are_told_waits_for_none_that_starts(killed: bool) -> None:
+    from rl_bridge.generator.actor import PolicyActor
+
+    service = service_of(PolicyActor)
+    if killed:
+        service._balancer.add(Replica(0, gone=True))
+    starting: Any = Replica(0)
+    starting.incarnation = 2
+    async with asyncio.timeout(HANG_S):
+        await service.update_weights.tell(3)
+        told = await service.sleep.tell()
+        assert (told.values, service.roster.targets) == ({}, ())
+        await service.catch_up(starting)
+    assert starting.calls == ["sleep"]  # it needs no weights for that
+    assert service.roster.targets == (starting,)
+
+
+@pytest.mark.heavy
+async def test_one_that_does_not_answer_hides_none_that_does() -> None:
+    from rl_bridge.services.actor import ServiceActor
+
+    service = service_of(ServiceActor)
     for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):

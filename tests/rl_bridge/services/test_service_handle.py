@@ -230,6 +230,25 @@ async def test_a_fan_out_that_comes_while_its_forerunner_is_taken_is_taken_too()
     assert later.values == {3: 3}
 
 
+async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> None:
+    replays = Replays((("load", "sleep"), "tune"))
+    replays.keep("load", (1,), {})
+    replays.keep("tune", (0.5,), {})
+    target = FakeTarget(3)
+    target.error = WeightsError("its publisher has died")
+    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    await turns()
+    target.error = None
+    sleeping = replays.keep("sleep", (), {})
+    await catching_up
+    assert target.calls == [("load", (1,)), ("tune", (0.5,)), ("sleep", ())]
+    assert sleeping is not None
+    replays.withdraw(sleeping)
+    other = FakeTarget(4)
+    await replays.catch_up(other)
+    assert other.calls == [("load", (1,)), ("tune", (0.5,))]
+
+
 async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
     replays = Replays(("load",))
     replays.keep("load", (1,), {})

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.shapes import SHAPES, documents, write_checkpoint
 from rl_bridge.config import Config, LoraConfig
-from rl_bridge.planning.memory import ModelSize, memory_of_roles
+from rl_bridge.planning import ModelSize, memory_of_roles
 
 pytestmark = pytest.mark.heavy
 

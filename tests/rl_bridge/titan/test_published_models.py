@@ -8,7 +8,7 @@ import pytest
 
 from rl_bridge.config import Config, load_config
 from rl_bridge.errors import ModelError
-from rl_bridge.planning.memory import ModelSize, memory_of_roles
+from rl_bridge.planning import ModelSize, memory_of_roles
 from rl_bridge.titan.architecture import RotaryScaling, architecture_of, read_architecture
 
 FOLDER = Path(__file__).parents[3] / "examples" / "presets"

@@ -13,9 +13,8 @@ from trainer_ranks import batch, settings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
-from rl_bridge.trainer.passes import Passes
-from rl_bridge.trainer.preparation import loss_settings, with_advantages
-from rl_bridge.trainer.shares import rank_batches
+from rl_bridge.trainer.passes import Passes, rank_batches
+from rl_bridge.trainer.policy import loss_settings, with_advantages
 from rl_bridge.types import NO_VERSION, TrainSample
 
 

@@ -59,7 +59,7 @@ def test_a_step_changes_the_weights_and_tells_what_it_did(make_trainer: MakeTrai
 def test_ratio_and_mismatch_are_of_the_policy_that_sampled_each_token(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    from rl_bridge.reference.reference import Reference
+    from rl_bridge.trainer.reference import Reference
 
     first = batch(1)
     told = Reference(settings(tiny_policy, folder=tmp_path)).logprobs(first)
@@ -97,7 +97,7 @@ def test_ratio_and_mismatch_are_of_the_policy_that_sampled_each_token(
 def test_the_temperature_divides_the_logits(tiny_policy: Path, tmp_path: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
-    from rl_bridge.reference.reference import Reference
+    from rl_bridge.trainer.reference import Reference
 
     one = batch(2)
     model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
@@ -380,7 +380,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
 def test_the_kl_is_zero_at_the_start_and_grows(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    from rl_bridge.reference.reference import Reference
+    from rl_bridge.trainer.reference import Reference
 
     algorithm = {"kl_coef": 0.05}
     reference = Reference(settings(tiny_policy, folder=tmp_path, algorithm=algorithm))

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -44,23 +43,40 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
     await publisher.close()
 
 
+class FakeCuda:
+    """The two calls that are made of CUDA, and its last error as torch reads it: after each kernel, and once."""
+
+    def __init__(self, refused: int) -> None:
+        self.locked: dict[int, int] = {}
+        self._refused = refused
+        self._last_error = 0
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        ctypes.memset(address, 1, nbytes)  # it is mapped
+        if not self._refused:
+            self.locked[address] = nbytes
+        self._last_error = self._refused or self._last_error
+        return self._refused
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's name
+        del self.locked[address]
+
+    def launch_kernel(self, *shape: int, device: str = "cuda") -> None:
+        error, self._last_error = self._last_error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+
+
 @pytest.mark.parametrize("refused", [0, 1])
 def test_segment_beside_a_gpu_is_page_locked_for_as_long_as_it_is_mapped(
     monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    """Of CUDA this asks for nothing but the two calls, which a machine without a GPU cannot make."""
-    locked: dict[int, int] = {}
-
-    def register(address: int, nbytes: int, flags: int) -> int:
-        ctypes.memset(address, 1, nbytes)  # it is mapped
-        if not refused:
-            locked[address] = nbytes
-        return refused
-
-    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=locked.pop)
+    cuda = FakeCuda(refused)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.cudart", lambda: runtime)
+    monkeypatch.setattr("torch.cuda.cudart", lambda: cuda)
+    monkeypatch.setattr("torch.ones", cuda.launch_kernel)
     segment = Segment(4096)
-    assert list(locked.values()) == [4096][refused:]
+    assert list(cuda.locked.values()) == [4096][refused:]
+    cuda.launch_kernel()  # what comes next is not told of the refusal
     segment.close()
-    assert locked == {}
+    assert cuda.locked == {}

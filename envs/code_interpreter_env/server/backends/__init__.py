@@ -14,15 +14,7 @@ HOSTED: Final = ("containers", "jupyter", "together")
 
 
 def make_backend(settings: InterpreterSettings, minimum: Isolation) -> Backend:
-    """Return the backend that the settings name, not started.
-
-    Args:
-        settings: What interpreters there are.
-        minimum: The weakest rung of the ladder that will do, for a backend that stands on it.
-
-    Raises:
-        ConfigurationError: There is none of that name, or it lacks what it needs.
-    """
+    """Return the backend that the settings name, not started."""
     name = settings.backend
     if name == LOCAL:
         from .local import LocalBackend

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from openenv_core.errors import (
@@ -283,7 +284,27 @@ def _reason(refusal: str) -> str:
     return refusal.rpartition(": ")[2]
 
 
-class ContainerBackend(HostedBackend[ContainerSettings, DockerPool]):
+class _Containers:
+    """The pool, asked by coroutines."""
+
+    def __init__(self, settings: ContainerSettings) -> None:
+        self._settings = settings
+        self._pool = DockerPool(settings.image, settings.size, options=settings.options)
+
+    async def check(self) -> None:
+        try:
+            await asyncio.to_thread(self._pool.wait, 1, self._settings.lease_s)
+        except ProviderError as error:
+            raise HostFailureError(f"expected containers of {self._settings.image}, got: {error}") from error
+
+    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> _ContainerInterpreter:
+        return _ContainerInterpreter(self._pool, self._settings, limits, packages)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.close)
+
+
+class ContainerBackend(HostedBackend):
     """Runs code in containers, one a session, which nobody uses again.
 
     What stands between the code and the machine is the container, and within it what the server there has: an image
@@ -292,19 +313,5 @@ class ContainerBackend(HostedBackend[ContainerSettings, DockerPool]):
 
     isolation = "container"
 
-    def _make_host(self) -> DockerPool:
-        return DockerPool(self._settings.image, self._settings.size, options=self._settings.options)
-
-    async def _check(self, host: DockerPool) -> None:
-        try:
-            await asyncio.to_thread(host.wait, 1, self._settings.lease_s)
-        except ProviderError as error:
-            raise HostFailureError(f"expected containers of {self._settings.image}, got: {error}") from error
-
-    def _make_interpreter(
-        self, host: DockerPool, limits: Limits, packages: tuple[str, ...]
-    ) -> _ContainerInterpreter:
-        return _ContainerInterpreter(host, self._settings, limits, packages)
-
-    async def _close_host(self, host: DockerPool) -> None:
-        await asyncio.to_thread(host.close)
+    def __init__(self, settings: ContainerSettings) -> None:
+        super().__init__(partial(_Containers, settings))

@@ -13,11 +13,11 @@ import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -211,6 +211,7 @@ class HostedInterpreter(ABC):
         self._lost = False
         self._loss: str | None = None  # that nobody was told of yet
         self._root = ""
+        self._had_stdin = False
         self._leftovers: list[str] = []
         self._listing = FileListing(limits)
 
@@ -218,27 +219,15 @@ class HostedInterpreter(ABC):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        """Run code, and have the collector take in what it writes.
-
-        Raises:
-            HostFailureError: The infrastructure failed.
-        """
+        """Run code, and have the collector take in what it writes."""
 
     @abstractmethod
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
-        """Have our own code run, and return all that came back.
-
-        Raises:
-            HostFailureError: The infrastructure failed.
-        """
+        """Have our own code run, and return all that came back."""
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Let the interpreter go that there is, if any, and get a fresh one with a workspace.
-
-        Raises:
-            HostFailureError: None can be had.
-        """
+        """Let the interpreter go that there is, if any, and get a fresh one with a workspace."""
 
     @abstractmethod
     async def _end(self) -> None:
@@ -247,9 +236,7 @@ class HostedInterpreter(ABC):
     async def open(self) -> None:
         """Get the first interpreter.
 
-        Raises:
-            HostFailureError: None can be had.
-            ConfigurationError: A package cannot be imported there.
+        HostFailureError: none can be had; ConfigurationError: a package cannot be imported there.
         """
         try:
             await self._begin_anew()
@@ -373,12 +360,7 @@ class HostedInterpreter(ABC):
         return require_done(path, reply)
 
     async def _enter(self, *, own_folder: bool) -> None:
-        """Make the workspace in a fresh interpreter, and import packages.
-
-        Raises:
-            HostFailureError: It cannot be made.
-            ConfigurationError: A package cannot be imported.
-        """
+        """Make the workspace in a fresh interpreter, and import packages."""
         leftovers = self._leftovers if own_folder else []
         call = InsideCall("begin", own_folder=own_folder, packages=list(self._packages), leftovers=leftovers)
         reply = call.read(await self._call_inside(call, INSIDE_TIMEOUT_S + 10.0 * len(self._packages)))
@@ -393,10 +375,16 @@ class HostedInterpreter(ABC):
         if not own_folder:
             await self._changed_files()  # those that were there already are no news later
 
+    async def _set_stdin(self, stdin: str | None, timeout_s: float) -> None:
+        """Give the next code its standard input, and take the last one's away."""
+        if stdin is not None or self._had_stdin:
+            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
+            self._had_stdin = stdin is not None
+
     async def _begin_anew(self) -> None:
         if self._root:
             self._leftovers.append(self._root)  # one that died could not clear up after itself
-        self._root = ""
+        self._root, self._had_stdin = "", False
         await self._begin()
         if self.closed:  # meanwhile
             await self._end()
@@ -412,11 +400,7 @@ class HostedInterpreter(ABC):
             self._lost = False
 
     async def _ready(self) -> None:
-        """Have an interpreter with files.
-
-        Raises:
-            SandboxFailureError: There is none any more; it is replaced, and has none of the files.
-        """
+        """Have an interpreter with files."""
         self._require_open()
         await self._renew()
         if (loss := self._loss) is not None:
@@ -452,54 +436,38 @@ def require_done(path: str, reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return reply
 
 
-SettingsT = TypeVar("SettingsT")
-HostT = TypeVar("HostT")
+class InterpreterHost(Protocol):
+    """A service, a gateway, a pool of containers."""
+
+    async def check(self) -> None:
+        """See that it is there and lets us in; a HostFailureError or ProviderError where it is not, or does not."""
+
+    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> HostedInterpreter:
+        """Return an interpreter, not opened."""
+
+    async def close(self) -> None:
+        """Let it go."""
 
 
-class HostedBackend(ABC, Generic[SettingsT, HostT]):
-    """Opens interpreters that one host runs: a service, a gateway, a pool of containers.
+class HostedBackend:
+    """Opens interpreters that one host runs.
 
     Args:
-        settings: How the host is reached.
+        make_host: Returns the host, not asked for anything yet.
     """
 
     isolation = "remote"
 
-    def __init__(self, settings: SettingsT) -> None:
-        self._settings = settings
-        self._host: HostT | None = None
+    def __init__(self, make_host: Callable[[], InterpreterHost]) -> None:
+        self._make_host = make_host
+        self._host: InterpreterHost | None = None
         self._opened: set[HostedInterpreter] = set()
 
-    @abstractmethod
-    def _make_host(self) -> HostT:
-        """Return what interpreters come from, not asked for anything yet."""
-
-    @abstractmethod
-    async def _check(self, host: HostT) -> None:
-        """See that the host is there and lets us in.
-
-        Raises:
-            HostFailureError: It is not, or does not.
-            ProviderError: Likewise.
-        """
-
-    @abstractmethod
-    def _make_interpreter(
-        self, host: HostT, limits: Limits, packages: tuple[str, ...]
-    ) -> HostedInterpreter: ...
-
-    @abstractmethod
-    async def _close_host(self, host: HostT) -> None: ...
-
     async def start(self) -> None:
-        """Make ready; see `Backend`.
-
-        Raises:
-            SandboxUnavailableError: The host does not answer, or refuses us.
-        """
+        """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
         self._host = self._make_host()
         try:
-            await self._check(self._host)
+            await self._host.check()
         except (HostFailureError, ProviderError) as failure:
             await self.close()
             raise SandboxUnavailableError(str(failure)) from failure
@@ -516,7 +484,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
             raise SandboxUnavailableError(
                 "expected a backend that was started, got one that was not, or was closed"
             )
-        interpreter = self._make_interpreter(self._host, limits, packages)
+        interpreter = self._host.make_interpreter(limits, packages)
         self._opened = {each for each in self._opened if not each.closed} | {interpreter}
         try:
             await interpreter.open()
@@ -530,7 +498,7 @@ class HostedBackend(ABC, Generic[SettingsT, HostT]):
         await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
         host, self._host = self._host, None
         if host is not None:
-            await self._close_host(host)
+            await host.close()
 
 
 def require_plain_url(variable: str, url: str) -> None:
@@ -566,9 +534,7 @@ async def send_bounded(
 ) -> tuple[httpx.Response, bytes]:
     """Send a request, and return the response with its body; of an error's body no more than its beginning.
 
-    Raises:
-        ResponseTooLargeError: It is longer than it may be.
-        httpx.TransportError: There is none.
+    ResponseTooLargeError: it is longer than it may be; httpx.TransportError: there is none.
     """
     response = await client.send(request, stream=True)
     body = bytearray()

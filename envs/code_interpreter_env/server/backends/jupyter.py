@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import httpx
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.protocol.http import is_bearer_token
 from openenv_core.proxies import proxy_for
 from openenv_core.sandbox import CodeError, Execution, Limits
@@ -139,6 +140,10 @@ class _Gateway:
                 f"expected the gateway to have kernels named {name!r}, it has {', '.join(known) or 'none'}"
             )
 
+    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_JupyterInterpreter":
+        """Return an interpreter that is to have a kernel of its own."""
+        return _JupyterInterpreter(self, self._settings, limits, packages)
+
     async def create(self) -> str:
         """Start a kernel, and return its id; `_NoRoomError` where the gateway has as many as it may have."""
         # With an environment of its own, if an empty one, a kernel does not inherit the gateway's, token and all.
@@ -239,13 +244,9 @@ class _Channel:
     @classmethod
     async def open(cls, settings: JupyterSettings, kernel: str, most_bytes: int) -> "_Channel":
         """Connect to a kernel; no message of it may have more bytes."""
-        try:
+        with installed_with("server", "the package websockets"):
             from websockets.asyncio.client import connect
             from websockets.exceptions import WebSocketException
-        except ImportError as error:
-            raise ConfigurationError(
-                f"expected websockets to be installed ({error}); install ropewalk[server]"
-            ) from error
         # A name of our own has the gateway keep nothing for us that an earlier connection has missed.
         url = settings.address(f"{_KERNELS}/{kernel}/channels", socket=True)
         try:
@@ -358,12 +359,10 @@ class _JupyterInterpreter(HostedInterpreter):
         self._settings = settings
         self._kernel: str | None = None
         self._channel: _Channel | None = None
-        self._had_stdin = False
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def _begin(self) -> None:
         await self._let_go()
-        self._had_stdin = False
         try:
             self._kernel = await self._gateway.create()
         except _NoRoomError:
@@ -401,9 +400,7 @@ class _JupyterInterpreter(HostedInterpreter):
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
         channel = self._require_channel()
-        if stdin is not None or self._had_stdin:
-            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
-            self._had_stdin = stdin is not None
+        await self._set_stdin(stdin, timeout_s)
         request = await channel.request("execute_request", _execute_request(code), _into(collector))
         done = await self._wait(channel, request, timeout_s, collector.flood)
         if done and not collector.flood.done():
@@ -575,7 +572,7 @@ def _expression_value(reply: _Message) -> str:
     return shown if isinstance(shown, str) else ""
 
 
-class JupyterBackend(HostedBackend[JupyterSettings, _Gateway]):
+class JupyterBackend(HostedBackend):
     """Runs code in the kernels of a Jupyter kernel gateway, one a session.
 
     A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
@@ -583,16 +580,5 @@ class JupyterBackend(HostedBackend[JupyterSettings, _Gateway]):
     that is trusted, or for gateways that put each kernel into a container of its own.
     """
 
-    def _make_host(self) -> _Gateway:
-        return _Gateway(self._settings)
-
-    async def _check(self, host: _Gateway) -> None:
-        await host.check()
-
-    def _make_interpreter(
-        self, host: _Gateway, limits: Limits, packages: tuple[str, ...]
-    ) -> _JupyterInterpreter:
-        return _JupyterInterpreter(host, self._settings, limits, packages)
-
-    async def _close_host(self, host: _Gateway) -> None:
-        await host.close()
+    def __init__(self, settings: JupyterSettings) -> None:
+        super().__init__(partial(_Gateway, settings))

@@ -40,10 +40,6 @@ class LocalBackend:
 
     A sandbox starts when its set of packages is first asked for, and stays. Where there are as many as may be, the
     one that was not asked for the longest is closed, if no session is left in it.
-
-    Args:
-        settings: What interpreters there are.
-        minimum: The weakest level that will do.
     """
 
     def __init__(self, settings: InterpreterSettings, minimum: Isolation) -> None:

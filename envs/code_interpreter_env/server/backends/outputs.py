@@ -62,9 +62,6 @@ def without_colours(text: str) -> str:
 class OutputCollector:
     """Gathers what one execution writes and shows, within the limits, while it still does so.
 
-    Args:
-        limits: Bound what is kept, and what may be written at all.
-
     Attributes:
         flood: Is done once more was written than may be: whoever runs the code is to stop it.
         error: The exception that the code ended with.

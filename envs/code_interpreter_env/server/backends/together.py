@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -212,9 +213,17 @@ class _TogetherService:
         except (KeyError, TypeError):
             raise self._not_as_documented("a list of sessions") from None
 
+    async def check(self) -> None:
+        """See that the service is there, and that the token is good."""
+        await self.sessions()
+
+    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_TogetherInterpreter":
+        """Return an interpreter that is to have a session of its own."""
+        return _TogetherInterpreter(self, limits, packages, self._settings.report_files)
+
     async def close(self) -> None:
         """Let the connections go."""
-        await self._http.aclose()
+        await asyncio.shield(self._http.aclose())
 
     async def _request(
         self,
@@ -318,11 +327,9 @@ class _TogetherInterpreter(HostedInterpreter):
         super().__init__(limits, packages, isolation="remote", report_files=report_files)
         self._service = service
         self._remote_id: str | None = None
-        self._had_stdin = False
 
     async def _begin(self) -> None:
         self._remote_id = None
-        self._had_stdin = False
         # Uploads land where code runs, so the workspace is the folder that the session begins in.
         await self._enter(own_folder=False)
 
@@ -332,9 +339,7 @@ class _TogetherInterpreter(HostedInterpreter):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        if stdin is not None or self._had_stdin:
-            await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
-            self._had_stdin = stdin is not None
+        await self._set_stdin(stdin, timeout_s)
         # What may be written, some of it spelled with two characters.
         most = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
         try:
@@ -396,11 +401,7 @@ class _TogetherInterpreter(HostedInterpreter):
         return ran
 
     async def _require_service(self) -> None:
-        """Tell code that takes too long from a service that does not answer.
-
-        Raises:
-            HostFailureError: It is the service. What became of the session nobody knows.
-        """
+        """Tell code that takes too long from a service that does not answer."""
         try:
             await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError as failure:
@@ -416,7 +417,7 @@ class _TogetherInterpreter(HostedInterpreter):
             return False
 
 
-class TogetherBackend(HostedBackend[TogetherSettings, _TogetherService]):
+class TogetherBackend(HostedBackend):
     """Runs code in sessions of Together's Code Interpreter.
 
     It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
@@ -424,16 +425,5 @@ class TogetherBackend(HostedBackend[TogetherSettings, _TogetherService]):
     are what the service grants, and so is the end of a session, some time after its last use.
     """
 
-    def _make_host(self) -> _TogetherService:
-        return _TogetherService(self._settings)
-
-    async def _check(self, host: _TogetherService) -> None:
-        await host.sessions()  # which shows that the token is good
-
-    def _make_interpreter(
-        self, host: _TogetherService, limits: Limits, packages: tuple[str, ...]
-    ) -> _TogetherInterpreter:
-        return _TogetherInterpreter(host, limits, packages, self._settings.report_files)
-
-    async def _close_host(self, host: _TogetherService) -> None:
-        await asyncio.shield(host.close())
+    def __init__(self, settings: TogetherSettings) -> None:
+        super().__init__(partial(_TogetherService, settings))

@@ -213,11 +213,7 @@ class UpstreamConnection:
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
-        """Call a tool; one that takes too long is told to stop.
-
-        Raises:
-            CallError: There is no result.
-        """
+        """Call a tool; one that takes too long is told to stop. CallError: there is no result."""
         session = self._alive().session
         request = types.CallToolRequest(
             params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
@@ -264,11 +260,7 @@ class UpstreamConnection:
         return not self.hung
 
     async def _opened(self, mode: str) -> bool:
-        """Try one protocol; return whether the server took it.
-
-        Raises:
-            ServerFailedError: It does not come, whatever the protocol.
-        """
+        """Try one protocol; return whether the server took it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
@@ -327,11 +319,7 @@ class UpstreamConnection:
                 await wire.close()
 
     async def _wait(self, answer: Awaitable[T], timeout_s: float) -> T:
-        """Wait for an answer.
-
-        Raises:
-            CallError: It does not come, or is an error.
-        """
+        """Wait for an answer. CallError: it does not come, or is an error."""
         assert self._wire is not None
         try:
             return await _wait_for_answer(answer, self._wire.fault, timeout_s)

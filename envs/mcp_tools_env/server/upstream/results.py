@@ -130,15 +130,7 @@ MAX_PAGES: Final = 64
 async def collect_tools(
     page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
 ) -> list[types.Tool]:
-    """Return the tools of all pages.
-
-    Args:
-        page: Asks for the page at a cursor, within seconds.
-        timeout_s: What all of it may take.
-
-    Raises:
-        CallError: A page does not come, or not in time.
-    """
+    """Return the tools of all pages. CallError: a page does not come, or not in time."""
     deadline = time.monotonic() + timeout_s
     found: list[types.Tool] = []
     size = 0

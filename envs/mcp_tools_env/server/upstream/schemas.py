@@ -48,11 +48,7 @@ class _TooMuchError(Exception):
 
 
 class ArgumentCheck:
-    """Checks the arguments of one tool.
-
-    Args:
-        schema: The tool's.
-    """
+    """Checks the arguments of one tool."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = dict(schema)

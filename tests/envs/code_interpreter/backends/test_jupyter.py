@@ -78,7 +78,8 @@ async def backend(gateway: str) -> AsyncIterator[JupyterBackend]:
 async def kernels(backend: JupyterBackend, session: Any) -> bool:
     """Whether the gateway knows the session's kernel."""
     assert backend._host is not None
-    response = await backend._host._http.get(backend._settings.address(f"/api/kernels/{session}"), timeout=20)
+    gateway = backend._host
+    response = await gateway._http.get(gateway._settings.address(f"/api/kernels/{session}"), timeout=20)
     return response.status_code == 200
 
 

@@ -260,7 +260,7 @@ async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: Fake
 
 
 def test_settings_come_from_the_environment() -> None:
-    made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._settings
+    made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._make_host()._settings  # type: ignore[attr-defined]
     assert (made.token, made.base_url) == (TOKEN, "https://api.together.ai/v1")
     for environ in (
         {},

@@ -1,14 +1,14 @@
-"""Log-probabilities of loss tokens under the frozen initial policy."""
+"""The reference policy: log-probabilities of loss tokens under the weights that training began with."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.packing import share_out
+from rl_bridge.buffer.batch import TrainBatch, share_out
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
+from rl_bridge.trainer.weights import Offload
 
 
 class Reference:
@@ -23,6 +23,7 @@ class Reference:
 
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
+        self._offload = Offload()
         torch.set_num_threads(settings.trainer.num_threads)
         self._model = TitanModel(
             settings.model_path,
@@ -36,6 +37,7 @@ class Reference:
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token, shape [T]."""
+        self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
         (passes,) = share_out(batch.lengths, ranks=1, budget=self._settings.tokens_per_pass)
         for contexts in passes:
@@ -45,3 +47,7 @@ class Reference:
                 outputs = self._model.outputs(rows, temperature=self._settings.temperature)
             result[tokens] = outputs.logprobs.cpu().numpy()
         return result
+
+    def offload(self) -> None:
+        """Leave the device's memory to others: weights go to the host's, until they are needed."""
+        self._offload.release(self._model.module.parameters())

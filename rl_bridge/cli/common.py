@@ -1,0 +1,92 @@
+"""What commands have in common: keys among their words, how they end, and text from elsewhere for a terminal."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
+"""Keys without a dot that no command has as an option of its own."""
+_KEY: Final = re.compile(
+    rf"--(?P<key>{'|'.join(TOP_LEVEL)}|[A-Za-z_]\w*(?:\.\w+)+)(?P<value>=.*)?", re.DOTALL
+)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Take changed keys of the configuration."""
+    told = "change a key of the file; also --section.key value"
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=told)
+
+
+def overrides_first_class(words: Sequence[str]) -> list[str]:
+    """The words with every `--a.b c` and `--a.b=c` written as `a.b=c`; the others are as they were.
+
+    An option with a dot is a key, for no option of a command has one, and so are those of `TOP_LEVEL`. A key without a
+    value behind it is left without one, for whoever reads overrides to refuse. What begins with two dashes is the next
+    option and no value.
+    """
+    told: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*told, word, *rest]
+        found = _KEY.fullmatch(word)
+        if found is None:
+            told.append(word)
+        elif found["value"] is not None:
+            told.append(found["key"] + found["value"])
+        elif rest and not rest[0].startswith("--"):
+            told.append(f"{found['key']}={rest.pop(0)}")
+        else:
+            told.append(found["key"])
+    return told
+
+
+FAILED = 1
+MISUSED = 2
+
+
+def exit_status(command: str, work: Callable[[], int]) -> int:
+    """Do a command's work and say what went wrong; returns 1 where it failed, 2 where it was asked for wrongly."""
+    try:
+        try:
+            return work()
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(str(error.name)) from error
+    except BridgeError as error:
+        print(f"ropewalk {command}: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+
+
+def printable(text: str) -> str:
+    """The same with a question mark for all that a terminal would act on."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def plain(text: str) -> str:
+    """The same as markup of rich's that means just this text."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
+def table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
+    """A table of plain text; the column below a heading that begins with ">" is to the right."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for heading in headings:
+        made.add_column(
+            heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*(plain(str(cell)) for cell in row))
+    return made

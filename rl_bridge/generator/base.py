@@ -1,0 +1,280 @@
+"""What an engine is, and those that live in an event loop on a thread of its own."""
+
+import asyncio
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rl_bridge.errors import EngineFailedError, GeneratorError
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rl_bridge.generator.vllm_api import EngineStatistics
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LoadMetrics:
+    """What taking new weights cost.
+
+    Attributes:
+        pause_s: Seconds in which no new prompt was begun.
+        load_s: Of these, seconds in which the weights were replaced and nothing was generated at all. In the
+            rest what had been asked for before was answered.
+        handover_s: Seconds before the pause in which they were copied to where the engine can read them, while
+            answers were generated as ever; 0 of an engine in this process.
+    """
+
+    pause_s: float
+    load_s: float
+    handover_s: float = 0.0
+
+
+class Engine(ABC):
+    """Answers prompts, and takes new weights, on threads or in processes of its own.
+
+    Attributes:
+        version: The weights that it samples from.
+        ended: Done when it is no more: with None after `close`, otherwise with what it died of.
+        statistics: What vLLM says of its cache and its tokens; None of an engine that is not ours.
+    """
+
+    version: PolicyVersion
+    ended: "Future[None]"
+    statistics: "EngineStatistics | None"
+
+    @abstractmethod
+    def start(self) -> "Future[None]":
+        """Begin loading; the future is done when it can answer, or has failed."""
+
+    @abstractmethod
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
+    ) -> "Future[list[Completion]]":
+        """Answer prompts, each a sequence of token ids.
+
+        Args:
+            prompts: Token ids.
+            sampling: How to sample.
+            seeds: One a prompt, from 0: it decides the answer, whatever else the engine works on. Without, the
+                answers are drawn from the engine's own generator.
+
+        Returns:
+            One completion a prompt, in order. Cancelling the future ends the work on them.
+
+        Raises:
+            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has
+                one, too, where a prompt is refused, or the engine has sampled no token for
+                `rollout.generate_timeout_s` while it waited.
+        """
+
+    @abstractmethod
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
+        """Take new weights, and wake where it sleeps.
+
+        With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
+
+        With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
+        token's distribution is that of its weights after a context that older ones have read. Its log-probability is
+        of just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a
+        prompt is given none that are of older weights than it was asked at (`prompt_of`).
+
+        With "continue", answers under way go on under the new ones. The keys and values of their tokens so
+        far are computed anew. So every token is sampled from the distribution that the weights it names have
+        after the tokens before it, which is what the trainer computes. And vLLM can drop the cached prefixes
+        of the old weights, which it cannot while requests hold some; new prompts would be answered from them.
+
+        Args:
+            version: What tokens report from then on.
+            state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
+                under PEFT's, or none for the weights that the engine began with. They must not change until the future
+                is done. None: the weights that it has are those.
+
+        Raises:
+            GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
+        """
+
+    @abstractmethod
+    def sleep(self) -> "Future[None]":
+        """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
+
+        With `rollout.weight_update` "drain" what was asked for before is answered first. With "continue" answers under
+        way go on when it wakes; keys and values of their tokens so far are computed anew, as for new weights.
+
+        Raises:
+            GeneratorError: As for `generate`.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Look whether it works.
+
+        Raises:
+            GeneratorError: It has failed, or is closed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it. What is under way fails."""
+
+
+T = TypeVar("T")
+
+CLOSED = "the engine is closed"
+GRACE_PERIOD_S = 5.0
+"""What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
+
+
+class EngineLoopThread:
+    """Runs coroutines, begun in the order in which they are submitted, from whatever thread, until it ends.
+
+    Args:
+        name: Of the thread.
+        clean_up: Called in the loop at its end, when nothing else runs there any more.
+
+    Attributes:
+        ended: Done when the thread has ended: with None after `close`, otherwise with what `end` was told.
+    """
+
+    def __init__(self, name: str, clean_up: Callable[[], Awaitable[None]]) -> None:
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # or who does not wait any more would take it from the others
+        self._clean_up = clean_up
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._under_way: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; before, nothing is taken."""
+        with self._lock:
+            self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Have a coroutine run; cancelling the future cancels it. When the loop ends first, it fails.
+
+        Raises:
+            GeneratorError: The loop has ended, or has not begun.
+        """
+        with self._lock:
+            if self._closed or self._loop is None:
+                work.close()
+                raise self._error()
+            future = asyncio.run_coroutine_threadsafe(self._guarded(work), self._loop)
+            self._under_way.add(future)  # before the end can be announced, which looks for it there
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def require_open(self) -> None:
+        """Look whether anything can be submitted."""
+        with self._lock:
+            if self._closed:
+                raise self._error()
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Take nothing more, and fail what is under way; returns at once. Only the first word counts."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._failure = True, failure
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+    def close(self, timeout_s: float) -> None:
+        """End, and wait for the thread to."""
+        self.end()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _error(self) -> GeneratorError:
+        if self._failure is None:
+            return GeneratorError(CLOSED)
+        return EngineFailedError(f"the engine has failed: {self._failure}")
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+        working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise self._error() from self._failure
+        finally:
+            ending.cancel()
+            working.cancel()
+            await asyncio.wait({working})
+        return working.result()
+
+    def _run(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._until_ended())
+        except BaseException as error:  # the thread's death must reach whoever waits
+            self.end(error)
+            self._failure = self._failure or error
+        if self._failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(self._failure)
+
+    async def _until_ended(self) -> None:
+        await self._ending.wait()
+        under_way = [asyncio.wrap_future(future) for future in list(self._under_way)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_PERIOD_S):
+                await asyncio.gather(*under_way, return_exceptions=True)
+        await self._clean_up()
+
+
+class LoopEngine(Engine):
+    """An engine whose work is coroutines, in an event loop on a thread of its own.
+
+    Args:
+        name: Of the thread.
+        stop_timeout_s: How long the thread may take to end.
+    """
+
+    def __init__(self, name: str, *, stop_timeout_s: float) -> None:
+        self.version = 0
+        self._thread = EngineLoopThread(name, self._clean_up)
+        self.ended = self._thread.ended
+        self._stop_timeout_s = stop_timeout_s
+
+    def start(self) -> "Future[None]":
+        """See `Engine.start`."""
+        self._thread.start()
+        return self._thread.submit(self._start())
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
+    ) -> "Future[list[Completion]]":
+        """See `Engine.generate`."""
+        return self._thread.submit(self._generate(prompts, sampling, seeds))
+
+    def check(self) -> None:
+        """See `Engine.check`."""
+        self._thread.require_open()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._thread.close(self._stop_timeout_s)
+
+    @abstractmethod
+    async def _start(self) -> None: ...
+
+    @abstractmethod
+    async def _generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
+    ) -> list[Completion]: ...
+
+    @abstractmethod
+    async def _clean_up(self) -> None: ...

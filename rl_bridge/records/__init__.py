@@ -1,1 +1,0 @@
-"""Rollouts kept to be read: a bounded, sampled part of what a run was trained on, in its folder."""
