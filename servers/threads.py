@@ -141,17 +141,7 @@ class ThreadCall:
         left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
-    __slots__ = (
-        "_fn",
-        "_on_begin",
-        "begun",
-        "left",
-        "mailbox",
-        "outcome",
-        "then",
-        "thread",
-        "waiter",
-    )
+    __slots__ = ("_fn", "_on_begin", "begun", "left", "mailbox", "outcome", "then", "thread", "waiter")
 
     def __init__(
         self,

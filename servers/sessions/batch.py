@@ -180,7 +180,9 @@ class BatchRound:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for call, in_thread in self._in_threads.items():
+        for call, in_thread in reversed(
+            self._in_threads.items()
+        ):  # or those behind would get threads that these leave
             call.member.session.runner.abandon(in_thread)
 
     def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
@@ -203,7 +205,7 @@ class BatchRound:
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
-        for call, in_thread in list(self._in_threads.items()):
+        for call, in_thread in reversed(list(self._in_threads.items())):
             session = call.member.session
             session.runner.abandon(in_thread)
             self._take(call, (False, self._table.expire(session)))

@@ -368,6 +368,35 @@ async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
             assert (last["id"], last["members"], last["last"]) == (7, [0], True)
 
 
+async def test_a_call_that_gets_no_thread_in_its_time_is_not_made() -> None:
+    env = Patient.fresh()
+    app = app_of(env, step_timeout_s=0.5)
+    app.sessions.executor.pool.size = 1
+    async with serving(app) as address, batch_of(address, 3) as connection:
+        told = await request(connection, op="step", members=[0, 1], actions=add(9, 9))
+        assert {error["code"] for error in told["errors"].values()} == {"SESSION_ERROR"}
+        assert len(told["errors"]) == 2
+        assert app.sessions.active == 1
+        assert totals(await request(connection, op="step", members=[2], actions=add(1))) == [1]
+        assert env.stepping == 1
+        env.release.set()
+        await eventually(lambda: (env.closed, env.stepping) == (2, 0))
+
+
+@EVERY_WAY
+async def test_every_member_is_told_once_however_many_an_answer_waits_for(env: Any) -> None:
+    async with serving(app_of(env, cap=12)) as address, batch_of(address, 12) as connection:
+        for at_least in range(1, 14):
+            asked = {"id": 7, "op": "reset", "at_least": at_least}
+            await connection.send(json.dumps(asked))
+            told, last = [], {"last": False}
+            while not last["last"]:
+                last = await answer(connection)
+                told += last["members"]
+                assert len(last["members"]) >= min(at_least, 12) or last["last"]
+            assert sorted(told) == list(range(12))
+
+
 class Together(Counter):
     """Steps that end once all are under way."""
 
