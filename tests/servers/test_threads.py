@@ -86,6 +86,7 @@ async def test_calls_that_compute_get_no_more_threads_than_can_take_turns(
 
 async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate: threading.Event) -> None:
     pool = ThreadPool(4, "hanging")
+    pool._idle_s = -1
     hangs = pool.submit(lambda: gate.wait(60))
     before = pool.submit(lambda: "before")
     for _ in range(20):
@@ -98,6 +99,7 @@ async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate:
     assert len(living("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
+    await eventually(lambda: len(living("hanging")) == 4)
     pool.close()
     await eventually(lambda: not living("hanging"))
 
@@ -127,9 +129,11 @@ async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
     )
     pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
     pool._mailbox.alone = False
-    short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
-    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
-    assert pool._started == 2
+    begin = threading.Event()
+    short, long = pool.submit(lambda: begin.wait(60)), pool.submit(lambda: gate.wait(60))
+    await eventually(lambda: pool._started == 2)
+    begin.set()
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, True)
     assert not long.waiter.done()
     pool.close()
 
