@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
@@ -89,12 +90,16 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         BLOCKING: False promises that the plain (not async) methods and the constructor never wait and
             take well under a millisecond, so that a server may run them on its event loop.
         DETERMINISTIC: True promises that the seed and the actions decide everything.
+        FORKABLE: True promises that an instance on which `restore` was called with what `snapshot` has returned goes
+            on as the original would, and neither changes the other. An instance may say it for itself. The methods
+            that there are copy all attributes (`copy.deepcopy`): write others where that is not enough, or too much.
         SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can live in one process.
         REQUIRES_SINGLE_THREAD_EXECUTOR: True asks that every call to one instance comes from one thread.
     """
 
     BLOCKING: ClassVar[bool] = True
     DETERMINISTIC: ClassVar[bool] = False
+    FORKABLE: bool = False
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
 
@@ -153,6 +158,28 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def close(self) -> Awaitable[None] | None:
         """Give back what the instance holds. Called once, after the last other call."""
+        return None
+
+    def snapshot(self) -> Any:
+        """Return where the instance stands, for `restore`; may be async. The episode goes on unchanged.
+
+        A state may be restored many times. One that holds something has a method `close`, plain or async, which is
+        called once nobody needs it any more; one with `nbytes` tells how much memory it takes.
+        """
+        # What refers to the instance itself is to refer to the one that is restored.
+        stand_in = object()
+        return stand_in, deepcopy(vars(self), {id(self): stand_in})
+
+    def restore(self, state: Any) -> Awaitable[None] | None:
+        """Go on from where the instance stood that `snapshot` was called on; may be async.
+
+        Called at most once, on a fresh instance of the same class, made with the same arguments.
+
+        Args:
+            state: What `snapshot` has returned; it is not to be changed.
+        """
+        stand_in, attributes = state
+        vars(self).update(deepcopy(attributes, {id(stand_in): self}))
         return None
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:

@@ -8,6 +8,7 @@
     │   │   ├── AuthenticationError    the server asks for a token, or for another one (401)
     │   │   └── AccessRefusedError     the server refuses this host name or origin (403, 421)
     │   ├── ConnectionLostError        the connection broke; its session is gone
+    │   │   └── EpisodeLostError       and the episode cannot be played again on another server
     │   ├── RequestTimeoutError        no reply in time; the session lives on
     │   ├── ClientClosedError          the client was used after close()
     │   ├── ProtocolError              the peer does not speak the OpenEnv wire
@@ -17,6 +18,7 @@
     │       ├── ExecutionError         EXECUTION_ERROR: the environment raised
     │       ├── CapacityError          CAPACITY_REACHED: every session is taken
     │       ├── FactoryError           FACTORY_ERROR: the environment's constructor raised
+    │       ├── NotExecutedError       NOT_EXECUTED: cancelled, or too late, before it had begun
     │       └── SessionError           SESSION_ERROR: anything else
     ├── ConfigurationError             an impossible combination of settings, or a name that does not resolve
     └── ProviderError                  a server could not be started, watched or stopped
@@ -61,6 +63,10 @@ class EpisodeOverError(EnvironmentFailureError):
         )
 
 
+class NotForkableError(EnvironmentFailureError):
+    """This episode cannot be forked, where others of the environment can; the message says what to change."""
+
+
 class ClientError(OpenEnvError):
     """Something went wrong between a client and its server."""
 
@@ -79,6 +85,14 @@ class AccessRefusedError(ConnectionFailedError):
 
 class ConnectionLostError(ClientError, ConnectionError):
     """The connection broke while in use. The session, and with it the episode, is gone."""
+
+
+class EpisodeLostError(ConnectionLostError):
+    """The server that an episode was played on is gone, and no other can go on with it.
+
+    Its environment does not declare itself deterministic, it was played again and something was answered otherwise,
+    it was too long to be kept, or no server was to be had. The message says which. `reset` starts a new episode.
+    """
 
 
 class RequestTimeoutError(ClientError, TimeoutError):
@@ -184,6 +198,10 @@ class FactoryError(ServerError):
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code, data)
         self.factory_name: str | None = self.data.get("factory_name")
+
+
+class NotExecutedError(ServerError):
+    """The request was cancelled, or its deadline was over, before it had begun: it did not happen."""
 
 
 class SessionError(ServerError):

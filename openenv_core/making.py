@@ -1,5 +1,6 @@
 """`make`: a client of whatever environment a text stands for, as `gymnasium.make` gives an environment."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +10,7 @@ from openenv_core.targets import TargetKind, package_of, target_of
 
 
 def make(
-    target: str, *, client: type[EnvClient[Any, Any, Any]] | None = None, **options: Any
+    target: str | Sequence[str], *, client: type[EnvClient[Any, Any, Any]] | None = None, **options: Any
 ) -> SyncEnvClient[Any, Any, Any]:
     """Return a client of an environment; what has to be started starts when it is first used, and ends with it.
 
@@ -19,7 +20,8 @@ def make(
     The client can be awaited, and used by `async with`, for the async one.
 
     Args:
-        target: An environment's name, a folder, `module:attribute`, a URL, or an image of the local Docker engine.
+        target: An environment's name, a folder, `module:attribute`, a URL or several (see `EnvClient`), or an image of
+            the local Docker engine.
         client: The client's class. By default the environment's own where `target` is a name, and else
             `GenericEnvClient`, whose actions and observations are dicts.
         options: What the constructor takes, and what `from_process` or `from_docker_image` does where it starts
@@ -28,6 +30,8 @@ def make(
     Raises:
         ConfigurationError: The target cannot be any of these, or there is no such option.
     """
+    if not isinstance(target, str):
+        return (client or GenericEnvClient)(target, **options).sync()
     found = target_of(target)
     if found.kind is TargetKind.NAME:
         client = client or client_class(target)

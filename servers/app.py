@@ -20,10 +20,11 @@ from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
 from servers.routes.about import MetadataSource, about_router, page_router
-from servers.routes.batch import BatchDialect, BatchRoute
+from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
 from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
+from servers.routes.link import LinkDialect, Links
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
 from servers.security import Guard
@@ -144,7 +145,9 @@ class EnvironmentApp(FastAPI):
         tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
-        batches = BatchRoute(sessions, BatchDialect(decoder, encoder), sockets, settings.send_timeout_s)
+        frames = FrameDialect(decoder, rpc)
+        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder), production)
+        links = Links(sessions, dialect, settings.send_timeout_s)
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
@@ -165,14 +168,15 @@ class EnvironmentApp(FastAPI):
             sessions=sessions,
             tooling=tooling,
             sockets=sockets,
+            links=links,
             routes_of_sockets={
                 SESSION_PATH: SocketRoute(
                     sessions,
-                    FrameDialect(decoder, rpc),
+                    frames,
                     sockets,
                     settings.send_timeout_s,
                     attaching=True,
-                    batches=None if production else batches,
+                    numbered=links,
                 ),
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
@@ -194,7 +198,7 @@ class EnvironmentApp(FastAPI):
         deadline = asyncio.get_running_loop().time() + deadline_s
         parts = self._built()
         parts.sessions.draining = True
-        await parts.sockets.drain(deadline)
+        await asyncio.gather(parts.sockets.drain(deadline), parts.links.close())
         await parts.sessions.end_standing(deadline)
         await parts.mcp.drain(deadline)
 
@@ -248,6 +252,7 @@ class EnvironmentApp(FastAPI):
                 try:
                     yield
                 finally:
+                    await parts.links.close()
                     await parts.sessions.shut_down()
                     await parts.mcp.stop()
         except OpenEnvError as error:
@@ -276,6 +281,7 @@ class _Parts:
     sessions: SessionTable
     tooling: Tooling
     sockets: Sockets
+    links: Links
     routes_of_sockets: Mapping[str, SocketRoute]
     mcp: McpEntry
     guard: Guard

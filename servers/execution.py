@@ -290,6 +290,10 @@ class EnvironmentRunner:
         """Run a function where the environment's plain methods run; `then` is called on the loop, unless abandoned."""
         return self._pool.submit(fn, then=then)
 
+    def drop(self, call: ThreadCall) -> bool:
+        """Give up a call that no thread has taken up yet; return whether that is so."""
+        return not self._pool.abort(call, started=False)
+
     def abandon(self, call: ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
         self._abandon(call, self.discard)
@@ -302,6 +306,11 @@ class EnvironmentRunner:
     def has(self, name: str) -> bool:
         """Whether the environment has a method of that name."""
         return callable(getattr(self._environment, name, None))
+
+    @property
+    def forkable(self) -> bool:
+        """Whether the environment promises that others can go on from its snapshots."""
+        return getattr(self._environment, "FORKABLE", False) is True
 
     @property
     def name(self) -> str:

@@ -264,18 +264,19 @@ class ThreadPool:
             loop.call_soon(self._dispatch, mailbox, 0)
         return call
 
-    def abort(self, call: ThreadCall, replace: bool = True) -> bool:
+    def abort(self, call: ThreadCall, replace: bool = True, *, started: bool = True) -> bool:
         """Stop waiting for a call; return whether it holds a thread, or did until just now: its outcome is to come.
 
         Args:
             call: A call that nobody waits for any more.
             replace: Another thread takes the place of the one that it holds, which ends with it.
+            started: One that has begun too; else that goes on.
         """
         with self._lock:
             if not call.begun:
                 call.left = True
                 return False
-            if call.thread is None or not replace:
+            if call.thread is None or not replace or not started:
                 return True
             call.left = True
             self._threads -= 1

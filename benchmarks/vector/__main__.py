@@ -21,6 +21,7 @@ from benchmarks.wire.processes import ROOT, Server, StartError, free_port, run, 
 from benchmarks.wire.report import table, verdicts
 from openenv_core.adapters.vector import ServedVectorEnv
 from openenv_core.client.carrier import CarrierOptions
+from openenv_core.client.conversation import Conversation
 from openenv_core.client.socket import open_socket
 
 PICTURE_BYTES: Final = 84 * 84 * 4
@@ -239,11 +240,11 @@ def _bare(pictures: int, seconds: float) -> tuple[float, float]:
 
 async def _ask_bare(server: Server, pictures: int, size: int, seconds: float) -> tuple[float, float]:
     carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", CarrierOptions(10.0, 2 * size, None, None))
+    conversation = Conversation(carrier, None)
     for length in (seconds / 4, seconds):
         steps, clock = 0, _Clock(server)
         while clock.s() < length:
-            carrier.send(b"next")
-            assert np.frombuffer(await carrier.recv(), np.uint8).size == size
+            assert np.frombuffer(await conversation.exchange(b"next"), np.uint8).size == size
             steps += pictures
     await carrier.close()
     return clock.figures(steps)

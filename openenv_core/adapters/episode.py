@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import httpx
@@ -55,7 +56,7 @@ class TextEpisode:
     policy ends the episode, and the episode has no reward: `reward` is None, and never 0.
 
     Args:
-        base_url: Where the server is.
+        base_url: Where the server is, or several that serve the same; see `EnvClient`.
         token: Bearer token of the server.
         reset_timeout_s: Seconds until a reset that meets a full or absent server is given up.
         step_timeout_s: Seconds that a reply may take.
@@ -69,7 +70,7 @@ class TextEpisode:
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         *,
         token: str | None = None,
         reset_timeout_s: float = 60.0,
@@ -79,7 +80,7 @@ class TextEpisode:
         self.tools: list[dict[str, Any]] = []
         self.done = False
         self.failure: str | None = None
-        self._base_url = base_url
+        self._urls = [base_url] if isinstance(base_url, str) else list(base_url)
         self._client = MCPToolClient(
             base_url, token=token, message_timeout_s=step_timeout_s, mode="simulation"
         )
@@ -98,15 +99,20 @@ class TextEpisode:
         """
         if self.tools:
             return
-        schema = (await fetch_schema(self._base_url, token=self._token, timeout_s=self._reset_timeout_s))[
-            "action"
-        ]
+        schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
             await self._patiently(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
             self.tools = [_act_tool(schema)]
+
+    async def _fetch_schema(self) -> dict[str, Any]:
+        *others, last = self._urls
+        for url in others:
+            with suppress(ConnectionFailedError):
+                return await fetch_schema(url, token=self._token, timeout_s=self._reset_timeout_s)
+        return await fetch_schema(last, token=self._token, timeout_s=self._reset_timeout_s)
 
     async def reset(self, **options: Any) -> str:
         """Start an episode, and return its first observation as text.

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
-from openenv_core.apps import Described, load_app
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
@@ -26,6 +25,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
+from openenv_core.targets import Described, load_app
 from openenv_core.types import StepResult
 
 EPISODES: Final = 10
@@ -53,18 +53,27 @@ Result: TypeAlias = dict[str, Any]
 class LocalEnvironment:
     """One instance, played in this process: it raises what a client would, and returns what its author wrote.
 
+    Args:
+        beside: Another instance, whose event loop this one shares, and which outlives it.
+
     Raises:
         CheckError: Its constructor raises.
     """
 
-    def __init__(self, served: Described, reset_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        served: Described,
+        reset_options: Mapping[str, Any] | None = None,
+        beside: "LocalEnvironment | None" = None,
+    ) -> None:
         self._reset_options = dict(reset_options or {})
         self._decoder: RequestDecoder[Any] = RequestDecoder(served.action)
-        self._runner = asyncio.Runner()
+        self._own_runner = asyncio.Runner() if beside is None else None
+        self._runner: asyncio.Runner = self._own_runner or beside._runner  # type: ignore[union-attr] # one is given
         try:
             self._instance = served.factory()
         except Exception as error:
-            self._runner.close()
+            self._end_runner()
             raise CheckError(
                 f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
                 change="make the constructor work without arguments, any number of times",
@@ -83,6 +92,25 @@ class LocalEnvironment:
             raise ValidationFailedError(refusal.message, refusal.code) from refusal
         return self._call(_method(self._instance, "step"), decoded)
 
+    @property
+    def forkable(self) -> bool:
+        """Whether the environment promises that others can go on from its snapshots."""
+        return getattr(self._instance, "FORKABLE", False) is True
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Any]:
+        """Hold the instance's state for as long as the block runs."""
+        state = self._call(self._instance.snapshot)
+        try:
+            yield state
+        finally:
+            if callable(close := getattr(state, "close", None)):
+                self._call(close)
+
+    def restore(self, state: Any) -> None:
+        """Go on from the state of another instance."""
+        self._call(self._instance.restore, state)
+
     def __enter__(self) -> Self:
         return self
 
@@ -90,7 +118,11 @@ class LocalEnvironment:
         with suppress(ExecutionError):  # another check's to tell
             if callable(close := getattr(self._instance, "close", None)):
                 self._call(close)
-        self._runner.close()
+        self._end_runner()
+
+    def _end_runner(self) -> None:
+        if self._own_runner is not None:
+            self._own_runner.close()
 
     def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
         try:

@@ -27,7 +27,7 @@ from openenv_core.checker.playing import (
 )
 from openenv_core.checker.subject import Client, RunningServer, Subject
 from openenv_core.checker.watching import hooked, polling
-from openenv_core.errors import CapacityError
+from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
@@ -221,6 +221,67 @@ def check_different_seeds_differ(subject: Subject) -> None:
         change="use the seed that reset is given; where every episode is meant to be the same, say "
         "`varied: false` in validation.episodes of openenv.yaml",
     )
+
+
+@check(CheckLevel.SEMANTIC)
+def check_forks_go_their_own_way(subject: Subject) -> None:
+    """A fork goes on as the original would have, and neither changes the other.
+
+    In the middle of an episode a state is taken. A first fork plays other actions, then another episode; a second one,
+    and the original after it, go on as the episode did that nobody has forked.
+    """
+    if not _is_local(subject):
+        raise NotApplicableError("the environment cannot be played in this process")
+    same = repeats(subject)
+    for number, (seed, actions) in enumerate(_job(subject, 3)):
+        expected = _fresh(subject, seed, actions)
+        half = (len(expected) - 1) // 2
+        rest = actions[half : len(expected) - 1]
+        with LocalEnvironment(subject.served, subject.reset_options) as original:
+            if not original.forkable:
+                raise NotApplicableError("the environment does not say that it can be forked (FORKABLE)")
+            play(subject, original, seed, actions[:half])
+            with _forking(), original.snapshot() as state:
+                with _fork(subject, original, state) as other:
+                    _go_on(other, some_actions(subject, number + 1))
+                    play(subject, other, seed + 1, actions)
+                with _fork(subject, original, state) as fork:
+                    went_on = {"a fork": _go_on(fork, rest), "the original": _go_on(original, rest)}
+        for which, played in went_on.items():
+            if same and (found := parting(expected[half + 1 :], played)) is not None:
+                raise CheckError(
+                    f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
+                    f"forked, got: {found}",
+                    change="have snapshot return all that decides the episode, the generator included, and restore "
+                    "leave that as it is: what one fork changes is not to be any other's",
+                )
+
+
+@contextmanager
+def _fork(subject: Subject, original: LocalEnvironment, state: Any) -> Iterator[LocalEnvironment]:
+    with LocalEnvironment(subject.served, subject.reset_options, original) as fork:
+        fork.restore(state)
+        yield fork
+
+
+@contextmanager
+def _forking() -> Iterator[None]:
+    try:
+        yield
+    except ExecutionError as error:
+        if isinstance(error.__cause__, NotForkableError):
+            raise NotApplicableError(str(error.__cause__)) from error
+        raise CheckError(
+            f"expected snapshot and restore to return, got {error}",
+            change="write both methods, or leave FORKABLE at False",
+        ) from error
+
+
+def _go_on(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    """Play actions in the episode that is under way."""
+    answers = turns(environment, lambda **_: None, 0, actions)
+    next(answers)  # of the reset that there was none of
+    return [turn.plain for turn in answers]
 
 
 def _need_seeds(subject: Subject) -> None:

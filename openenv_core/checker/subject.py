@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from openenv_core.apps import Described, load_app
 from openenv_core.checker import drawing, inside
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
 from openenv_core.client import GenericEnvClient, SyncEnvClient
@@ -27,10 +26,12 @@ from openenv_core.errors import (
 )
 from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
 from openenv_core.targets import (
+    Described,
     Target,
     TargetKind,
     can_be_found,
     is_environment_folder,
+    load_app,
     provider_of,
     target_of,
 )

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.client.env_client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
+from openenv_core.client.env_client import EnvClient, SyncEnvClient
+from openenv_core.client.generic import GenericAction, GenericEnvClient
 
 if TYPE_CHECKING:
     from openenv_core.client.tools import MCPToolClient

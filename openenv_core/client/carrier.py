@@ -2,12 +2,11 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Final
+from typing import Protocol
 
 from openenv_core.errors import (
     AccessRefusedError,
@@ -30,7 +29,7 @@ class CarrierOptions:
         ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
         ping_timeout_s: Seconds until a missing answer breaks the connection; None waits for ever.
         headers: Further headers of every HTTP request, the opening one of a WebSocket included.
-        subprotocol: Of a WebSocket; a server that does not speak it is none.
+        subprotocol: Offered to the server of a WebSocket, which may take it.
     """
 
     connect_timeout_s: float
@@ -41,83 +40,56 @@ class CarrierOptions:
     subprotocol: str | None = None
 
 
-MAX_UNREAD: Final = 4
-"""Messages that may wait to be read before the connection is no longer read from. The wire has one at a time."""
+class Listener(Protocol):
+    """Hears what a carrier brings."""
 
+    def on_frame(self, frame: bytes | bytearray) -> None:
+        """Take a frame: text as bytes, binary as a bytearray."""
 
-class ReplyOverdueError(Exception):
-    """The session has stopped waiting; nothing is lost, and what was sent is still on its way."""
+    def on_lost(self, error: ClientError) -> None:
+        """Learn that no more frames will come, and why; once."""
 
 
 class Carrier(ABC):
-    """Carries frames for one task at a time, which waits here for the next one: text as bytes, binary as a bytearray.
-
-    The task is woken by a frame, by the end of the connection, by room to write, or by an interruption, and looks
-    for itself which it was. What is abstract is a library's part.
+    """Carries frames: text as bytes, binary as a bytearray. What is abstract is a library's part.
 
     Attributes:
-        unread: Frames that have come and that `recv` has not returned yet.
         full: A frame has to wait for `wait_room`: what was sent before has not left yet.
+        broken: The connection has ended, and neither side has closed it.
+        deterministic: Whether the server says that the seed and the actions decide everything.
     """
 
     def __init__(self) -> None:
-        self.unread: deque[bytes | bytearray] = deque()
-        self.full = False
+        self.full = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self._interrupted = False
+        self._listener: Listener | None = None
+        self._early: list[bytes | bytearray] = []  # before anybody listened
         self._lost: ClientError | None = None
-        self._paused = False
+        self._room: asyncio.Future[None] | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Have someone hear what comes, and what has come."""
+        self._listener = listener
+        for frame in self._early:
+            listener.on_frame(frame)
+        if self._lost is not None:
+            listener.on_lost(self._lost)
 
     async def wait_room(self) -> None:
-        """Wait until a frame can be sent.
-
-        Raises:
-            ConnectionLostError: The connection has broken.
-            ReplyOverdueError: `interrupt` was called.
-        """
+        """Wait until a frame can be sent. Raises ConnectionLostError where the connection has broken."""
         while self._lost is None and self.full:
-            await self._wait()
+            self._room = self._room or self._loop.create_future()
+            await asyncio.shield(self._room)
         if self._lost is not None:
             raise self._lost
 
     @abstractmethod
-    def send(self, frame: bytes) -> None:
-        """Send one text frame, given as UTF-8.
+    def send(self, frame: bytes, *, binary: bool = False) -> None:
+        """Send one frame; text is given as UTF-8.
 
         Raises:
             ConnectionLostError: The connection has broken.
         """
-
-    async def recv(self) -> bytes | bytearray:
-        """Return the next frame. Cancelling or interrupting the wait loses nothing.
-
-        Raises:
-            ConnectionLostError: The connection has broken, and every frame that came before was read.
-            ReplyOverdueError: `interrupt` was called.
-        """
-        while not self.unread:
-            if self._lost is not None:
-                raise self._lost
-            # As `_wait`, but written out: each coroutine between a step and its reply costs both ways.
-            self._interrupted = False  # of a wait that was cancelled in the same moment
-            self._waiter = waiter = self._loop.create_future()
-            try:
-                await waiter
-            finally:
-                self._waiter = None
-            if self._interrupted:
-                raise ReplyOverdueError
-        frame = self.unread.popleft()
-        if self._paused:
-            self._resume()
-        return frame
-
-    def interrupt(self) -> None:
-        """Make whoever waits in `wait_room` or `recv` raise ReplyOverdueError. Does nothing where nobody waits."""
-        if self._waiter is not None and not self._waiter.done():
-            self._interrupted = True
-            self._waiter.set_result(None)
 
     @abstractmethod
     async def close(self) -> None:
@@ -128,7 +100,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Break the connection at once, and start what else the end takes. Idempotent."""
+        """End the connection without waiting, and start what else the end takes. Idempotent."""
 
     @abstractmethod
     def orphan(self) -> None:
@@ -138,38 +110,23 @@ class Carrier(ABC):
         """
 
     def _put(self, frame: bytes | bytearray) -> None:
-        self.unread.append(frame)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-        if len(self.unread) >= MAX_UNREAD and not self._paused:
-            self._pause()
+        if self._listener is None:
+            self._early.append(frame)
+        else:
+            self._listener.on_frame(frame)
 
-    def _lose(self, error: ClientError) -> None:
+    def _lose(self, error: ClientError, broken: bool = False) -> None:
         """Note why no more frames will come; the first reason counts."""
         if self._lost is None:
-            self._lost = error
+            self._lost, self.broken = error, broken
+            if self._listener is not None:
+                self._listener.on_lost(error)
         self._wake()
 
-    def _pause(self) -> None:  # noqa: B027 - plain HTTP brings one reply a request, and has nothing to pause
-        """Read no more, and note that in `_paused`."""
-
-    def _resume(self) -> None:  # noqa: B027 - likewise
-        """Read on after a pause."""
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        self._interrupted = False
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-        if self._interrupted:
-            raise ReplyOverdueError
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
 
 
 def unreachable(url: str, reason: object) -> ConnectionFailedError:

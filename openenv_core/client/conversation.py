@@ -1,12 +1,15 @@
-"""Requests and replies over one carrier: which reply is whose, and who may send next."""
+"""Requests and replies over one connection: which reply is whose."""
 
 import asyncio
 from collections import deque
-from typing import Final, NoReturn
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
 
-from openenv_core.client.carrier import Carrier, ReplyOverdueError
+from openenv_core.client.carrier import Carrier
 from openenv_core.errors import (
     CapacityError,
+    ClientClosedError,
     ClientError,
     ConnectionLostError,
     FactoryError,
@@ -16,113 +19,227 @@ from openenv_core.errors import (
     SessionError,
 )
 from openenv_core.protocol.replies import decode_reply
-from openenv_core.watchdog import Watchdog
+from openenv_core.protocol.requests import encode_request
 
 SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 """What a server says last."""
 
 
+class PendingCall:
+    """A request whose answer is still to come, whether or not somebody waits for it.
+
+    Attributes:
+        request_id: By what it is known.
+        frame: What was sent, or is to be.
+        binary: It is no text.
+        deadline: On the loop's clock, where there is one.
+        answer: What answers it. It is done before where nobody waits any more.
+        reply: The frame that has answered it, also where nobody waited; empty where it never left.
+        sink: Takes the frames that answer it, where there may be several.
+    """
+
+    __slots__ = ("answer", "binary", "deadline", "frame", "reply", "request_id", "sink")
+
+    def __init__(
+        self, request_id: int, frame: bytes, binary: bool, deadline: float, answer: "asyncio.Future[Any]"
+    ) -> None:
+        self.request_id = request_id
+        self.frame = frame
+        self.binary = binary
+        self.deadline = deadline
+        self.answer = answer
+        self.reply: bytes | bytearray | None = None
+        self.sink: Callable[[Any], None] | None = None
+
+
 class Conversation:
-    """Asks one thing at a time, and counts the replies that nobody waits for any more.
+    """Asks in the released dialect, where replies have no ids: the oldest request that is unanswered gets the next.
 
     Args:
         carrier: Carries the frames.
         timeout_s: Seconds that a reply may take; None waits for ever.
+
+    Attributes:
+        carrier: That of this moment.
+        error: Why nothing can be asked any more.
+        last: The request that was made last.
     """
 
-    __slots__ = ("_overdue", "_stale", "_timeout_s", "_watchdog", "carrier")
+    last: PendingCall
 
     def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
         self.carrier = carrier
+        self.error: ClientError | None = None
         self._timeout_s = timeout_s
-        self._watchdog = Watchdog(timeout_s, self._expire)
-        self._overdue = False
-        self._stale = 0  # replies still to come that nobody waits for
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pending: dict[int, PendingCall] = {}  # in the order of their requests
+        self._next_id = 1
+        self._dropped: bytes | bytearray = b""
+        carrier.listen(self)
 
-    async def ask(self, frame: bytes) -> bytes | bytearray:
-        """Send a frame and return what answers it.
+    async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
+        """Send a frame of the released dialect, and return the data of what answers it.
 
         Cancelled, or out of time, the reply is dropped when it comes.
+
+        Args:
+            frame: The frame.
+            expected: The type of its reply.
 
         Raises:
             RequestTimeoutError: No reply came in time.
             ConnectionLostError: The connection has broken.
-            ServerError: The server said, before it was asked, why the session is over.
-            ProtocolError: The server said something else before it was asked.
+            ServerError: The reply is an error, or the server has said unasked why the session is over.
+            ProtocolError: The server said something else.
         """
-        carrier = self.carrier
-        dropped: bytes | bytearray | None = None
-        self._overdue = False
-        self._watchdog.start()
+        return decode_reply(await self.exchange(frame), expected)
+
+    def abort(self) -> None:
+        """End the connection without waiting; whoever waits gets ConnectionLostError."""
+        self.carrier.abort()
+        self._fail(ConnectionLostError("the connection was broken off by this client"))
+
+    async def close(self, *, last: bool) -> None:
+        """End the connection in order.
+
+        Args:
+            last: Say before that the session is to end.
+        """
+        self._stop_watching()
         try:
-            if len(carrier.unread) > self._stale:
-                await self._raise_unasked()
-            try:
-                # A server that refuses a session says why before it closes: what it said is read first.
-                if carrier.full:
-                    await carrier.wait_room()
-                carrier.send(frame)
-            except ConnectionLostError:
-                pass
-            self._stale += 1
-            while True:
-                reply = await carrier.recv()  # cancelled here, the reply stays counted as stale
-                self._stale -= 1
-                if not self._stale:
-                    return reply
-                dropped = reply
-                if self._overdue:
-                    raise ReplyOverdueError
-        except ReplyOverdueError:
-            raise RequestTimeoutError(
-                f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
-                "drops the reply when it comes. Ask again, or raise message_timeout_s"
-            ) from None
+            if last and self.error is None and not self.carrier.full:
+                self.carrier.send(self._numbered(self._next_id, encode_request("close")))
+            self._fail(ClientClosedError("this client is closed; make a new one"))
+            await self.carrier.close()
         except ConnectionLostError:
-            if dropped is not None:
-                _raise_if_ended(dropped)
+            self.carrier.abort()
+            await self.carrier.close()
+        except BaseException:
+            self.carrier.abort()
             raise
-        finally:
-            self._watchdog.stop()
 
-    def end(self) -> None:
-        """Ask nothing more."""
-        self._watchdog.close()
+    # What the carrier brings
 
-    async def _raise_unasked(self) -> NoReturn:
-        """Raise what the server said that was not asked. Whoever counts replies cannot go on behind that.
+    def on_frame(self, frame: bytes | bytearray) -> None:
+        """Give a reply to whom it is for."""
+        if not self._pending:
+            self._fail(_unasked(frame))
+            return
+        call = self._pending.pop(next(iter(self._pending)))
+        call.reply = frame
+        if call.answer.done():
+            self._dropped = frame
+        else:
+            call.answer.set_result(frame)
 
-        Raises:
-            ServerError: Why the session is over, as servers say it that have no room.
-            ProtocolError: Anything else, a second reply to one request for instance.
-        """
-        for _ in range(self._stale):
-            await self.carrier.recv()
-        frame = await self.carrier.recv()
+    def on_lost(self, error: ClientError) -> None:
+        """Tell whoever waits."""
+        if self._dropped:  # by who had not waited for it; it may say why
+            try:
+                decode_reply(self._dropped, "")
+            except SESSION_ENDED as reason:
+                error = reason
+            except ClientError:
+                pass
+        self._fail(error)
+
+    # What they need
+
+    async def exchange(self, frame: bytes) -> Any:
+        """Send a frame and return what answers it, unread; as `ask`."""
+        self.last = call = self._begin(frame)
         try:
-            decode_reply(frame, "")
-        except ServerError:
+            if self.carrier.full:
+                await self._wait_room(call)
+            self._transmit(call)
+            return await call.answer
+        except (asyncio.CancelledError, RequestTimeoutError):
+            self._abandon(call)
             raise
-        except ProtocolError:
-            pass
-        raise ProtocolError(
-            f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
-            "could be taken for those of other requests"
-        )
 
-    def _expire(self) -> None:
-        self._overdue = True
-        self.carrier.interrupt()
+    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
+        """Make a request known; raise why nothing can be asked any more."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        deadline = 0.0
+        if self._timeout_s is not None:
+            deadline = self._loop.time() + self._timeout_s
+            if self._timer is None:
+                self._timer = self._loop.call_at(deadline, self._look)
+        frame = self._numbered(request_id, frame)
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future())
+        self._pending[request_id] = call
+        return call
+
+    def _numbered(self, request_id: int, frame: bytes) -> bytes:
+        return frame
+
+    def _abandon(self, call: PendingCall) -> None:
+        """Wait for it no more."""
+
+    async def _wait_room(self, call: PendingCall) -> None:
+        """Wait until the request can leave. Out of time, or cancelled, it never does."""
+        room = asyncio.ensure_future(self.carrier.wait_room())
+        try:
+            await asyncio.wait([room, call.answer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not room.done() or room.cancelled() or room.exception() is not None or call.answer.done():
+                room.cancel()
+                self._pending.pop(call.request_id, None)
+                call.reply = b""
+
+    def _transmit(self, call: PendingCall) -> None:
+        if not call.answer.done():
+            with suppress(ConnectionLostError):  # which has been heard of
+                self.carrier.send(call.frame, binary=call.binary)
+
+    def _look(self) -> None:
+        """Tell those whose time is over; the timer of one request is left running for the next."""
+        now = self._loop.time()
+        waiting = [call for call in self._pending.values() if not call.answer.done()]
+        for call in waiting:
+            if call.deadline <= now:
+                call.answer.set_exception(
+                    RequestTimeoutError(
+                        f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
+                        "drops the reply when it comes. Ask again, or raise message_timeout_s"
+                    )
+                )
+        soonest = min((call.deadline for call in waiting if call.deadline > now), default=None)
+        self._timer = None if soonest is None else self._loop.call_at(soonest, self._look)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _fail(self, error: ClientError) -> None:
+        """Ask nothing more, and tell whoever waits why; the first reason counts."""
+        if self.error is None:
+            self.error = error
+        self._stop_watching()
+        pending, self._pending = self._pending, {}
+        for call in pending.values():
+            if not call.answer.done():
+                call.answer.set_exception(self.error)
 
 
-def _raise_if_ended(frame: bytes | bytearray) -> None:
-    """Raise what a frame says, if that is why the session is over."""
+def _unasked(frame: bytes | bytearray) -> ClientError:
+    """Return what follows from a frame that nobody has asked for. Whoever counts replies cannot go on behind that.
+
+    Servers that have no room say so unasked; anything else, a second reply to one request for instance, is an error.
+    """
     try:
         decode_reply(frame, "")
-    except SESSION_ENDED:
-        raise
-    except ClientError:
+    except ServerError as reason:
+        return reason
+    except ProtocolError:
         pass
+    return ProtocolError(
+        f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
+        "could be taken for those of other requests"
+    )
 
 
 class FairLock:

@@ -1,43 +1,46 @@
-"""EnvClient: one session on an environment server; its sync face; GenericEnvClient, with dicts for models."""
+"""EnvClient: one session on an environment server; its sync face."""
 
 import asyncio
 import inspect
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeAlias, TypeVar, cast
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
+from openenv_core.client.models import ClientModels
+from openenv_core.client.replay import CLOSED, Journal, replay
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
     checked_session_id,
     checked_transport,
+    checked_url,
+    checked_urls,
     http_url,
     websocket_url,
 )
 from openenv_core.errors import (
+    CapacityError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
+    EpisodeLostError,
+    NotExecutedError,
     OpenEnvError,
     ProtocolError,
     ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
-from openenv_core.protocol.jsonio import reader
-from openenv_core.protocol.replies import decode_reply
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
@@ -47,7 +50,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class EnvClient(Generic[ActT, ObsT, StateT]):
+class EnvClient(ClientModels[ActT, ObsT, StateT]):
     """A session on an environment server, for asyncio; `sync()` gives the same without.
 
     A subclass names its models and has nothing more to do:
@@ -60,12 +63,14 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     Requests of one client are sent one by one, whoever calls; a second caller waits for the first.
     A request that is cancelled, or that takes longer than `message_timeout_s`, leaves the session in order:
-    its reply is read and dropped later. After a lost connection, `reset` opens a new session; `step` and
-    `state` keep raising ConnectionLostError.
+    its reply is read and dropped later. An episode whose server has died is played again on another, and
+    goes on there, where the environment declares itself deterministic; else EpisodeLostError is raised until
+    `reset` opens a new session.
 
     Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://. None with a provider, which
-            starts the server when the client first connects.
+        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of
+            which each client uses one, chosen at random, and the others when that does not serve. None with a
+            provider, which starts the server when the client first connects.
         connect_timeout_s: Seconds until an attempt to connect is given up.
         message_timeout_s: Seconds that a reply may take; None waits for ever.
         max_message_size_mb: The longest message that is received, in 2^20 bytes.
@@ -79,6 +84,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         token: Sent as `Authorization: Bearer`.
         session_id: A standing session of the server to attach to. It is not this client's: `close` lets
             it stand.
+        lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
         transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that
             let nothing else through. Over HTTP a session begins with the first `reset`.
 
@@ -86,14 +92,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
     """
 
-    action_type: type[ActT]
-    observation_type: type[ObsT]
-    state_type: type[StateT]
     default_app: ClassVar[str | None] = None
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         connect_timeout_s: float = 10.0,
         message_timeout_s: float | None = 60.0,
         max_message_size_mb: float = 100.0,
@@ -105,19 +108,20 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         *,
         token: str | None = None,
         session_id: str | None = None,
+        lease_s: float = 30.0,
         transport: str = "websocket",
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
-        observation_type = getattr(self, "observation_type", None)
-        self._read_observation = None if observation_type is None else reader(observation_type)
-        self._read_state = reader(getattr(self, "state_type", None) or State)
-        self._base_url = None if base_url is None else _checked_url(base_url)
+        super().__init__()
+        self._urls = checked_urls(base_url)
+        self._base_url = self._urls[0] if self._urls else None
         self._provider = None if provider is None else adapted(provider, started=base_url is not None)
         self._mode = checked_mode(mode)
         self._transport = checked_transport(transport)
         self._session_id = None if session_id is None else checked_session_id(session_id)
         self._message_timeout_s = message_timeout_s
+        self._lease_s = lease_s
         self._options = CarrierOptions(
             connect_timeout_s=connect_timeout_s,
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
@@ -134,15 +138,18 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             "mode": mode,
             "headers": headers,
             "token": token,
+            "lease_s": lease_s,
             "transport": transport,
         }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
         self._turn = FairLock()
-        self._former: Carrier | None = None  # given up, and perhaps not quite gone yet
+        self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._lost: str | None = None
+        self._journal = Journal(attached=session_id is not None)
         self._closed = False
 
     @classmethod
@@ -241,7 +248,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
         """
-        if self._carrier is not None:
+        if self._conversation is not None:
             raise ConfigurationError(
                 "expected sync() before the client connects, got it after; make a new client"
             )
@@ -254,7 +261,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is; None until the provider has started it."""
+        """Where the server is, of several the one in use; None until the provider has started it."""
         return self._base_url
 
     @property
@@ -273,7 +280,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         with await self._turn.wait():
-            await self._connect()
+            if self._conversation is None:
+                await self._find_session(fresh=self._journal.trouble is not None)
         return self
 
     async def new_session(self) -> Self:
@@ -287,14 +295,29 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         with await self._turn.wait():
-            base_url = await self._located()
+            await self._located()
+        return await self._another()
+
+    async def fork(self, count: int) -> list[Self]:
+        """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
+
+        Raises:
+            ServerError: The environment cannot be forked, or there is no room for so many.
+        """
+        from openenv_core.client.link import link_of
+
+        self._come_to_loop()
+        with await self._turn.wait():
+            return await link_of(await self._connect()).forked(count, self._another)
+
+    async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        settings: dict[str, Any] = {
-            name: value for name, value in self._for_new_sessions.items() if anything or name in taken
-        }
-        other = type(self)(base_url=base_url, **settings)
+        known: dict[str, Any] = self._for_new_sessions
+        settings = {name: known[name] for name in known if anything or name in taken}
+        other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
+        other._snapshot = snapshot
         try:
             return await other.connect()
         except BaseException:
@@ -316,7 +339,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             base_url = await self._located()
-        return await VectorClient.open(base_url, self._options, self._message_timeout_s, count)
+        return await VectorClient.open(base_url, self._options, self._message_timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode.
@@ -331,7 +354,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(encode_request("reset", options), "observation", fresh=True)
+        data = await self._request(b"", "observation", reset=options)
         return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
@@ -341,7 +364,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             TypeError: The action is of another type.
             ServerError: The server refused, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
-            ConnectionLostError: The connection broke, now or earlier; `reset` opens a new session.
+            EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
+                elsewhere; `reset` opens a new session.
         """
         data = await self._request(encode_request("step", self._step_payload(action)), "observation")
         return self._result_of(data)
@@ -352,17 +376,18 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment raised.
             RequestTimeoutError: No reply came in time; see `reset`.
-            ConnectionLostError: The connection broke, now or earlier.
+            EpisodeLostError: See `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state"))
+        return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
 
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
-        self._abort_carrier()
+        self._abort_request()
         with await self._turn.wait():
             await self._close_session()
             self._lost = None
+            self._journal.clear()
 
     async def close(self) -> None:
         """End the session, those that `new_session` made, and the server if this client's provider runs it.
@@ -374,7 +399,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             self._come_to_loop()
             if self._starting is not None:
                 self._starting.cancel()
-            self._abort_carrier()
+            self._abort_request()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
             with await self._turn.wait():
@@ -400,81 +425,71 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _step_payload(self, action: ActT) -> Any:
-        """Return what a step frame carries: a model or a dict of the action's fields."""
-        expected = getattr(self, "action_type", Action)
-        if not isinstance(action, (expected, Mapping)):
-            raise TypeError(
-                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
-                f"pass {expected.__name__}(...)"
-            )
-        return action
+    async def _request(
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
+    ) -> dict[str, Any]:
+        """Send a frame and return the data of its reply.
 
-    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
-        result = self._parse_result(payload)
-        if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")
-        return result
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn the data of an observation frame into what the caller gets."""
-        fields = payload.get("observation")
-        read = self._read_observation
-        if not isinstance(fields, dict) or read is None:
-            raise self._unreadable("observation", payload, None)
-        reward = fields["reward"] = payload.get("reward")
-        done = fields["done"] = payload.get("done", False)
-        try:
-            return StepResult(read(fields), reward, done, payload.get("metadata"))
-        except ValidationError as error:
-            raise self._unreadable("observation", payload, error) from error
-
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn the data of a state frame into what the caller gets."""
-        try:
-            return cast(StateT, self._read_state(payload))
-        except ValidationError as error:
-            raise self._unreadable("state", payload, error) from error
-
-    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
-        expected = getattr(self, f"{what}_type", None)
-        if expected is None:
-            return ProtocolError(
-                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
-            )
-        return ProtocolError(
-            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
-            f"{f': {error}' if error else ''}; check that client and server have the same version"
-        )
-
-    async def _request(self, frame: bytes, expected: str, *, fresh: bool = False) -> dict[str, Any]:
-        """Send a frame and return the data of its reply."""
+        Args:
+            frame: The frame.
+            expected: The type of its reply.
+            reset: The options of a reset; its frame is made here.
+            reads: The request changes nothing.
+        """
         self._come_to_loop()
         turn = self._turn
         if not turn.take():
             await turn.wait()
         try:
-            conversation = self._conversation
-            if conversation is None:
-                if self._lost is not None and not fresh and not self._closed:
-                    raise ConnectionLostError(self._lost)
-                conversation = await self._connect()
-            try:
-                reply = await conversation.ask(frame)
-            except ConnectionLostError as error:
-                self._abort(str(error))
-                raise await self._explained(error) from None
-            except (ConnectionFailedError, ServerError, ProtocolError) as error:
-                self._abort(str(error))
-                raise
-            try:
-                return decode_reply(reply, expected)
-            except (*SESSION_ENDED, ProtocolError) as error:
-                self._abort(str(error))
-                raise
+            journal, losses = self._journal, 0
+            while True:
+                conversation = self._conversation
+                if conversation is None:
+                    conversation = await self._find_session(fresh=reset is not None)
+                if reset is not None and not losses:
+                    reset = journal.complete(reset, conversation.carrier.deterministic)
+                    frame = encode_request("reset", reset)
+                try:
+                    data = await conversation.ask(frame, expected)
+                except asyncio.CancelledError:  # it may happen all the same
+                    if not reads:
+                        journal.note(frame, expected, conversation.last)
+                    raise
+                except ClientError as error:
+                    if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
+                        if not reads and not isinstance(error, NotExecutedError):
+                            journal.note(frame, expected, conversation.last)
+                        if losses and reset is not None and isinstance(error, ServerError):
+                            self._abort(str(error))  # no episode has begun here, and the former was elsewhere
+                        raise
+                    losses += 1
+                    self._abort(str(error))
+                    lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
+                    if lost is not None:
+                        self._lost = str(lost)
+                        raise await self._explained(lost) from None
+                    self._turn_to_next_server()
+                else:
+                    if reset is not None:
+                        journal.begin(frame, conversation.last)
+                    elif not reads:
+                        journal.note(frame, expected, conversation.last)
+                    return data
         finally:
             turn.release()
+
+    async def _find_session(self, *, fresh: bool) -> Conversation:
+        """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
+        if fresh or self._lost is None or self._closed:
+            return await self._connect()
+        if self._journal.trouble is not None:
+            raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
+        patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
+        try:
+            return await replay(self._journal, self._lost, self._connect, self._abort, patience_s)
+        except EpisodeLostError as error:
+            self._lost = str(error)
+            raise await self._explained(error) from error.__cause__
 
     @property
     def _carrier(self) -> Carrier | None:
@@ -498,37 +513,56 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 )
             self._turn = FairLock()  # some of the old loop may wait for it
             self._starting = None
-            left = self._carrier or self._former
-            if self._carrier is not None:
-                self._drop_carrier(
+            left = self._conversation or self._former
+            if self._conversation is not None:
+                self._journal.clear()
+                self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
             if left is not None:
-                left.orphan()  # or the server would keep the session, and the room that it takes
+                left.carrier.orphan()  # or the server would keep the session, and the room that it takes
             self._former = left
         self._loop = loop
 
     async def _connect(self) -> Conversation:
         if self._conversation is not None:
             return self._conversation
-        base_url = await self._located()
+        await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
+        for _ in self._urls[1:] if self._snapshot is None else ():  # no other server knows a snapshot
+            try:
+                return await self._connect_to_this()
+            except (CapacityError, ConnectionFailedError):
+                self._turn_to_next_server()
+        return await self._connect_to_this()
+
+    async def _connect_to_this(self) -> Conversation:
+        base_url = self._base_url
+        assert base_url is not None
         try:
             if self._transport == "websocket":
-                from openenv_core.client.socket import open_socket  # picows, which plain HTTP does without
+                from openenv_core.client.link import open_conversation  # with picows
 
                 url = websocket_url(base_url, self._session_id)
-                carrier: Carrier = await open_socket(url, self._options)
+                snapshot, self._snapshot = self._snapshot, None
+                options, timeout_s = self._options, self._message_timeout_s
+                conversation = await open_conversation(url, options, timeout_s, self._lease_s, 1, snapshot)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
+                conversation = Conversation(carrier, self._message_timeout_s)
         except ConnectionFailedError as error:
             raise await self._explained(error) from error.__cause__
-        self._conversation = Conversation(carrier, self._message_timeout_s)
-        self._lost = None
-        return self._conversation
+        self._conversation, self._lost = conversation, None
+        return conversation
+
+    def _turn_to_next_server(self) -> None:
+        """Use the next of several servers from now on."""
+        if self._urls:
+            self._urls = [*self._urls[1:], self._urls[0]]
+            self._base_url = self._urls[0]
 
     async def _located(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
@@ -536,7 +570,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
-            self._base_url = _checked_url(await self._start(self._provider))
+            self._base_url = checked_url(await self._start(self._provider))
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:
@@ -568,55 +602,44 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (ConnectionFailedError, ConnectionLostError):
+        if self._provider is None or type(error) not in (
+            ConnectionFailedError,
+            ConnectionLostError,
+            EpisodeLostError,
+        ):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
 
-    def _drop_carrier(self, reason: str) -> None:
-        """Drop a carrier that is of no more use."""
-        if self._conversation is not None:
-            self._conversation.end()
-        self._conversation = None
+    def _drop(self, reason: str) -> "Conversation | None":
+        """Let go of a session that is of no more use, and return what it was held by."""
+        conversation, self._conversation = self._conversation, None
         self._lost = reason
+        return conversation
 
     def _abort(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
-        self._former = carrier = self._carrier
-        self._drop_carrier(reason)
-        if carrier is not None:
-            carrier.abort()
+        self._former = self._drop(reason)
+        if self._former is not None:
+            self._former.abort()
 
-    def _abort_carrier(self) -> None:
+    def _abort_request(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError."""
-        if self._turn.taken and self._carrier is not None:
-            self._carrier.abort()
+        self._journal.clear(CLOSED)
+        if self._turn.taken and self._conversation is not None:
+            self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:
         """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
-            await former.close()
+            await former.carrier.close()
 
     async def _close_session(self) -> None:
-        """Close the carrier in order, if there is one; say so first, where the session is this client's."""
+        """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
-        carrier = self._carrier
-        if carrier is None:
-            return
-        self._drop_carrier("the session was closed")
-        try:
-            if self._session_id is None:
-                async with asyncio.timeout(self._options.connect_timeout_s):
-                    await carrier.wait_room()
-                carrier.send(encode_request("close"))
-            await carrier.close()
-        except (ConnectionLostError, TimeoutError):
-            carrier.abort()
-            await carrier.close()
-        except BaseException:
-            carrier.abort()
-            raise
+        if (conversation := self._drop("the session was closed")) is not None:
+            await conversation.close(last=self._session_id is None)
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -693,7 +716,14 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        other = SyncEnvClient(self._run(self._client.new_session))
+        return self._child(self._run(self._client.new_session))
+
+    def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
+        """Return other clients in the state of this one; see `EnvClient.fork`."""
+        return [self._child(other) for other in self._run(self._client.fork, count)]
+
+    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+        other = SyncEnvClient(client)
         other._parent = self
         other._begin()
         return other
@@ -751,44 +781,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._thread
 
 
-Json: TypeAlias = dict[str, Any]
-
-
-class GenericAction(dict[str, Any]):
-    """An action by its fields: `GenericAction(code="1 + 1")` is the dict `{"code": "1 + 1"}`."""
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(fields)
-
-    def __repr__(self) -> str:
-        return f"GenericAction({', '.join(f'{name}={value!r}' for name, value in self.items())})"
-
-
-class GenericEnvClient(EnvClient[Json, Json, Json]):
-    """A client without the environment's models: actions, observations and states are dicts."""
-
-    def _step_payload(self, action: Json) -> Json:
-        if not isinstance(action, Mapping):
-            raise TypeError(f"expected a dict of the action's fields, got {type(action).__name__}")
-        return dict(action)
-
-    def _parse_result(self, payload: Json) -> StepResult[Json]:
-        return StepResult(
-            payload.get("observation") or {},
-            payload.get("reward"),
-            payload.get("done", False),
-            payload.get("metadata"),
-        )
-
-    def _parse_state(self, payload: Json) -> Json:
-        return payload
-
-
 def space_label(repo_id: str) -> str:
     """Return what a Space, `owner/name`, is called in host names and in the names of images."""
     return re.sub("[/._]", "-", repo_id).lower()
-
-
-def _checked_url(base_url: str) -> str:
-    websocket_url(base_url)  # raises if it is none
-    return base_url.rstrip("/")

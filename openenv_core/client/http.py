@@ -23,6 +23,8 @@ from openenv_core.errors import (
     ProtocolError,
 )
 from openenv_core.protocol.http import (
+    DETERMINISTIC,
+    DETERMINISTIC_HEADER,
     SESSION_HEADER,
     HttpRequest,
     detail_text,
@@ -56,7 +58,7 @@ class HttpCarrier(Carrier):
         self._stateful = False  # the next request meets the same environment
         self._ended = False
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
             raise self._lost
@@ -85,7 +87,7 @@ class HttpCarrier(Carrier):
 
     def orphan(self) -> None:
         """Begin to give the session back on the running event loop: no end of a connection tells the server."""
-        self._loop, self._waiter = asyncio.get_running_loop(), None
+        self._loop, self._listener = asyncio.get_running_loop(), None
         self._tasks.clear()
         # The former's connections belong to the former loop.
         self._client = _client(self._base_url, self._options)
@@ -101,6 +103,7 @@ class HttpCarrier(Carrier):
         status, headers, body = await self._ask(HttpRequest("health", "GET", "/health"))
         if status >= 300 and status not in (404, 405, 501):  # those are of a server without /health
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
+        self.deterministic = headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
 
     async def _answer(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
@@ -131,6 +134,11 @@ class HttpCarrier(Carrier):
                 f"{text}; the session lives, and whether it was asked nobody knows",
                 {"retry_after_s": retry_after(headers.get("retry-after"))},
             ).encode()
+        if status == 404 and self._stateful and self._own and request.kind != "reset":
+            raise ConnectionLostError(
+                f"expected the server to know the session that it has made, got: {detail_text(body)[:300]}; it was "
+                "started anew, or the session was idle for too long; call reset() to start a new session"
+            )
         if not (status == 404 and request.kind == "reset"):  # no route at all, where a session would be made
             frame = error_frame(status, body, retry_after(headers.get("retry-after")))
             if frame is not None:

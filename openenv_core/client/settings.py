@@ -1,8 +1,9 @@
 """What a client is told when it is made, checked once; and the addresses that follow from its URL."""
 
 import os
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -82,6 +83,20 @@ def http_url(base_url: str) -> str:
     """
     scheme, netloc, path, _ = _parts(base_url, _HTTP)
     return urlunsplit((scheme, netloc, path, "", ""))
+
+
+def checked_url(base_url: str) -> str:
+    """Return a URL without a slash at its end; a ConfigurationError where it cannot be one."""
+    websocket_url(base_url)  # raises if it is none
+    return base_url.rstrip("/")
+
+
+def checked_urls(base_url: str | Sequence[str] | None) -> list[str]:
+    """Return the URLs of servers in an order of this client's own, so that those of a server that dies spread."""
+    given = [base_url] if isinstance(base_url, str) else list(base_url or ())
+    if base_url is not None and not given:
+        raise ConfigurationError("expected a base_url, or several, got an empty list")
+    return random.sample([checked_url(url) for url in given], len(given))
 
 
 def checked_session_id(session_id: str) -> str:

@@ -1,6 +1,7 @@
 """A session's frames over a WebSocket, by the `picows` library."""
 
 import asyncio
+import atexit
 import base64
 import logging
 import os
@@ -11,13 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+from weakref import WeakSet
 
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
-from openenv_core.protocol.http import detail_text, redact_url
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
 
 MAX_REDIRECTS: Final = 5
@@ -36,11 +38,16 @@ _logger.addHandler(logging.NullHandler())
 
 
 class WebSocketCarrier(Carrier, picows.WSListener):
-    """One WebSocket. No compression: frames are small and latency counts."""
+    """One WebSocket. No compression: frames are small and latency counts.
+
+    Attributes:
+        subprotocol: What the server has taken of what was offered.
+    """
 
     def __init__(self, options: CarrierOptions) -> None:
         super().__init__()
         self._options = options
+        self.subprotocol: str | None = None
         self._transport: WSTransport | None = None
         self._gone = self._loop.create_future()
         self._parts: bytearray | None = None
@@ -51,19 +58,12 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     # What a session asks for
 
-    def send(self, frame: bytes) -> None:
-        """Send one text frame, given as UTF-8."""
+    def send(self, frame: bytes, *, binary: bool = False) -> None:
+        """Send one frame; text is given as UTF-8."""
         if self._lost is not None:
             raise self._lost
         assert self._transport is not None
-        self._transport.send(_TEXT, frame)
-
-    def send_binary(self, frame: bytes) -> None:
-        """Send one binary frame."""
-        if self._lost is not None:
-            raise self._lost
-        assert self._transport is not None
-        self._transport.send(_BINARY, frame)
+        self._transport.send(_BINARY if binary else _TEXT, frame)
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""
@@ -73,7 +73,6 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         assert transport is not None
         self._lose(ConnectionLostError("the connection was closed by this client"))
         try:
-            self._resume()  # the answer comes behind what nobody wants to read any more
             transport.send_close(WSCloseCode.OK)
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await asyncio.shield(self._gone)
@@ -83,22 +82,26 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self.abort()
 
     def abort(self) -> None:
-        """Break the connection at once."""
+        """Say that it is over, and wait for nothing."""
         self._lose(ConnectionLostError("the connection was broken off by this client"))
-        if self._transport is not None and not self._transport.is_disconnected:
-            self._transport.disconnect(graceful=False)
+        transport = self._transport
+        if transport is not None and not transport.is_disconnected:
+            if not self.broken:
+                transport.send_close(
+                    WSCloseCode.OK
+                )  # or the server would keep the session for who comes back
+            transport.disconnect(graceful=False)
 
     def orphan(self) -> None:
         """Hang up without the event loop of the connection, which has closed: the server would keep its session."""
         transport, self._transport = self._transport, None
-        self._loop, self._waiter = asyncio.get_running_loop(), None
+        self._loop, self._listener = asyncio.get_running_loop(), None
         self._gone = self._loop.create_future()
         self._gone.set_result(None)
-        raw = None if transport is None else transport.underlying_transport.get_extra_info("socket")
-        if raw is not None:
+        if transport is not None:
             # A transport closes its socket with the help of its loop. uvloop has closed them all, and refuses.
             with suppress(OSError, TypeError):
-                raw.shutdown(socket.SHUT_RDWR)
+                _say_goodbye(transport).shutdown(socket.SHUT_RDWR)
 
     # What picows tells
 
@@ -139,7 +142,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
                 parts, self._parts = self._parts, None
                 self._put(bytes(parts) if self._text else parts)
         elif kind is _CLOSE:
-            self._lose(ConnectionLostError(_closed(transport)))
+            unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR
+            self._lose(ConnectionLostError(_closed(transport)), broken=bool(unanswered))  # of a ping
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
             transport.disconnect()
 
@@ -147,7 +151,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """Note the end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lose(ConnectionLostError(_closed(transport)))
+        self._lose(ConnectionLostError(_closed(transport)), broken=True)
         if not self._gone.done():
             self._gone.set_result(None)
         # A violation of the protocol is kept by picows as an exception that somebody has to look at.
@@ -171,16 +175,6 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._lose(ConnectionLostError(_against_the_rules(what)))
         return picows.WSProtocolError(code, what)
 
-    def _pause(self) -> None:
-        assert self._transport is not None
-        self._paused = True
-        self._transport.underlying_transport.pause_reading()
-
-    def _resume(self) -> None:
-        if self._paused and self._transport is not None and not self._transport.is_disconnected:
-            self._paused = False
-            self._transport.underlying_transport.resume_reading()
-
     def _rest(self) -> None:
         """Look again in a while whether anything was heard of the server."""
         self._heard = False
@@ -189,7 +183,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self._timer = self._loop.call_later(interval, self._ask)
 
     def _ask(self) -> None:
-        if self._heard or self._paused:
+        if self._heard:
             self._rest()
             return
         assert self._transport is not None
@@ -210,7 +204,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             ConnectionLostError(
                 f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
                 "off; call reset() to start a new session"
-            )
+            ),
+            broken=True,
         )
         self.abort()
 
@@ -247,12 +242,12 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                 f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
-        reason: object = f"no answer within {options.connect_timeout_s:g} s"
+        raise unreachable(url, f"no answer within {options.connect_timeout_s:g} s") from None
     except ClientError:
         raise
     except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
-        reason = str(error) or type(error).__name__
-    raise unreachable(url, reason)
+        cause = error if isinstance(error, ConnectionRefusedError) else None
+        raise unreachable(url, str(error) or type(error).__name__) from cause
 
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -290,10 +285,36 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
-    if transport.response.headers.get("Sec-WebSocket-Protocol") != options.subprotocol:
-        carrier.abort()
-        raise ConnectionError(f"it does not speak {options.subprotocol}, as servers of Ropewalk do")
+    carrier.subprotocol = transport.response.headers.get("Sec-WebSocket-Protocol")
+    carrier.deterministic = transport.response.headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
+    _open.add(carrier)
     return carrier
+
+
+_open: Final = WeakSet[WebSocketCarrier]()
+_CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
+"""As clients write it: code 1000, with a mask of zeros."""
+
+
+def _say_goodbye(transport: WSTransport) -> socket.socket:
+    """Write a close past an event loop that does nothing more, where nothing encrypts it; return the socket."""
+    underlying = transport.underlying_transport
+    raw: socket.socket = underlying.get_extra_info("socket")
+    if underlying.get_extra_info("ssl_object") is None:
+        os.write(raw.fileno(), _CLOSE_FRAME)
+    return raw
+
+
+def _leave() -> None:
+    """At the exit of this process say so to servers, which would keep the sessions for who comes back."""
+    for carrier in _open:
+        if carrier._transport is not None and not carrier._transport.is_disconnected:
+            with suppress(OSError, TypeError):
+                _say_goodbye(carrier._transport)
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_open.clear)
 
 
 _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")

@@ -132,7 +132,8 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:
         self._asked = request_id = self._asked + 1
-        response = await self._request(encode_rpc(request_id, method, params), "mcp")
+        frame = encode_rpc(request_id, method, params)
+        response = await self._request(frame, "mcp", reads=method == LIST_TOOLS)
         return read_rpc(response, request_id)
 
     def _step_payload(self, action: AnyAction) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The dialect `ropewalk.v1`: frames that ask something of many sessions at once, with arrays in binary.
+"""The dialect `ropewalk.v1`: its frames, and those of them that ask something of many sessions at once.
 
 docs/protocol.md describes it. A frame is a JSON object, its header; where arrays belong to it, a binary frame: the
 header's length (uint32), the header, and the arrays one behind the other, each begun at a multiple of 8 bytes.
@@ -10,17 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from openenv_core.outcomes import was_terminated
 from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields
-from openenv_core.protocol.requests import ResetOptions
+from openenv_core.protocol.requests import RequestHead, RequestId, ResetOptions
 from openenv_core.types import Observation
 
 SUBPROTOCOL: Final = "ropewalk.v1"
+
+RESUME: Final = "resume"
+"""Key of the query that names the session which a connection is to resume: who passes connections on heeds it."""
+
+SNAPSHOT: Final = "snapshot"
+"""Likewise of the snapshot in whose state a connection is to open its sessions."""
 
 MAX_MEMBERS: Final = 1024
 """Sessions of one connection."""
@@ -29,6 +35,9 @@ MAX_ITEMS: Final = 1 << 21
 """Numbers, and lists around them, that the arrays of one request may hold."""
 
 MAX_DIMENSIONS: Final = 32
+
+MAX_ID_CHARS: Final = 64
+"""Of a snapshot."""
 
 SPACE: Final = "gymnasium_space"
 """The key of a field's JSON schema that holds the space of its values."""
@@ -152,29 +161,92 @@ _Members: TypeAlias = Annotated[
 ]
 
 
-class _Request(BaseModel):
-    """What every request has.
+_Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+_SnapshotId: TypeAlias = Annotated[str, Field(max_length=MAX_ID_CHARS)]
+
+
+class OpenRequest(RequestHead):
+    """Open sessions: all, or none.
 
     Attributes:
-        id: Of the client's choice; every frame that answers has it.
+        snapshot: The id of one, in whose state they begin.
+        lease_s: Seconds that they are to outlive a connection that breaks.
+    """
+
+    op: Literal["open"]
+    count: _Count = 1
+    snapshot: _SnapshotId | None = None
+    lease_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class ResumeRequest(RequestHead):
+    """Go on with the sessions of a connection that has broken.
+
+    Attributes:
+        session: What `open` was answered with.
+        secret: Likewise.
+        read: How many frames the client has read.
+    """
+
+    op: Literal["resume"]
+    session: str
+    secret: str
+    read: RequestId
+
+
+class CancelRequest(RequestHead):
+    """Do not begin a request that waits.
+
+    Attributes:
+        request: Its id.
+    """
+
+    op: Literal["cancel"]
+    request: RequestId
+
+
+class MembersRequest(RequestHead):
+    """What is asked of many sessions.
+
+    Attributes:
         members: Whom it is about; all, where it does not say.
     """
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)
-
-    id: Annotated[StrictInt, Field(ge=0, lt=2**53)]
     members: _Members | None = None
 
 
-class OpenRequest(_Request):
-    """Open sessions: all, or none."""
+class _OfOneRequest(RequestHead):
+    """A request about one member."""
 
-    op: Literal["open"]
-    members: None = None
-    count: Annotated[StrictInt, Field(ge=1, le=MAX_MEMBERS)]
+    member: Annotated[StrictInt, Field(ge=0)]
 
 
-class ResetRequest(_Request):
+class ForkRequest(_OfOneRequest):
+    """Open sessions in the state of a member: all, or none."""
+
+    op: Literal["fork"]
+    count: _Count
+
+
+class SnapshotRequest(_OfOneRequest):
+    """Keep the state of a member, to open sessions in it later."""
+
+    op: Literal["snapshot"]
+
+
+class CloseRequest(MembersRequest):
+    """End sessions, and drop snapshots.
+
+    Attributes:
+        members: Of the sessions; none, where it does not say.
+        snapshots: Ids of snapshots.
+    """
+
+    op: Literal["close"]
+    snapshots: list[_SnapshotId] = Field(default_factory=list, max_length=MAX_MEMBERS)
+
+
+class ResetRequest(MembersRequest):
     """Start episodes.
 
     Attributes:
@@ -189,7 +261,7 @@ class ResetRequest(_Request):
     at_least: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
-class StepRequest(_Request):
+class StepRequest(MembersRequest):
     """Take actions.
 
     Attributes:
@@ -204,29 +276,33 @@ class StepRequest(_Request):
     at_least: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
-class StateRequest(_Request):
+class StateRequest(MembersRequest):
     """Read states."""
 
     op: Literal["state"]
 
 
-BatchRequest: TypeAlias = OpenRequest | ResetRequest | StepRequest | StateRequest
-_OPERATIONS: Final = ("open", "reset", "step", "state")
-_read: Final = TypeAdapter[BatchRequest](
-    Annotated[BatchRequest, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+BatchRequest: TypeAlias = ResetRequest | StepRequest | StateRequest
+Request: TypeAlias = (
+    OpenRequest | ResumeRequest | CancelRequest | BatchRequest | ForkRequest | SnapshotRequest | CloseRequest
+)
+OPERATIONS: Final = ("open", "resume", "cancel", "reset", "step", "state", "fork", "snapshot", "close")
+LEFT_IN_PRODUCTION: Final = OPERATIONS[:3]
+_read: Final = TypeAdapter[Request](
+    Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 ).validate_python
 
 
-def read_request(header: dict[str, Any], size: int) -> BatchRequest:
+def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = OPERATIONS) -> Request:
     """Read the header of a request, in a frame of this size.
 
     Raises:
         RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR.
     """
-    if header.get("op") not in _OPERATIONS:
-        operations = ", ".join(_OPERATIONS)
+    if header.get("op") not in operations:
         raise RefusalError(
-            UNKNOWN_TYPE, f"expected op to be one of {operations}, got {str(header.get('op'))[:100]!r}"
+            UNKNOWN_TYPE,
+            f"expected op to be one of {', '.join(operations)}, got {str(header.get('op'))[:100]!r}",
         )
     try:
         return _read(header)

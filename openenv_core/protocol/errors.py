@@ -13,6 +13,8 @@ EXECUTION_ERROR: Final = "EXECUTION_ERROR"
 CAPACITY_REACHED: Final = "CAPACITY_REACHED"
 FACTORY_ERROR: Final = "FACTORY_ERROR"
 SESSION_ERROR: Final = "SESSION_ERROR"
+NOT_EXECUTED: Final = "NOT_EXECUTED"
+"""Of `ropewalk.v1` alone: the request was cancelled, or its deadline was over, before it had begun."""
 
 
 class RefusalError(Exception):

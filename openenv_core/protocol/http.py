@@ -19,6 +19,12 @@ SESSION_HEADER: Final = "X-OpenEnv-Session"
 SESSION_COOKIE: Final = "openenv_session"
 """The same, for callers that keep cookies; the header goes first."""
 
+DETERMINISTIC_HEADER: Final = "X-OpenEnv-Deterministic"
+"""In the answer to a WebSocket's opening and to /health: what the environment says of itself by `DETERMINISTIC`."""
+
+DETERMINISTIC: Final = "true"
+"""Its one value. Released servers do not send the header, and released clients do not look at it."""
+
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """What a session's id may be, whoever chooses it."""
 

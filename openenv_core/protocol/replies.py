@@ -11,6 +11,7 @@ from openenv_core.errors import (
     CapacityError,
     ExecutionError,
     FactoryError,
+    NotExecutedError,
     ProtocolError,
     ServerError,
     SessionError,
@@ -30,6 +31,7 @@ _ERRORS: Mapping[str, type[ServerError]] = {
     codes.CAPACITY_REACHED: CapacityError,
     codes.FACTORY_ERROR: FactoryError,
     codes.SESSION_ERROR: SessionError,
+    codes.NOT_EXECUTED: NotExecutedError,
 }
 
 
@@ -150,6 +152,20 @@ def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any
         raise ProtocolError(
             f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}"
         ) from None
+    return data_of(reply, expected)
+
+
+def data_of(reply: Any, expected: str) -> dict[str, Any]:
+    """Return the data of a reply that has been parsed.
+
+    Args:
+        reply: The frame's value.
+        expected: The type that answers the request.
+
+    Raises:
+        ServerError: The reply is an error frame; the subclass tells its code.
+        ProtocolError: It is no reply of the OpenEnv wire.
+    """
     if isinstance(reply, dict):
         data = reply.get("data")
         if isinstance(data, dict):
@@ -159,7 +175,7 @@ def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any
             if kind == "error":
                 raise server_error(data)
     raise ProtocolError(
-        f"expected a reply of type {expected!r}, got {_excerpt(frame)}; "
+        f"expected a reply of type {expected!r}, got {_excerpt(dumps(reply).decode())}; "
         "check that the URL is an OpenEnv server's"
     )
 

@@ -1,15 +1,17 @@
 """Frames from client to server in the released dialect: how they are written and how they are read."""
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, Union
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PlainValidator,
+    StrictInt,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -79,6 +81,31 @@ class _CloseFrame(BaseModel):
     type: Literal["close"]
 
 
+RequestId: TypeAlias = Annotated[StrictInt, Field(ge=0, lt=2**53)]
+
+
+class RequestHead(BaseModel):
+    """What every request of `ropewalk.v1` may have.
+
+    Attributes:
+        id: Of the client's choice; every frame that answers has it.
+        read: How many frames the client has read.
+        deadline_s: Seconds after which it is not begun any more.
+    """
+
+    model_config = _FORBID
+
+    id: RequestId
+    read: RequestId | None = None
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class NumberedFrame(RequestHead):
+    """A frame of the released dialect that has an id, for one session of its connection."""
+
+    member: Annotated[StrictInt, Field(ge=0)] = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Start an episode."""
@@ -119,12 +146,16 @@ class RequestDecoder(Generic[ActT]):
         read = _readable(action_type)
         build: Any = create_model  # its overloads do not know types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
-        frames: Any = _McpFrame | _CloseFrame
-        if not production:
-            frames = step | _ResetFrame | _StateFrame | frames
-        frame: Any = Annotated[frames, Field(discriminator="type")]
+        kinds = (
+            [_McpFrame, _CloseFrame]
+            if production
+            else [step, _ResetFrame, _StateFrame, _McpFrame, _CloseFrame]
+        )
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
-        self._read_frame = TypeAdapter(frame).validator.validate_json
+        self._read_frame = _one_of(kinds)
+        self._read_numbered = _one_of(
+            [build(kind.__name__, __base__=(NumberedFrame, kind)) for kind in kinds]
+        )
         self._read_action = TypeAdapter(read).validator.validate_json
         several: Any = list[read]  # type: ignore[valid-type]  # made at run time
         self._read_actions = TypeAdapter(several).validator.validate_json
@@ -137,12 +168,26 @@ class RequestDecoder(Generic[ActT]):
         Raises:
             RefusalError: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
         """
+        return self._request_of(self._read(self._read_frame, text))
+
+    def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
+        """Read one text frame that has an id.
+
+        Raises:
+            RefusalError: As `frame`.
+        """
+        frame = self._read(self._read_numbered, text)
+        return frame, self._request_of(frame)
+
+    def _read(self, read: Callable[[str], Any], text: str) -> Any:
         if "NaN" in text or "Infinity" in text:
             _require_json(text)
         try:
-            frame = self._read_frame(text)
+            return read(text)
         except ValidationError as error:
             raise _refusal(error, self._types, len(text)) from None
+
+    def _request_of(self, frame: Any) -> "Request[ActT]":
         kind = frame.type
         if kind == "step":
             return frame.data  # type: ignore[no-any-return]
@@ -201,6 +246,12 @@ class RequestDecoder(Generic[ActT]):
             return self.action(data, size)
         except RefusalError as refusal:
             return refusal
+
+
+def _one_of(kinds: list[Any]) -> Callable[[str], Any]:
+    """Return what reads the text of a frame that is of one of these kinds, as its type says."""
+    several: Any = Annotated[Union[tuple(kinds)], Field(discriminator="type")]  # noqa: UP007 - made at run time
+    return TypeAdapter(several).validator.validate_json
 
 
 def _readable(action_type: Any) -> Any:

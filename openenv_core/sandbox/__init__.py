@@ -16,6 +16,7 @@ from openenv_core.sandbox.errors import (
 )
 from openenv_core.sandbox.results import (
     Backend,
+    Branching,
     CodeError,
     Execution,
     FileInfo,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "Branching",
     "CodeError",
     "Execution",
     "FileInfo",

@@ -1,6 +1,6 @@
 """What runs code, ours or another's, and what it returns: the seam between an environment and where its code runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -193,6 +193,19 @@ class Interruptible(Protocol):
 
     def interrupt(self) -> None:
         """Interrupt what runs, as its time-out would; nothing where nothing runs."""
+
+
+@runtime_checkable
+class Branching(Interpreter, Protocol):
+    """An interpreter that can be forked as it stands."""
+
+    async def fork(self, count: int) -> "Sequence[Branching]":
+        """Return so many more, each with the variables and a copy of the files; they go their own ways.
+
+        Raises:
+            ConfigurationError: It was not opened for that.
+            SandboxFailureError: They cannot be had.
+        """
 
 
 class Backend(Protocol):

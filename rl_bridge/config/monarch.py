@@ -114,7 +114,7 @@ class MonarchConfig(Section):
     """Seconds between two looks at whether a process is alive: about how late a death is noticed."""
     start_timeout_s: Positive = 600.0
     """How long a replica may take from its process to its first call: it loads the model, and a generator that joins
-    later fetches the weights."""
+    later fetches the weights. With `colocate` `trainer.timeout_s` more, for another's turn may come first."""
     roles: RolesConfig = RolesConfig()
     restarts: RestartPolicy = RestartPolicy()
     colocate: bool | None = None

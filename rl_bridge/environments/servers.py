@@ -145,7 +145,7 @@ class SupervisedServer:
             await asyncio.gather(*watchers, return_exceptions=True)
 
     async def _until_ended(self) -> str:
-        while await self._call(self._look):  # noqa: ASYNC110 - it is another process
+        while await self._call(lambda: self._provider.alive):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(POLL_INTERVAL_S)
         return "it ended"
 
@@ -190,9 +190,6 @@ class SupervisedServer:
         self.url, self.state = url, state
         if changed:
             self._changed()
-
-    def _look(self) -> bool:
-        return self._provider.alive
 
     def _answers(self) -> bool:
         try:

@@ -1,10 +1,11 @@
 """The policy as a Monarch actor."""
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,11 +13,10 @@ from monarch.actor import concurrent_endpoint
 
 from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError
-from rl_bridge.generator.replica import PolicyReplica, UpdateMetrics
-from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
+from rl_bridge.generator.replica import PolicyReplica
+from rl_bridge.generator.vllm_api import engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.options import Turn, own_seed
-from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
 POLL_INTERVAL_S = 5.0
@@ -27,6 +27,17 @@ SHUTDOWN_TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+def _of_replica(method: Callable[..., Any]) -> Any:
+    """An endpoint that is the replica's method of the same name."""
+
+    async def call(self: "PolicyActor", *args: Any, **kwargs: Any) -> Any:
+        found = method(self._replica, *args, **kwargs)
+        return await self._alive(found) if inspect.isawaitable(found) else found
+
+    call.__name__ = call.__qualname__ = method.__name__
+    return concurrent_endpoint(call)
 
 
 class PolicyActor(ServiceActor):
@@ -76,47 +87,13 @@ class PolicyActor(ServiceActor):
             await asyncio.sleep(SHUTDOWN_TIMEOUT_S)
             raise
 
-    @concurrent_endpoint
-    async def generate(
-        self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
-    ) -> Completion:
-        """See `PolicyReplica.generate`."""
-        return await self._alive(self._replica.generate(prompt, sampling, seed))
-
-    @concurrent_endpoint
-    async def generate_many(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings | None = None,
-        seeds: Sequence[int] | None = None,
-    ) -> list[Completion]:
-        """See `PolicyReplica.generate_many`."""
-        return await self._alive(self._replica.generate_many(prompts, sampling, seeds))
-
-    @concurrent_endpoint
-    async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
-        """See `PolicyReplica.update_weights`."""
-        return await self._alive(self._replica.update_weights(version))
-
-    @concurrent_endpoint
-    async def sleep(self) -> None:
-        """See `PolicyReplica.sleep`."""
-        await self._alive(self._replica.sleep())
-
-    @concurrent_endpoint
-    async def version(self) -> PolicyVersion:
-        """See `PolicyReplica.version`."""
-        return self._replica.version()
-
-    @concurrent_endpoint
-    async def statistics(self) -> EngineTotals | None:
-        """See `PolicyReplica.statistics`."""
-        return self._replica.statistics()
-
-    @concurrent_endpoint
-    async def health(self) -> None:
-        """See `PolicyReplica.health`."""
-        self._replica.health()
+    generate = _of_replica(PolicyReplica.generate)
+    generate_many = _of_replica(PolicyReplica.generate_many)
+    update_weights = _of_replica(PolicyReplica.update_weights)
+    sleep = _of_replica(PolicyReplica.sleep)
+    version = _of_replica(PolicyReplica.version)
+    statistics = _of_replica(PolicyReplica.statistics)
+    health = _of_replica(PolicyReplica.health)
 
     @concurrent_endpoint
     async def close(self) -> None:

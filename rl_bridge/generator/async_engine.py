@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.base import LoadMetrics, LoopEngine
+from rl_bridge.generator.base import LoadMetrics, LoopEngine, require_signs_of_life
 from rl_bridge.generator.engine import (
     MAX_WAITING_BATCHES,
     SLEEP,
@@ -100,11 +100,7 @@ class AsyncVllmEngine(LoopEngine):
         self._thread.require_open()
         asked = self._asked
         silent_s = 0.0 if asked is None else time.monotonic() - asked
-        if silent_s > self._rollout.generate_timeout_s:
-            raise GeneratorError(
-                f"expected the engine to make a step within {self._rollout.generate_timeout_s:g} s, "
-                f"it has been at one for {silent_s:.0f} s"
-            )
+        require_signs_of_life(silent_s, self._rollout.generate_timeout_s)
 
     # From here on: in the loop.
 

@@ -123,6 +123,14 @@ class Engine(ABC):
         """End it. What is under way fails."""
 
 
+def require_signs_of_life(silent_s: float, limit_s: float) -> None:
+    """Raise GeneratorError where an engine has been at one step for longer than answers may take."""
+    if silent_s > limit_s:
+        raise GeneratorError(
+            f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
+        )
+
+
 T = TypeVar("T")
 
 CLOSED = "the engine is closed"

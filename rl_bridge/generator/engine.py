@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.base import CLOSED, Engine, LoadMetrics
+from rl_bridge.generator.base import CLOSED, Engine, LoadMetrics, require_signs_of_life
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -265,11 +265,7 @@ class VllmEngine(Engine):
         with self._changed:
             self._require_open()
             silent_s = 0.0 if self._idle else time.monotonic() - self._beat
-        if silent_s > self._rollout.generate_timeout_s:
-            raise GeneratorError(
-                f"expected the engine to make a step within {self._rollout.generate_timeout_s:g} s, "
-                f"it has been at one for {silent_s:.0f} s"
-            )
+        require_signs_of_life(silent_s, self._rollout.generate_timeout_s)
 
     def close(self) -> None:
         """See `Engine.close`."""

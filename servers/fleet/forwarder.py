@@ -9,6 +9,7 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
@@ -93,8 +94,8 @@ class Forwarder:
         worker = None
         if path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            session = query["session_id"][0] if path == SESSION_PATH and "session_id" in query else None
-            worker = self._place(session)
+            keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
+            worker = self._place(next((query[key][0] for key in keys if key in query), None))
         if worker is None:
             await self._app(scope, receive, send)
         else:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
 from servers.routes.http import while_connected
+from servers.routes.websocket import is_break
 from servers.security import TurnedAwayError, turn_away
 
 if TYPE_CHECKING:
@@ -230,7 +231,9 @@ async def _upwards(peer: "ClientConnection", receive: Receive) -> None:
             # The other direction tells the caller.
             await asyncio.get_running_loop().create_future()
     code = message.get("code") or _NORMAL
-    if code not in (_NO_CODE, _ABNORMAL):
+    if is_break(message):
+        peer.transport.abort()  # the worker is to see it as it is, and may keep the session for who comes back
+    elif code not in (_NO_CODE, _ABNORMAL):
         await peer.close(code, message.get("reason") or "")
     elif code == _NO_CODE:
         await peer.close()

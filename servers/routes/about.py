@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
 from servers.routes.description import answer, describe
 from servers.security import owner_of
@@ -46,6 +47,8 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     )
     async def health(response: Response) -> dict[str, str]:
         """Tell whether the server takes sessions, as far as its threads go."""
+        if sessions.deterministic:
+            response.headers[DETERMINISTIC_HEADER] = DETERMINISTIC
         if not sessions.executor.exhausted:
             return {"status": "healthy"}
         response.status_code = 503

@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
 from openenv_core.protocol import jsonrpc, replies
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
@@ -70,11 +71,26 @@ class _Dialect(_Refusing, Protocol):
         """Return the reply to one frame; None to a close."""
 
 
+def is_break(message: Message) -> bool:
+    """Whether a connection has ended without a close: the machine, the network or the process has gone."""
+    # uvicorn has 1005 where nothing was said, too; only of a close it has a reason.
+    return message.get("code") in (None, 1006) or (message["code"] == 1005 and "reason" not in message)
+
+
 class Conversation(ABC):
     """One socket, from accept to close. Its task is cancelled when somebody else ends it.
 
+    Args:
+        scope: Of the connection.
+        receive: Likewise.
+        send: Likewise.
+        sessions: Where sessions come from.
+        dialect: How requests are read and answered.
+        send_timeout_s: Seconds that a client may leave its replies unread.
+
     Attributes:
         accept: What the server is told that lets the client in.
+        broken: The connection has not been closed in order, as far as is known.
         busy: A request is being answered.
         leaving: No further request is taken.
         over: The last word has been said; only the close may be on its way.
@@ -94,6 +110,7 @@ class Conversation(ABC):
         "_sessions",
         "_waiter",
         "_watch",
+        "broken",
         "busy",
         "leaving",
         "over",
@@ -108,13 +125,13 @@ class Conversation(ABC):
         receive: Receive,
         send: Send,
         sessions: SessionTable,
-        dialect: _Refusing,
+        dialect: Any,
         send_timeout_s: float,
     ) -> None:
         self._receive = receive
         self._send = send
         self._sessions = sessions
-        self._dialect = dialect
+        self._dialect: _Refusing = dialect
         extensions = scope.get("extensions") or {}
         self._abort: Callable[[], None] | None = extensions.get(ABORT)
         send_text: Any = extensions.get(SEND_TEXT)
@@ -130,14 +147,15 @@ class Conversation(ABC):
         self._ahead_size = 0
         self._reading: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.busy = True
+        self.busy = self.broken = True
         self.leaving = self.over = False
         self.task: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
         """Accept, hold what is entered for as long as the client stays, and close."""
         await self._receive()
-        await self._send(self.accept)
+        told = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
+        await self._send({**self.accept, "headers": told if self._sessions.deterministic else []})
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
         try:
@@ -191,6 +209,7 @@ class Conversation(ABC):
         if self._ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
+                self.broken = is_break(message)
                 raise DisconnectedError
             text = message.get("text")
             return message["bytes"] if text is None else text  # type: ignore[no-any-return]
@@ -281,19 +300,8 @@ class Conversation(ABC):
 class _SessionConversation(Conversation):
     """One socket that speaks for one session: a reply to each request, in order."""
 
-    __slots__ = ("_answering",)
-
-    def __init__(
-        self,
-        scope: Message,
-        receive: Receive,
-        send: Send,
-        sessions: SessionTable,
-        dialect: _Dialect,
-        send_timeout_s: float,
-    ) -> None:
-        super().__init__(scope, receive, send, sessions, dialect, send_timeout_s)
-        self._answering = dialect.answer
+    __slots__ = ()
+    _dialect: _Dialect
 
     async def _talk(self, held: EnvironmentSession) -> int:
         if not held.standing:
@@ -301,7 +309,7 @@ class _SessionConversation(Conversation):
             held.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
-        answer, long, send_text = self._answering, self._long, self._send_text
+        answer, long, send_text = self._dialect.answer, self._long, self._send_text
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
@@ -368,7 +376,8 @@ class SocketRoute:
         send_timeout_s: Seconds that a client may leave its replies unread.
         attaching: The address may name a session that the socket speaks for; else it has one of its own, which ends
             with it.
-        batches: Serves a socket of the subprotocol `ropewalk.v1`; None: that is not taken.
+        numbered: Serves a socket of the subprotocol `ropewalk.v1`, and the session that the address names where it
+            names one; None: that is not taken.
     """
 
     def __init__(
@@ -379,26 +388,25 @@ class SocketRoute:
         send_timeout_s: float,
         *,
         attaching: bool = False,
-        batches: "Callable[[Message, Receive, Send], Awaitable[None]] | None" = None,
+        numbered: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
         self._attaching = attaching
-        self._batches = batches
+        self._numbered = numbered
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
-        wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
-        if wanted and self._attaching:
-            entering = self._sessions.attach(owner, wanted[0])
-        elif self._batches is not None and SUBPROTOCOL in (scope.get("subprotocols") or ()):
-            await self._batches(scope, receive, send)
+        named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        wanted = named[0] if named and self._attaching else None
+        if self._numbered is not None and SUBPROTOCOL in (scope.get("subprotocols") or ()):
+            numbered = self._numbered(scope, receive, send, wanted)
+            await numbered.serve(self._sockets, nullcontext())
             return
-        else:
-            entering = self._sessions.session(owner)
+        entering = self._sessions.session(owner) if wanted is None else self._sessions.attach(owner, wanted)
         conversation = _SessionConversation(
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
         )
@@ -417,18 +425,19 @@ class FrameDialect:
         self._decoder = decoder
         self._rpc = rpc
 
-    async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
-        """Return the reply to one frame; None to a close.
+    async def answer(self, session: EnvironmentSession, text: str | bytes, request: Any = None) -> str | None:
+        """Return the reply to one frame, or to what has been read from it; None to a close.
 
         Raises:
             RefusalError: The session is over.
         """
         try:
-            if not isinstance(text, str):
-                raise RefusalError(
-                    INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
-                )
-            request: Any = self._decoder.frame(text)
+            if request is None:
+                if not isinstance(text, str):
+                    raise RefusalError(
+                        INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
+                    )
+                request = self._decoder.frame(text)
             kind = type(request)
             if kind is Reset:
                 observation = await session.run(EnvironmentRunner.reset, request.options)

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
 
+from openenv_core.protocol.errors import RefusalError
 from servers.execution import EnvironmentRunner, keep
 from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
+from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
 from servers.threads import Outcome, ThreadCall, outcome_of
 
@@ -25,13 +27,15 @@ class Member:
         number: By which the connection knows it.
         session: The session.
         ended: Its episode is over, and no other has begun.
-        busy: A call is under way.
+        busy: A call of a batch is under way.
+        turn: Who asks it alone has this: one request at a time, in their order.
     """
 
     number: int
     session: EnvironmentSession
     ended: bool = False
     busy: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,20 +104,73 @@ class SessionBatch:
         self._owner = owner
         self.members: list[Member] = []
 
-    async def open(self, count: int) -> list[Member]:
-        """Open sessions, all or none.
+    async def open(self, count: int, snapshot: str | None = None) -> list[Member]:
+        """Open sessions, all or none; in the state of a snapshot, where there is to be one.
 
         Raises:
-            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
+            RefusalError: CAPACITY_REACHED, FACTORY_ERROR, `UnknownSnapshotError`, or `DeadlineExceededError`.
         """
-        sessions = await self._table.admit(self._owner, count)
+        if snapshot is None:
+            return self._hold(await self._table.admit(self._owner, count))
+        with self._table.snapshots.use(self._owner, snapshot) as state:
+            return await self._restore(state, count)
+
+    async def fork(self, member: Member, count: int) -> list[Member]:
+        """Open sessions in the state of a member, all or none.
+
+        Raises:
+            RefusalError: As `open`, and as `snapshot`.
+        """
+        state = await self._state_of(member)
+        try:
+            return await self._restore(state, count)
+        finally:
+            await state.close()
+
+    async def snapshot(self, member: Member) -> str:
+        """Keep the state of a member; return its id.
+
+        Raises:
+            RefusalError: The environment cannot be forked, or the server keeps as many as it may.
+        """
+        return self._table.snapshots.keep(self._owner, await self._state_of(member))
+
+    async def end(self, members: Sequence[Member], snapshots: Sequence[str]) -> None:
+        """End some sessions, and drop snapshots.
+
+        Raises:
+            RefusalError: A member is busy, or there is no such snapshot; nothing is ended then.
+        """
+        if any(member.busy or member.turn.locked() for member in members):
+            raise SessionBusyError(1)
+        self._table.snapshots.drop(self._owner, snapshots)
+        await self._table.release([member.session for member in members])
+
+    async def _state_of(self, member: Member) -> SessionState:
+        if member.busy or member.turn.locked():
+            raise SessionBusyError(1)
+        if member.session.over:
+            raise UnknownSessionError(f"member {member.number}, which has ended")
+        member.busy = True
+        try:
+            return await state_of(member.session, ended=member.ended)
+        finally:
+            member.busy = False
+
+    async def _restore(self, state: SessionState, count: int) -> list[Member]:
+        members = self._hold(await self._table.admit(self._owner, count, state))
+        for member in members:
+            member.ended = state.ended
+        return members
+
+    def _hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
         begun = len(self.members)
         self.members += [Member(begun + number, session) for number, session in enumerate(sessions)]
         return self.members[begun:]
 
     async def close(self) -> None:
         """End them all. Whoever waits may be cancelled: it goes on."""
-        await self._table.release([member.session for member in self.members])
+        await self._table.release([member.session for member in self.members if not member.session.standing])
 
 
 class BatchRound:
@@ -138,7 +195,7 @@ class BatchRound:
         """Begin; calls that never wait are over when it returns."""
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None and member.busy:
+            if call.outcome is None and (member.busy or member.turn.locked()):
                 call.outcome = SessionBusyError(1)
             elif call.outcome is None and session.over:
                 call.outcome = UnknownSessionError(f"member {member.number}, which has ended")
@@ -174,15 +231,20 @@ class BatchRound:
         """Whether every call has been returned."""
         return not self._left
 
+    def cancel(self, refusal: RefusalError) -> None:
+        """Do not begin what still waits for a thread; the others go on."""
+        for call, in_thread in list(self._in_threads.items()):
+            if call.member.session.runner.drop(in_thread):
+                self._take(call, (False, refusal))
+
     def close(self) -> None:
         """Give up what is still under way; its sessions are to be ended."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for call, in_thread in reversed(
-            self._in_threads.items()
-        ):  # or those behind would get threads that these leave
+        # The last first: they would get the threads that those before them leave.
+        for call, in_thread in reversed(self._in_threads.items()):
             call.member.session.runner.abandon(in_thread)
 
     def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:

@@ -20,6 +20,7 @@ from servers.execution import (
 )
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
+from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
 
 logger = logging.getLogger("servers")
@@ -64,6 +65,8 @@ class SessionTable:
 
     Attributes:
         draining: No further session is taken.
+        snapshots: States that are kept.
+        new_id: Draws an id that leads to this process.
     """
 
     def __init__(
@@ -81,17 +84,23 @@ class SessionTable:
         self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
         self.draining = False
-        self._new_id = new_id
+        self.new_id = new_id
         self._waiting = 0
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, asyncio.Future[None]] = {}
         self._idle_s = settings.idle_timeout_s
         self._reaper: asyncio.Task[None] | None = None
+        self.snapshots = SnapshotTable(settings.idle_timeout_s, settings.max_sessions_per_token, new_id)
 
     @property
     def inline(self) -> bool:
         """Whether every method of the environment runs on the loop without waiting."""
         return isinstance(self.factory, type) and plan_of(self.factory).inline
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the environment says that the seed and the actions decide everything."""
+        return getattr(self.factory, "DETERMINISTIC", False) is True
 
     @property
     def active(self) -> int:
@@ -129,7 +138,7 @@ class SessionTable:
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
-        key = (owner, session_id or self._new_id())
+        key = (owner, session_id or self.new_id())
         opening = self._opening[key] = asyncio.get_running_loop().create_future()
         try:
             session = await self._admit(owner, key[1])
@@ -166,7 +175,7 @@ class SessionTable:
     def hand_out(self, session: EnvironmentSession) -> str:
         """Return the id of a session, under which its owner finds it from now on."""
         if not session.id and not session.over:
-            session.id = self._new_id()
+            session.id = self.new_id()
             session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id
@@ -248,6 +257,7 @@ class SessionTable:
         """End what is left when the server stops."""
         if self._reaper is not None:
             self._reaper.cancel()
+        await self.snapshots.close()
         await self.end_standing(0.0)
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
@@ -257,8 +267,15 @@ class SessionTable:
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
         await self.finish(session)
 
-    async def admit(self, owner: str, count: int) -> list[EnvironmentSession]:
+    async def admit(
+        self, owner: str, count: int, state: SessionState | None = None
+    ) -> list[EnvironmentSession]:
         """Take slots and environments, all of them or none; `release` gives them back.
+
+        Args:
+            owner: Whose they are.
+            count: How many.
+            state: What the environments are restored to.
 
         Raises:
             RefusalError: As `session`.
@@ -269,7 +286,7 @@ class SessionTable:
             while len(building) < count:
                 # One at first: a class that cannot be made says so once.
                 size = min(_WAVE, count - len(building)) if building else 1
-                wave = [keep(asyncio.create_task(self._build(owner, ""))) for _ in range(size)]
+                wave = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
                 building += wave
                 await asyncio.wait(wave)
                 for one in wave:
@@ -344,20 +361,24 @@ class SessionTable:
         if not building.cancelled() and building.exception() is None:
             self.drop(building.result())
 
-    async def _build(self, owner: str, session_id: str) -> EnvironmentSession:
+    async def _build(
+        self, owner: str, session_id: str, state: SessionState | None = None
+    ) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
-            return EnvironmentSession(self, await self._construct(), owner, session_id)
+            return EnvironmentSession(self, await self._construct(state), owner, session_id)
         except BaseException:
             self.slots.give(owner)
             raise
 
-    async def _construct(self) -> EnvironmentRunner:
+    async def _construct(self, state: SessionState | None) -> EnvironmentRunner:
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
+                if state is not None:
+                    await state.restore(runner)
         except FATAL as error:
             if deadline.expired():
                 raise DeadlineExceededError(self.step_timeout_s) from None

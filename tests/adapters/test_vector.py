@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -11,11 +10,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
+from scripted import scripted
 from serving import serving
+from websockets.asyncio.server import ServerConnection
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.server.app import gymnasium_app
-from openenv_core import Action, Environment, Observation, State
+from openenv_core import Action, Environment, GenericEnvClient, Observation, State
 from openenv_core.adapters.spaces import write_value
 from openenv_core.adapters.vector import MembersFailedError, ServedVectorEnv
 from openenv_core.errors import (
@@ -241,7 +242,6 @@ async def test_a_vector_that_does_not_fit_is_refused_and_a_closed_one_gives_all_
 
 
 async def test_a_server_without_this_dialect_is_told_so() -> None:
-    app = gymnasium_app("CartPole-v1")
-    app.configure(replace(app.settings, mode="production"))
-    with pytest.raises(ConnectionFailedError, match=r"does not speak ropewalk\.v1"):
-        await with_vector(app, lambda _: None, 1)
+    async with scripted(ServerConnection.wait_closed) as url, GenericEnvClient(url) as client:
+        with pytest.raises(ConnectionFailedError, match=r"to speak ropewalk\.v1"):
+            await client.vector(1)

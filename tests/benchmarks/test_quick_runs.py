@@ -113,6 +113,13 @@ def check_weights(found: Found) -> None:
     assert [bar["met"] for bar in gathered] == [True, True]
 
 
+def check_forks(found: Found) -> None:
+    measured = medians(found)
+    assert len(measured) == 8
+    assert all(value > 0 for (figure, *_), value in measured.items() if figure != "server's CPU, ms")
+    assert len(found["bars"]) == 4
+
+
 def check_vector(found: Found) -> None:
     measured = medians(found)
     assert len(measured) == 20
@@ -147,6 +154,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
     ("name", "words", "check"),
     [
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
+        pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
         *(
             pytest.param("presets", ["--presets", preset], check_preset(preset), marks=HEAVY, id=preset)

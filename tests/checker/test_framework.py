@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 from subjects import folder_with, run
 
-from openenv_core import apps
+from openenv_core import targets
 from openenv_core.checker.check import (
     Check,
     CheckError,
@@ -254,10 +254,10 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
-    assert apps.load_app("blackjack").name == "blackjack"
-    monkeypatch.setattr(apps, "GROUP", "ropewalk.nobody")
+    assert targets.load_app("blackjack").name == "blackjack"
+    monkeypatch.setattr(targets, "APPS", "ropewalk.nobody")
     with pytest.raises(ConfigurationError, match=r"ropewalk\[server\]"):
-        apps.load_app("blackjack")
+        targets.load_app("blackjack")
 
 
 def test_what_fails_alike_is_told_once() -> None:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import serving
 
-from openenv_core import ClientError, ConnectionLostError, GenericEnvClient, ServerStartError
+from openenv_core import ClientError, EpisodeLostError, GenericEnvClient, ServerStartError
 from openenv_core.providers.docker import (
     ContainerOptions,
     DockerEngine,
@@ -288,7 +288,7 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
             ends = [pool.submit(play, number) for number in range(4)]
             playing.wait(PATIENCE_S)
             os.kill(container.pids()[0], signal.SIGKILL)
-            assert [type(end.exception(PATIENCE_S)) for end in ends] == [ConnectionLostError] * 4
+            assert [type(end.exception(PATIENCE_S)) for end in ends] == [EpisodeLostError] * 4
 
 
 def relays() -> list[psutil.Process]:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS_AFTERWARDS = 10
+END_TIMEOUT_S = 300.0
 SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16", "rollout.num_workers=1")
 
 
@@ -34,7 +35,7 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
         killer.all(KINDS)
         reached(job, killer.kills[-1].version + ITERATIONS_AFTERWARDS)
         job.process.send_signal(signal.SIGINT)
-        assert job.wait(60) == INTERRUPTED, job.output()[-3000:]
+        assert job.wait(END_TIMEOUT_S) == INTERRUPTED, job.output()[-3000:]
         iterations = [row["iteration"] for row in job.rows(HISTORY_FILE)]
         held = list(
             bars(
@@ -67,8 +68,8 @@ def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: in
     iterations = 6 * EVERY
     calm = undisturbed(ROOT, tmp_path / "calm", iterations, *words)
     back = killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
-    assert len(calm.metrics) == iterations
-    assert back.metrics == calm.metrics
+    assert len(calm.figures) == iterations
+    assert back.figures == calm.figures
     assert back.weights == calm.weights
     assert back.trained == calm.trained
 
@@ -76,7 +77,7 @@ def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: in
 def test_asynchronous_run_comes_back_without_training_a_group_twice(tmp_path: Path) -> None:
     words = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
     back = killed(ROOT, tmp_path / "killed", 6 * EVERY, 5, *words)
-    assert len(back.metrics) == 6 * EVERY
+    assert len(back.figures) == 6 * EVERY
     assert len(set(back.trained)) == len(back.trained) == 6 * EVERY * 128 // 4
     # What was under way or finished when the checkpoint was written is not lost: trained, or given up for a reason.
     assert back.pending

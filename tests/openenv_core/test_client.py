@@ -68,7 +68,7 @@ async def test_an_episode() -> None:
         with pytest.raises(ExecutionError, match=r"call reset\(\)") as failed:
             await env.step(Add(amount=1))
         assert failed.value.code == "EXECUTION_ERROR"
-        assert (await env.reset()).observation.total == 0
+        assert (await env.reset(seed=0)).observation.total == 0
 
 
 async def test_dicts_for_models() -> None:
@@ -76,7 +76,7 @@ async def test_dicts_for_models() -> None:
         serving(create_app(Awkward, Add, Count)) as address,
         GenericEnvClient(f"http://{address}") as env,
     ):
-        assert (await env.reset()).observation == {"metadata": {}, "total": 0, "extra": None}
+        assert (await env.reset(seed=0)).observation == {"metadata": {}, "total": 0, "extra": None}
         result = await env.step(GenericAction(amount=8))
         assert (result.reward, result.done, result.metadata) == (True, False, {"why": "because"})
         assert (await env.state())["step_count"] == 0
@@ -109,7 +109,7 @@ async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
         Released(f"http://{address}") as env,
         await env.new_session() as child,
     ):
-        await env.reset(episode_id="e")
+        await env.reset(seed=0, episode_id="e")
         assert await env.step(Add(amount=2)) == StepResult(2, 1, False)
         assert await env.state() == "e"
         assert isinstance(child, Released)
@@ -155,7 +155,7 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
-        env._conversation._watchdog._timeout_s = 60  # type: ignore[union-attr]
+        env._conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5

@@ -96,7 +96,7 @@ async def test_an_episode_over_plain_http() -> None:
             assert (await one.step(Add(amount=3))).done
             with pytest.raises(ExecutionError, match=r"call reset\(\)"):
                 await one.step(Add(amount=1))
-            assert (await one.reset()).observation.total == 0
+            assert (await one.reset(seed=0)).observation.total == 0
             assert app.sessions.active == 2
         await eventually(lambda: app.sessions.active == 0)  # closing gave the sessions back
 

@@ -8,6 +8,7 @@ import pytest
 
 import openenv_core
 import openenv_core.errors
+from openenv_core.errors import ConfigurationError, installed_with
 
 HEAVY = {
     "fastapi",
@@ -78,3 +79,16 @@ def test_errors_are_found_by_their_former_names() -> None:
             assert getattr(module, former) is getattr(module, name)
         assert warned[0].filename == __file__
         assert not hasattr(module, "NoSuchName")
+
+
+def test_a_missing_package_is_told_of_with_the_extra_that_brings_it() -> None:
+    told = pytest.raises(ConfigurationError, match=r"expected a spoon, got: .*no_such.*ropewalk\[author\]")
+    with told, installed_with("author", "a spoon", "no_such_package"):
+        importlib.import_module("no_such_package")
+    with pytest.raises(ModuleNotFoundError), installed_with("author", "a spoon", "another"):
+        importlib.import_module("no_such_package")
+
+
+def test_a_name_that_a_package_has_not_is_no_attribute_of_it() -> None:
+    with pytest.raises(AttributeError, match=r"'openenv_core.providers' has no attribute 'Nobody'"):
+        importlib.import_module("openenv_core.providers").Nobody  # noqa: B018 - looked up, not used

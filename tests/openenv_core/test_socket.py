@@ -12,9 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
 from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
-from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import FairLock
-from openenv_core.client.socket import open_socket
 
 
 async def test_what_a_close_code_means() -> None:
@@ -176,29 +174,6 @@ async def test_server_that_does_not_read_makes_the_writer_wait() -> None:
             over.set()
 
 
-async def test_reader_that_does_not_read_makes_the_server_wait() -> None:
-    sent = 0
-
-    async def handler(ws: ServerConnection) -> None:
-        nonlocal sent
-        while True:
-            await ws.send(b"x" * 1_000_000)
-            sent += 1
-
-    async with scripted(handler) as url:
-        options = CarrierOptions(30.0, 2_000_000, None, None)
-        carrier = await open_socket(url.replace("http", "ws"), options)
-        before = -1
-        while before != sent:  # until the server is stuck
-            before = sent
-            await asyncio.sleep(0.2)
-        assert len(carrier.unread) < 16  # what one read may bring beyond the limit included
-        for _ in range(sent + 10):
-            assert len(await carrier.recv()) == 1_000_000
-        assert sent > before
-        await carrier.close()
-
-
 async def test_what_is_said_unasked_is_no_reply() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
@@ -210,8 +185,8 @@ async def test_what_is_said_unasked_is_no_reply() -> None:
 
     async with scripted(handler) as url, GenericEnvClient(url) as env:
         assert (await env.reset()).observation["total"] == 1
-        carrier: Any = env._carrier
-        await eventually(lambda: carrier.unread)
+        conversation: Any = env._conversation
+        await eventually(lambda: conversation.error)
         with pytest.raises(ProtocolError, match=r"666.* unasked"):
             await env.step({})
         with pytest.raises(ConnectionLostError, match="unasked"):

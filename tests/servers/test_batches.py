@@ -22,12 +22,14 @@ from counter import (
 )
 from server_apps import EVERY_WAY, app_of, step
 from serving import PATIENCE_S, ask, closing_of, eventually, serving, socket_to
+from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
-from servers.routes.batch import MAX_REQUESTS
+from servers.routes.link import MAX_REQUESTS
 
+pytestmark = pytest.mark.usefixtures("held_frames")
 V1 = Subprotocol("ropewalk.v1")
 INT64 = 8
 
@@ -431,15 +433,21 @@ async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> N
 
 WRONG: list[tuple[Any, str]] = [
     ("no json", "INVALID_JSON"),
-    ("[]", "INVALID_JSON"),
+    ("[]", "VALIDATION_ERROR"),
     (b"", "INVALID_JSON"),
     (b"\xff\xff\xff\xff{}", "INVALID_JSON"),
     ({"id": 1}, "UNKNOWN_TYPE"),
-    ({"id": 1, "op": "fork"}, "UNKNOWN_TYPE"),
+    ({"id": 1, "op": "run"}, "UNKNOWN_TYPE"),
+    ({"id": 1, "op": "fork", "count": 1}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "fork", "member": 2, "count": 1}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "fork", "member": 0, "count": MAX_MEMBERS}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "snapshot", "member": 0, "count": 1}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "close", "members": [2]}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "close", "snapshots": ["none"]}, "VALIDATION_ERROR"),
     ({"op": "state"}, "VALIDATION_ERROR"),
     ({"id": -1, "op": "state"}, "VALIDATION_ERROR"),
     ({"id": True, "op": "state"}, "VALIDATION_ERROR"),
-    ({"id": 1, "op": "state", "deadline_s": 1}, "VALIDATION_ERROR"),
+    ({"id": 1, "op": "state", "deadline_s": 0}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "open", "count": 0}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "open", "count": MAX_MEMBERS}, "VALIDATION_ERROR"),  # two are there
     ({"id": 1, "op": "state", "members": [2]}, "VALIDATION_ERROR"),
@@ -464,13 +472,19 @@ async def test_what_is_no_request_is_refused_and_the_sessions_live() -> None:
         assert totals(await request(connection, op="step", actions=add(1, 2))) == [1, 2]
 
 
-async def test_who_does_not_ask_for_it_or_is_not_to_reset_gets_the_released_dialect() -> None:
+async def test_who_does_not_ask_for_it_gets_the_released_dialect_and_in_production_there_is_no_reset() -> (
+    None
+):
     async with serving(app_of(Counter)) as address, socket_to(address) as connection:
         assert connection.subprotocol is None
         assert (await ask(connection, {"type": "reset"}))["type"] == "observation"
-    production = serving(app_of(Counter, mode="production"))
-    async with production as address, socket_to(address, subprotocols=[V1]) as connection:
-        assert connection.subprotocol is None
+    async with (
+        serving(app_of(Counter, mode="production")) as address,
+        batch_of(address, 1) as connection,
+    ):
+        assert (await request(connection, op="reset"))["error"]["code"] == "UNKNOWN_TYPE"
+        told = await request(connection, type="reset")
+        assert (told["type"], told["data"]["code"]) == ("error", "UNKNOWN_TYPE")
 
 
 @pytest.mark.parametrize("env", [Counter, BlockingCounter])

@@ -9,19 +9,23 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from counter import Add
+from counter_client import CounterEnv
+from faulty_proxy import faulty_proxy
 from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from openenv_core import GenericEnvClient
 from servers.fleet.forwarder import worker_of
 from servers.fleet.peers import UnixPeers
 
@@ -88,6 +92,22 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
                 assert (status, state["step_count"]) == (200, 2)
 
 
+@pytest.mark.slow
+async def test_sessions_of_a_worker_that_dies_are_played_again() -> None:
+    with serve("--workers", str(WORKERS)) as server:
+        async with AsyncExitStack() as stack:
+            url = f"http://{server.address}"
+            clients = [await stack.enter_async_context(CounterEnv(url)) for _ in range(8)]
+            for seed, client in enumerate(clients):
+                await client.reset(seed=0, start=seed - 8)
+                await client.step(Add(amount=1))
+            for worker in workers(server)[:1]:
+                worker.kill()
+            for seed, client in enumerate(clients):
+                assert (await client.step(Add(amount=1))).observation.total == seed - 6
+                assert (await client.state()).step_count == 2
+
+
 @pytest.mark.soak
 async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
     for _ in range(8):
@@ -105,6 +125,20 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             assert "Unknown session_id" in json.loads(await client.recv())["data"]["message"]
+
+
+@pytest.mark.slow
+async def test_a_session_is_resumed_at_its_worker_whichever_the_connection_comes_in_at(
+    fleet: ServeProcess,
+) -> None:
+    async with faulty_proxy(fleet.address) as proxy, GenericEnvClient(proxy.url) as client:
+        await client.reset(seed=1)
+        for _ in range(8):  # a kernel that shares connections out by chance sends half of them to the other
+            proxy.cut()
+            await client.state()
+        await client.step({"amount": 1})
+        assert (await client.state())["total"] == 2
+        assert proxy.connections == 9
 
 
 @pytest.mark.soak
@@ -142,6 +176,15 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
 
 
 @pytest.mark.soak
+def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) -> None:
+    with CounterEnv(f"http://{fleet.address}").sync() as client:
+        client.reset(seed=1)
+        forks = client.fork(6)
+        seen = [fork.step(Add(amount=one)).observation.total for one, fork in enumerate(forks)]
+        assert seen == [1, 2, 3, 4, 5, 6]
+        assert client.state().total == 1
+
+
 async def test_the_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6") as server:
         for _ in range(2):  # and the slots come back

@@ -42,6 +42,7 @@ class Counter(Environment[Add, Count, CountState]):
 
     BLOCKING = False
     DETERMINISTIC = True
+    FORKABLE = True
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:

@@ -31,8 +31,11 @@ class _Prompt(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: EnvironmentApp, **settings: Any) -> AsyncIterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+async def serving(
+    app: EnvironmentApp, place: socket.socket | None = None, **settings: Any
+) -> AsyncIterator[str]:
+    """Serve an app; at a place, a socket that listens, one server after another can be met."""
+    with socket.create_server(("127.0.0.1", 0)) if place is None else place.dup() as listener:
         config = uvicorn.Config(app, log_level="warning", **{**SETTINGS, **settings})
         server = _Prompt(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

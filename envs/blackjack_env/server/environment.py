@@ -65,6 +65,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
 
     BLOCKING = False
     DETERMINISTIC = True
+    FORKABLE = True
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:

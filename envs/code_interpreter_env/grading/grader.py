@@ -166,12 +166,13 @@ class TaskSession:
     """One episode's task.
 
     Attributes:
+        task: the same.
         attempts_left: how many submissions are left.
         verdict: of the last submission.
     """
 
     def __init__(self, task: Task, grader: Grader) -> None:
-        self._task = task
+        self.task = task
         self._grader = grader
         self.attempts_left = task.attempts
         self.verdict: Verdict | None = None
@@ -179,17 +180,17 @@ class TaskSession:
     @property
     def prompt(self) -> str:
         """The task in words."""
-        return self._task.prompt
+        return self.task.prompt
 
     @property
     def view(self) -> dict[str, object]:
         """All that a client may see of the task."""
-        return public_view(self._task)
+        return public_view(self.task)
 
     @property
     def files(self) -> dict[str, bytes]:
         """What belongs into the workspace of the episode's interpreter."""
-        return {path: content.encode() for path, content in self._task.files.items()}
+        return {path: content.encode() for path, content in self.task.files.items()}
 
     @property
     def done(self) -> bool:
@@ -209,7 +210,7 @@ class TaskSession:
         self.attempts_left -= 1
         verdict: Verdict | None = None
         try:
-            verdict = await self._grader.grade(self._task, code)
+            verdict = await self._grader.grade(self.task, code)
         finally:
             if verdict is None or verdict.reason == "sandbox_error":
                 self.attempts_left += 1

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import isawaitable
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import uuid4
@@ -29,7 +29,7 @@ from openenv_core.tools import (
     tool,
 )
 
-from ..grading import Grader, JsonlTasks, TaskSession
+from ..grading import Grader, JsonlTasks, Task, TaskSession, Verdict
 from ..models import (
     MAX_TIMEOUT_S,
     Base64,
@@ -47,7 +47,7 @@ from ..models import (
 )
 from .observations import content_of, failed, failed_by_code, file_result, full, released, run_result
 from .options import choose_task, read_options
-from .shared import INFRASTRUCTURE_ERRORS, InterpreterKeeper, SharedBackend, shared_backend
+from .shared import INFRASTRUCTURE_ERRORS, InterpreterKeeper, KeptBranch, SharedBackend, shared_backend
 
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
@@ -76,6 +76,7 @@ class CodeInterpreterEnvironment(
     """
 
     BLOCKING = False
+    FORKABLE = True
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, shared: SharedBackend | None = None, tasks: JsonlTasks | None = None) -> None:
@@ -106,7 +107,7 @@ class CodeInterpreterEnvironment(
         task: TaskSession | None = None
         if choice.task is not None:
             found = await choose_task(self._tasks, choice.task, seed)
-            task = TaskSession(found, Grader(_Judging(self._keeper, choice.packages)))
+            task = self._session_of(found, choice.packages)
             choice = replace(choice, files={**task.files, **choice.files})
         await self._keeper.end()
         self._keeper.lost = False
@@ -288,6 +289,30 @@ class CodeInterpreterEnvironment(
         """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
         return self._state.model_copy()
 
+    async def snapshot(self) -> "_Episode":
+        """Fork the interpreter, files and all; no code is run again.
+
+        Raises:
+            NotForkableError: The episode was reset without `snapshot=True`.
+            SandboxFailureError: There is no room for another process of the session.
+        """
+        task = self._task
+        left = None if task is None else (task.task, task.attempts_left, task.verdict)
+        return _Episode(await self._keeper.branch(), left, self.state)
+
+    async def restore(self, state: "_Episode") -> None:
+        """Go on with a fork of the interpreter that a snapshot holds.
+
+        Raises:
+            SandboxFailureError: It cannot be forked any more.
+        """
+        await self._keeper.adopt(state.branch)
+        if state.task is not None:
+            task, attempts_left, verdict = state.task
+            self._task = self._session_of(task, state.branch.choice.packages)
+            self._task.attempts_left, self._task.verdict = attempts_left, verdict
+        self._state = state.state.model_copy()
+
     async def close_async(self) -> None:
         """End the interpreter."""
         await self._keeper.close()
@@ -330,6 +355,9 @@ class CodeInterpreterEnvironment(
             seen = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
         return full(seen, done=done, reward=verdict.reward, verdict=verdict)
 
+    def _session_of(self, task: Task, packages: tuple[str, ...]) -> TaskSession:
+        return TaskSession(task, Grader(_Judging(self._keeper, packages)))
+
     async def _ready(self) -> Interpreter:
         return self._note(await self._keeper.ready())
 
@@ -354,6 +382,19 @@ class CodeInterpreterEnvironment(
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = EXIT_SANDBOX
         return self._in_session(failed(str(error), state_lost=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """Where an episode stands: its interpreter, its task with what is left of the attempts, what its state says."""
+
+    branch: KeptBranch
+    task: tuple[Task, int, Verdict | None] | None
+    state: CodeInterpreterState
+
+    async def close(self) -> None:
+        """End the interpreter that it holds."""
+        await self.branch.close()
 
 
 class _Judging:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, NotForkableError
 from openenv_core.sandbox import (
     Backend,
+    Branching,
     Execution,
     FileInfo,
     Interpreter,
@@ -247,6 +248,37 @@ class InterpreterKeeper:
                 task.cancel()
                 await asyncio.wait([task])
 
+    async def branch(self) -> "KeptBranch":
+        """Fork the interpreter, if there is one; whoever asks closes what is returned.
+
+        Raises:
+            NotForkableError: It cannot be forked.
+            SandboxFailureError: It can, and was not.
+        """
+        interpreter: Branching | None = None
+        if self._interpreter is not None and not self.lost:
+            if not isinstance(self._interpreter, Branching) or not self.choice.snapshot:
+                raise NotForkableError(
+                    "expected an interpreter that can be forked, got one that cannot; reset with snapshot=true, on a "
+                    "server whose code runs locally"
+                )
+            (interpreter,) = await self._interpreter.fork(1)
+        try:
+            await self._shared.hold()
+        except BaseException:
+            if interpreter is not None:
+                await _close(interpreter)
+            raise
+        return KeptBranch(self._shared, self.choice, self.brought, interpreter)
+
+    async def adopt(self, branch: "KeptBranch") -> None:
+        """Go on from a branch: from a fork of it."""
+        await self.end()
+        self.choice, self.brought, self.lost = branch.choice, branch.brought, False
+        if branch.interpreter is not None:
+            await self.held()
+            (self._interpreter,) = await branch.interpreter.fork(1)
+
     async def end(self) -> None:
         """End the interpreter, if there is one."""
         interpreter, self._interpreter = self._interpreter, None
@@ -266,6 +298,37 @@ class InterpreterKeeper:
     async def _put_back(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
         """Put the files of the reset into a workspace that has none."""
         return tuple([await interpreter.put_file(path, data) for path, data in self.choice.files.items()])
+
+
+class KeptBranch:
+    """Where the interpreter of a session stood, with the backend that it needs.
+
+    Args:
+        shared: Where the backend comes from; it has been held for this.
+        choice: How the interpreter was made.
+        brought: The files that the reset had brought to it.
+        interpreter: A branch of it that nobody uses; None where there was none.
+    """
+
+    def __init__(
+        self,
+        shared: SharedBackend,
+        choice: ResetChoice,
+        brought: tuple[FileInfo, ...],
+        interpreter: Branching | None,
+    ) -> None:
+        self._shared = shared
+        self.choice = choice
+        self.brought = brought
+        self.interpreter = interpreter
+
+    async def close(self) -> None:
+        """End the branch."""
+        try:
+            if self.interpreter is not None:
+                await _close(self.interpreter)
+        finally:
+            await self._shared.release()
 
 
 async def _close(interpreter: Interpreter) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 from uuid import uuid4
 
@@ -20,12 +21,18 @@ from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, mode
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 
+_COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
+"""Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
+
 _MAX_CHOICES: Final = 256
 """Actions of a discrete space that are kept as Gymnasium has them: looked up, they need no check."""
 
 
 class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
     """A session of one of Gymnasium's environments.
+
+    It can be forked where a copy is sound: where the environment and each wrapper are of Gymnasium's classic control,
+    toy texts and wrappers and nothing is rendered, or have an attribute `FORKABLE = True`.
 
     `reset(seed=..., options={...})` is Gymnasium's own: the seed decides the episode, and without one the environment
     draws on. An action outside of the action space is refused, and the episode goes on.
@@ -50,6 +57,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         for wrap in wrappers:
             env = wrap(env)
         self.inner = env
+        self.FORKABLE = _can_be_copied(env)
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
@@ -109,15 +117,29 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     @property
     def state(self) -> GymnasiumState:
         """Where the episode stands, with a picture where the environment renders."""
-        if self._begun and self._episode_id is None:
-            self._episode_id = str(uuid4())
+        self._name_episode()
         pictured = self._begun and self.inner.render_mode == "rgb_array"
         frame = _png(self.inner.render()) if pictured else None
         return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, frame=frame)
 
+    def snapshot(self) -> tuple[Any, ...]:
+        """Copy Gymnasium's environment."""
+        self._name_episode()
+        return deepcopy(self.inner), self._begun, self._episode_id, self._steps, self._playing
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Go on with a copy of Gymnasium's environment."""
+        self.inner.close()
+        self.inner = deepcopy(state[0])
+        _, self._begun, self._episode_id, self._steps, self._playing = state
+
     def close(self) -> None:
         """Give back what Gymnasium's environment holds."""
         self.inner.close()
+
+    def _name_episode(self) -> None:
+        if self._begun and self._episode_id is None:
+            self._episode_id = str(uuid4())
 
     def _read(self, action: JsonValue) -> Any:
         space = self._action_space
@@ -134,6 +156,19 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
         fields["observation"] = seen
         return self._observe(fields)  # type: ignore[no-any-return]
+
+
+def _can_be_copied(env: gymnasium.Env[Any, Any]) -> bool:
+    while True:
+        declared = vars(env).get(
+            "FORKABLE", getattr(type(env), "FORKABLE", None)
+        )  # a wrapper would ask what it wraps
+        ours = type(env).__module__.startswith(_COPIED) and env.render_mode is None
+        if not (ours if declared is None else declared is True):
+            return False
+        if not isinstance(env, gymnasium.Wrapper):
+            return True
+        env = env.env
 
 
 def _json(value: Any) -> JsonValue:

@@ -215,6 +215,10 @@ _DONE = b"d"
 class BranchingRunner(RequestRunner):
     """Serves one control socket, and hands over to copies of itself."""
 
+    def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
+        super().__init__(control, outputs_bytes)
+        self._branches: list[int] = []
+
     def turn(self) -> None:
         """Answer one request, in a fork."""
         came: list[int] = []
@@ -255,8 +259,11 @@ class BranchingRunner(RequestRunner):
         self.control.sendall(frames.pack_answer(rolled_back, []))
 
     def _branch(self, request: dict[str, Any], came: list[int]) -> None:
+        # Those that have ended count as processes of the session until they are waited for.
+        self._branches = [process for process in self._branches if _runs(process)]
         randomness = random.getstate()
-        if os.fork() == 0:
+        if (process := os.fork()) == 0:
+            self._branches = []
             random.setstate(randomness)
             self.control.detach()
             arrange(*came)
@@ -265,6 +272,15 @@ class BranchingRunner(RequestRunner):
             sys.stdin = None
             self.control.send(frames.READY)
             return
+        self._branches.append(process)
         for descriptor in came:
             os.close(descriptor)
         self.control.sendall(self.answer({"id": request["id"], "op": "execute", "code": ""}))
+
+
+def _runs(process: int) -> bool:
+    """Return whether a child runs yet; one that the head before had is none."""
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False

@@ -213,6 +213,20 @@ BUGS = [
         also_skipped=frozenset(["files_stay_level", "memory_stays_level"]),
     ),
     Bug(
+        "twins",
+        "A fork has the original's own list of guesses, and its own generator.",
+        "forks_go_their_own_way",
+        {
+            "    def close(self)": "    def snapshot(self) -> dict[str, object]:\n"
+            '        """Everything."""\n'
+            "        return dict(vars(self))\n\n"
+            "    def restore(self, state: dict[str, object]) -> None:\n"
+            '        """The same."""\n'
+            "        vars(self).update(state)\n\n"
+            "    def close(self)",
+        },
+    ),
+    Bug(
         "unseeded",
         "The seed is taken and forgotten: the generator is seeded by the clock.",
         "same_seed_same_episode",

@@ -48,34 +48,32 @@ class Processes:
         return ""
 
 
-class Owner:
-    name = "policy"
+def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
+    """A service that nobody has started, with the processes of each start of a replica."""
+    from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.service import Service
 
-    async def catch_up(self, target: Any) -> None:
-        """There is nothing to catch up with."""
-
-    def left(self, target: Any, reason: str | None) -> None:
-        """Nobody calls it."""
-
-    def beyond_budget(self, failure: Exception) -> None:
-        raise AssertionError(failure)
-
-    def record(self, replica: int, what: str, detail: str = "") -> None:
-        """Nobody reads it."""
+    coming = iter(starts)
+    return Service(
+        "policy",
+        actor,
+        (),
+        ServiceOptions(restarts=RestartPolicy(backoff_s=0.0)),
+        start=lambda replica: next(coming),
+        record=lambda replica, what, detail: None,
+        on_failure=lambda failure: None,
+    )
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
-    from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.actor import ServiceActor
     from rl_bridge.services.service import ReplicaKeeper, ReplicaState
 
-    starts: Any = [Processes("one"), Processes("two")]
-    coming = iter(starts)
-    options = ServiceOptions(restarts=RestartPolicy(backoff_s=0.0))
-    keeper = ReplicaKeeper(0, Owner(), options, frozenset(), lambda: next(coming), object, ())
+    first, second = Processes("one"), Processes("two")
+    keeper = ReplicaKeeper(0, service_of(ServiceActor, [first, second]))
     running = asyncio.ensure_future(keeper.run())
-    first, second = starts
     async with asyncio.timeout(WAIT_S):
         first.tells.set()
         await asyncio.shield(keeper.served)
@@ -118,25 +116,6 @@ class Replica:
         if self._gone:
             raise TargetGoneError("killed")
         return f"{name} of {self.replica}"
-
-
-def service_of(actor: type[Any]) -> Any:
-    from rl_bridge.services.options import ServiceOptions
-    from rl_bridge.services.processes import Incarnation
-    from rl_bridge.services.service import Service
-
-    def start(replica: int) -> Incarnation:
-        raise AssertionError("nothing is started here")
-
-    return Service(
-        "policy",
-        actor,
-        (),
-        ServiceOptions(),
-        start=start,
-        record=lambda replica, what, detail: None,
-        on_failure=lambda failure: None,
-    )
 
 
 @pytest.mark.heavy

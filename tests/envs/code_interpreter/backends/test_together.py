@@ -90,6 +90,8 @@ async def test_output_is_cut_a_flood_is_told_and_a_restart_begins_anew(
     assert (ran.status, ran.stdout) == ("output_limit", "")
     ran = await session.execute("import sys\nprint(y, input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
     assert ran.stdout == "? 1 a|b\nc\n"
+    assert (await session.execute("input()", stdin="a\nb")).result == "'a'"
+    assert (await session.execute("sys.stdin.read()")).result == "''"  # what was not read is gone
     await session.put_file("file", b"")
     await session.restart()
     assert (await session.execute("'y' in globals()")).result == "False"

@@ -15,6 +15,7 @@ class GuessEnvironment(Environment[Guess, Hint, GuessState]):
     """A hidden number; each guess is told to be too low, too high, or right."""
 
     DETERMINISTIC = True
+    FORKABLE = True
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:

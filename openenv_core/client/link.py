@@ -1,0 +1,412 @@
+"""A conversation in `ropewalk.v1`: requests with ids, and sessions that outlive a connection that breaks."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
+
+from openenv_core.client.carrier import CarrierOptions
+from openenv_core.client.conversation import Conversation, PendingCall
+from openenv_core.client.socket import WebSocketCarrier, open_socket
+from openenv_core.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    CapacityError,
+    ClientError,
+    ConfigurationError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    ProtocolError,
+    ServerError,
+)
+from openenv_core.protocol.batch import (
+    RESUME,
+    SNAPSHOT,
+    SUBPROTOCOL,
+    Array,
+    FrameError,
+    decode_frame,
+    encode_frame,
+)
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import data_of, server_error
+
+
+class Closable(Protocol):
+    """What is opened for a fork."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+MAX_PENDING: Final = 64
+"""Requests that wait for answers; a server takes half as many at once."""
+
+MAX_REFUSED: Final = 4
+"""Attempts in a row to connect where nobody listens any more: the server is gone, and its sessions with it."""
+
+T = TypeVar("T", bound=Closable)
+
+_RETRY_S: Final = 0.05
+_MAX_RETRY_S: Final = 2.0
+_RESUME_ID: Final = 0
+_RELEASED: Final = b'{"type":'
+
+
+class BatchReply(NamedTuple):
+    """One frame that answers a request.
+
+    Attributes:
+        request_id: Of the request.
+        fields: The keys of its header.
+        arrays: What these count from 0.
+        last: No other answers the same request.
+    """
+
+    request_id: int
+    fields: dict[str, Any]
+    arrays: list[Array]
+    last: bool
+
+
+class Link(Conversation):
+    """Asks in `ropewalk.v1`. A connection that breaks is replaced by another, as long as the server keeps the sessions.
+
+    Args:
+        carrier: The connection.
+        timeout_s: Seconds that an answer may take; None waits for ever.
+        connect: Makes another connection, to the server process that has this session where one is named.
+        lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
+        count: How many sessions are opened.
+        snapshot: In whose state they begin, by its id.
+    """
+
+    def __init__(
+        self,
+        carrier: WebSocketCarrier,
+        timeout_s: float | None,
+        connect: Callable[[str | None], Awaitable[WebSocketCarrier]],
+        lease_s: float,
+        count: int,
+        snapshot: str | None = None,
+    ) -> None:
+        self._connect = connect
+        self._lease_s = lease_s
+        self._read = 0
+        self._session: str | None = None
+        self._secret = ""
+        self._resuming: asyncio.Task[None] | None = None
+        self._resumed: asyncio.Future[None] | None = None  # whether the answer to a resume has come
+        super().__init__(carrier, timeout_s)
+        asked: dict[str, Any] = {"count": count} | ({"lease_s": lease_s} if lease_s else {})
+        if snapshot is not None:
+            asked[SNAPSHOT] = snapshot
+        self._opening = self.request("open", (), asked, self._opened)
+
+    async def opened(self) -> None:
+        """Wait until the sessions are open.
+
+        Raises:
+            CapacityError: The server has no room for so many; none is open.
+            FactoryError: It could not make their environments.
+        """
+        await self._opening.answer
+
+    async def forked(self, count: int, connect: Callable[[str], Awaitable[T]]) -> list[T]:
+        """Return clients of sessions in the state of this one: all, or none.
+
+        Args:
+            count: How many.
+            connect: Makes one in the state of a snapshot.
+        """
+        snapshot = (await self._told("snapshot", member=0))["snapshot"]
+        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        try:
+            return await asyncio.gather(*opening)
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            for made in await asyncio.gather(*opening, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+            raise
+        finally:
+            if self.error is None:
+                await self._told("close", snapshots=[snapshot])
+
+    async def _told(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Ask what one frame answers; raise the error that it tells of."""
+        replies: list[BatchReply] = []
+        await self.request(operation, (), fields, replies.append).answer
+        if (error := error_of(replies[0].fields)) is not None:
+            raise error
+        return replies[0].fields
+
+    async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
+        """Send a frame of the released dialect with an id, and return the data of its answer; as the base's."""
+        return data_of(await self.exchange(frame), expected)
+
+    def request(
+        self,
+        operation: str,
+        arrays: Sequence[Array],
+        fields: Mapping[str, Any],
+        sink: Callable[[BatchReply], None],
+    ) -> PendingCall:
+        """Send a request about many sessions.
+
+        Args:
+            operation: What is to be done.
+            arrays: What the fields count from 0.
+            fields: Of the request's header.
+            sink: Is given each frame that answers it; the call is over with the last.
+        """
+        if len(self._pending) >= MAX_PENDING:
+            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
+        header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
+        frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
+        call = self._begin(frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes))
+        call.sink = sink
+        # Where nobody waits, nobody is told; a server takes so few requests that what waits to leave is bounded.
+        call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self._transmit(call)
+        return call
+
+    def abandon(self, call: PendingCall) -> None:
+        """Wait for a request no more; the server does not begin it, if it has not."""
+        call.answer.cancel()
+        if self.error is None and self._resuming is None and call.request_id in self._pending:
+            self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
+
+    _abandon = abandon
+
+    def abort(self) -> None:
+        """End the connection without waiting; whoever waits gets ConnectionLostError."""
+        self._stop_resuming()
+        super().abort()
+
+    async def close(self, *, last: bool) -> None:
+        """End the connection in order; see the base."""
+        self._stop_resuming()
+        await super().close(last=last)
+
+    # What the carrier brings
+
+    def on_frame(self, frame: bytes | bytearray) -> None:
+        """Give an answer to whom it is for."""
+        try:
+            fields, arrays = decode_frame(frame if isinstance(frame, bytearray) else frame.decode())
+        except (FrameError, UnicodeDecodeError) as error:
+            self._break(ProtocolError(f"expected a frame of {SUBPROTOCOL}, got {frame[:100]!r}: {error}"))
+            return
+        request_id = fields.get("id")
+        if request_id == _RESUME_ID and self._resuming is not None:
+            self._go_on(fields)
+            return
+        self._read += 1
+        if type(request_id) is not int:
+            text = f"expected an answer with an id, got {str(fields)[:100]}"
+            self._break(error_of(fields) or ProtocolError(text))
+            return
+        call = self._pending.get(request_id)
+        if call is None:
+            return
+        if call.sink is None:
+            del self._pending[request_id]
+            call.reply = frame
+            if not call.answer.done():
+                call.answer.set_result(fields)
+            return
+        last = fields.get("last") is True
+        if last:
+            del self._pending[request_id]
+        elif self._timeout_s is not None:
+            call.deadline = self._loop.time() + self._timeout_s
+        if call.answer.done():
+            return
+        call.sink(BatchReply(request_id, fields, arrays, last))
+        if last and not call.answer.done():
+            call.answer.set_result(None)
+
+    def on_lost(self, error: ClientError) -> None:
+        """Make another connection, where the server keeps the sessions; or tell whoever waits."""
+        if self._resuming is not None:
+            if self._resumed is not None and not self._resumed.done():
+                self._resumed.set_exception(error)
+        elif (
+            self.carrier.broken
+            and self._lease_s
+            and self.error is None
+            and (self._session is not None or self._opening.request_id in self._pending)
+        ):
+            self._resuming = asyncio.create_task(self._resume(error))
+        else:
+            self._fail(error)
+
+    # What they need
+
+    def _numbered(self, request_id: int, frame: bytes) -> bytes:
+        if frame.startswith(_RELEASED):
+            return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
+        return frame
+
+    def _transmit(self, call: PendingCall) -> None:
+        if self._resuming is None:
+            super()._transmit(call)
+
+    def _opened(self, reply: BatchReply) -> None:
+        if (error := error_of(reply.fields)) is not None:
+            self._opening.answer.set_exception(error)
+            self._break(error)
+        elif "session" in reply.fields:
+            self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
+
+    def _break(self, error: ClientError) -> None:
+        """End a connection on which nothing can be asked any more."""
+        self._fail(error)
+        self.carrier.abort()
+
+    async def _resume(self, error: ClientError) -> None:
+        """Go on over another connection, or tell whoever waits why that cannot be."""
+        deadline = self._loop.time() + self._lease_s
+        pause_s, refused = _RETRY_S, 0
+        reason: object = f"no connection within its lease of {self._lease_s:g} s"
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._reconnect()
+                    return
+                except CapacityError:  # a gateway says so, of a server that is being replaced for instance
+                    refused = 0
+                except (AuthenticationError, AccessRefusedError, ServerError, ProtocolError) as failure:
+                    reason = failure
+                    break
+                except ConnectionFailedError as failure:
+                    refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
+                    if refused >= MAX_REFUSED:
+                        reason = failure
+                        break
+                except (ConnectionLostError, TimeoutError):
+                    refused = 0
+                if self._loop.time() + pause_s > deadline:
+                    break
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, _MAX_RETRY_S)
+        except Exception as failure:
+            reason = failure
+        self._resuming = None
+        self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
+
+    async def _reconnect(self) -> None:
+        carrier = await self._connect(self._session)
+        self._resumed = resumed = self._loop.create_future()
+        try:
+            if carrier.subprotocol != SUBPROTOCOL:
+                raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
+            self.carrier = carrier
+            carrier.listen(self)
+            if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
+                self._read = 0
+                self._go_on({})
+            else:
+                known = {"session": self._session, "secret": self._secret, "read": self._read}
+                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **known}))
+                await resumed
+        except BaseException:
+            carrier.broken = True  # the server is not to end the sessions for it
+            carrier.abort()
+            raise
+        finally:
+            self._resumed = None
+
+    def _go_on(self, fields: Mapping[str, Any]) -> None:
+        """Send again what the server has not taken."""
+        resumed = self._resumed
+        if resumed is None or resumed.done():
+            return
+        if (error := error_of(fields)) is not None:
+            resumed.set_exception(error)
+            return
+        self._resuming = None
+        resumed.set_result(None)
+        for request_id, call in [*self._pending.items()]:
+            if request_id <= fields.get("taken", -1):
+                continue
+            if call.answer.done():  # nobody waits for it, and it has not begun
+                del self._pending[request_id]
+                call.reply = b""
+            else:
+                self._transmit(call)
+
+    def _stop_resuming(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+
+
+def link_of(conversation: Conversation | None) -> Link:
+    """Return a conversation that is one in `ropewalk.v1`.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(conversation, Link):
+        raise ConfigurationError(
+            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+        )
+    return conversation
+
+
+async def open_conversation(
+    url: str,
+    options: CarrierOptions,
+    timeout_s: float | None,
+    lease_s: float,
+    count: int = 1,
+    snapshot: str | None = None,
+) -> Conversation:
+    """Connect to a ws:// or wss:// URL, and begin to open sessions, in the state of a snapshot where one is named.
+
+    Returns:
+        A `Link`; where the server does not speak `ropewalk.v1`, a conversation in the released dialect.
+
+    Raises:
+        ClientError: As `open_socket`.
+    """
+    if snapshot is not None:
+        url = _with(url, SNAPSHOT, snapshot)
+    connect = partial(_connected, url, replace(options, subprotocol=SUBPROTOCOL))
+    carrier = await connect(None)
+    if carrier.subprotocol != SUBPROTOCOL:
+        return Conversation(carrier, timeout_s)
+    link = Link(carrier, timeout_s, connect, lease_s, count, snapshot)
+    if snapshot is not None:  # which may be gone by the first request
+        try:
+            await link.opened()
+        except BaseException:
+            await link.close(last=False)
+            raise
+    return link
+
+
+async def _connected(url: str, options: CarrierOptions, session: str | None) -> WebSocketCarrier:
+    if session is not None:
+        url = _with(url, RESUME, session)
+    return await open_socket(url, options)
+
+
+def _with(url: str, key: str, value: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
+
+
+def _nowhere(reply: BatchReply) -> None: ...
+
+
+def error_of(fields: Mapping[str, Any]) -> ServerError | None:
+    """Return the error that a frame tells of, if it tells of one."""
+    data = fields.get("error", fields.get("data") if fields.get("type") == "error" else None)
+    return server_error(data) if isinstance(data, dict) else None

@@ -1,0 +1,71 @@
+"""What a client sends and returns: its models, and the hooks of subclasses that have other ways."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, cast
+
+from pydantic import ValidationError
+
+from openenv_core.errors import ProtocolError
+from openenv_core.protocol.jsonio import reader
+from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+
+
+class ClientModels(Generic[ActT, ObsT, StateT]):
+    """Writes actions, and reads observations and states, by the models that a subclass names."""
+
+    action_type: type[ActT]
+    observation_type: type[ObsT]
+    state_type: type[StateT]
+
+    def __init__(self) -> None:
+        observation_type = getattr(self, "observation_type", None)
+        self._read_observation = None if observation_type is None else reader(observation_type)
+        self._read_state = reader(getattr(self, "state_type", None) or State)
+
+    def _step_payload(self, action: ActT) -> Any:
+        """Return what a step frame carries: a model or a dict of the action's fields."""
+        expected = getattr(self, "action_type", Action)
+        if not isinstance(action, (expected, Mapping)):
+            raise TypeError(
+                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
+                f"pass {expected.__name__}(...)"
+            )
+        return action
+
+    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
+        result = self._parse_result(payload)
+        if isinstance(result, StepResult) and result.metadata is None:
+            result.metadata = payload.get("metadata")
+        return result
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Turn the data of an observation frame into what the caller gets."""
+        fields = payload.get("observation")
+        read = self._read_observation
+        if not isinstance(fields, dict) or read is None:
+            raise self._unreadable("observation", payload, None)
+        reward = fields["reward"] = payload.get("reward")
+        done = fields["done"] = payload.get("done", False)
+        try:
+            return StepResult(read(fields), reward, done, payload.get("metadata"))
+        except ValidationError as error:
+            raise self._unreadable("observation", payload, error) from error
+
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Turn the data of a state frame into what the caller gets."""
+        try:
+            return cast(StateT, self._read_state(payload))
+        except ValidationError as error:
+            raise self._unreadable("state", payload, error) from error
+
+    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
+        expected = getattr(self, f"{what}_type", None)
+        if expected is None:
+            return ProtocolError(
+                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
+            )
+        return ProtocolError(
+            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
+            f"{f': {error}' if error else ''}; check that client and server have the same version"
+        )

@@ -1,0 +1,249 @@
+"""Episodes that outlive their server: the journal of an episode, and its replay on another server."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+from pydantic_core import from_json
+
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
+from openenv_core.errors import (
+    CapacityError,
+    ClientError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    EpisodeLostError,
+    RequestTimeoutError,
+    ServerError,
+)
+from openenv_core.protocol.errors import NOT_EXECUTED
+
+MAX_REQUESTS: Final = 10_000
+"""Requests of an episode that can be played again."""
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""What a journal holds. Replies are kept whole as long as they fit, then as digests."""
+
+MAX_LOSSES: Final = 3
+"""Connections that one request may be under way on when they break: perhaps it is what ends the servers."""
+
+NOT_BEGUN: Final = "no reset has begun it"
+CLOSED: Final = "this client has closed the session"
+_NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
+_TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
+
+_SEED_BITS: Final = 31  # generators of every language take so many
+_RETRY_S, _MAX_RETRY_S, _DIGEST_BYTES = 0.05, 1.0, 16
+
+Reply: TypeAlias = bytes | bytearray
+
+
+class Journal:
+    """What was asked in an episode, and what came back.
+
+    Args:
+        attached: The session stands by itself, and what is under way when a connection breaks may happen there.
+
+    Attributes:
+        trouble: Why the episode cannot be played again; None where it can.
+    """
+
+    __slots__ = ("_bytes", "_deterministic", "_entries", "_folded", "_seeds", "attached", "trouble")
+
+    def __init__(self, *, attached: bool = False) -> None:
+        self.attached = attached
+        self.trouble: str | None = NOT_BEGUN
+        # Request, type of its reply, and this reply, its digest, or what becomes of a request that was given up.
+        self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
+        self._bytes = self._folded = 0
+        self._deterministic = False
+        self._seeds: Any = None  # the last seed that was given, or what draws those after it
+
+    def clear(self, trouble: str = NOT_BEGUN) -> None:
+        """Forget the episode."""
+        self._entries = []
+        self._bytes = self._folded = 0
+        self.trouble = trouble
+
+    def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
+        """Return the options of a reset, with a seed and an episode's id where that makes it repeatable.
+
+        Seeds that are drawn follow from the last that was given: a series of episodes is repeatable too.
+
+        Args:
+            options: As the caller gave them.
+            deterministic: Whether the server says that its environment is.
+        """
+        self._deterministic = deterministic
+        if not deterministic:
+            return options
+        if (seed := options.get("seed")) is not None:
+            self._seeds = seed
+        else:
+            if not isinstance(self._seeds, random.Random):
+                self._seeds = random.Random(self._seeds if isinstance(self._seeds, int) else None)
+            seed = self._seeds.getrandbits(_SEED_BITS)
+        drawn = {"seed": seed}
+        if options.get("episode_id") is None:
+            drawn["episode_id"] = str(uuid4())
+        return {**options, **drawn}
+
+    def begin(self, frame: bytes, call: PendingCall) -> None:
+        """Note the reset that has begun an episode."""
+        if self._deterministic and not self.attached:
+            self.clear()
+            self.trouble = None
+            self.note(frame, "observation", call)
+        else:
+            self.clear(_NOT_DECLARED)
+
+    def note(self, frame: bytes, expected: str, call: PendingCall) -> None:
+        """Note a request that may have changed the episode.
+
+        Args:
+            frame: As it was given to be sent.
+            expected: The type of its reply.
+            call: What has become of it.
+        """
+        if self.trouble is not None:
+            return
+        reply = call.reply
+        self._entries.append((frame, expected, call if reply is None else reply))
+        self._bytes += len(frame) + (0 if reply is None else len(reply))
+        if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
+            self._shrink()
+
+    def lose(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
+        """Return what is to be raised for a session that is over; None where the request can be sent in another.
+
+        Args:
+            error: Why it is over.
+            losses: How many were over with this request under way.
+            servers: How many can be asked.
+            fresh: The request is a reset.
+        """
+        if isinstance(error, CapacityError) and fresh and losses < servers:
+            return None  # released servers say so when the session is used
+        trouble, gone = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
+        if fresh or not gone:
+            self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
+        if not gone or self.attached or trouble == CLOSED:
+            return error
+        if losses < MAX_LOSSES and (self._deterministic if fresh else trouble is None):
+            return None
+        if fresh:
+            return error
+        if trouble is None:
+            trouble = f"this request was under way on {MAX_LOSSES} connections, and each broke"
+            self.clear(trouble)
+        return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
+
+    async def replay(self, conversation: Conversation) -> None:
+        """Play the episode in a new session, up to where it was.
+
+        Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
+        """
+        if not conversation.carrier.deterministic:
+            raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
+        for number, (frame, expected, known) in enumerate(self._entries):
+            kept = known.reply if isinstance(known, PendingCall) else known
+            if kept == b"" or (isinstance(kept, Reply) and _lasting(kept) == ["error", NOT_EXECUTED]):
+                continue
+            try:
+                await conversation.ask(frame, expected)
+            except ServerError as error:
+                if isinstance(error, SESSION_ENDED):
+                    raise
+            reply = conversation.last.reply or b""
+            if kept is not None and _digest(kept) != _digest(reply):
+                what = f"step {number}" if number else "the reset"
+                raise EpisodeLostError(
+                    f"expected {what} of the episode to be answered as before when it was played again, with "
+                    f"{_shown(kept)}, got {_shown(reply)}; the environment says that it is deterministic and is not "
+                    "(`ropewalk validate` looks for the cause), or the servers differ"
+                )
+
+    def _shrink(self) -> None:
+        """Keep replies as digests, the oldest first; where that is not enough, give up."""
+        entries = self._entries
+        while self._bytes > MAX_BYTES and self._folded < len(entries):
+            frame, expected, reply = entries[self._folded]
+            if isinstance(reply, Reply):
+                entries[self._folded] = frame, expected, _digest(reply)
+                self._bytes += _DIGEST_BYTES - len(reply)
+            self._folded += 1
+        if self._bytes > MAX_BYTES or len(entries) > MAX_REQUESTS:
+            self.clear(_TOO_LONG)
+
+
+async def replay(
+    journal: Journal,
+    lost: str,
+    connect: Callable[[], Awaitable[Conversation]],
+    abort: Callable[[str], None],
+    patience_s: float,
+) -> Conversation:
+    """Return a session in which the episode of a journal stands where it stood, or raise EpisodeLostError.
+
+    Args:
+        journal: Of the episode.
+        lost: Why its own session is gone.
+        connect: Opens a session, on whichever server has room.
+        abort: Ends that session.
+        patience_s: Seconds that a server is looked for.
+    """
+    clock = asyncio.get_running_loop().time
+    latest, pause_s = clock() + patience_s, _RETRY_S
+    while True:
+        try:
+            conversation = await connect()
+            if journal.trouble is None:
+                await journal.replay(conversation)
+                return conversation
+            raise ConnectionLostError(CLOSED)
+        except (ConnectionFailedError, ConnectionLostError, RequestTimeoutError, *SESSION_ENDED) as error:
+            abort(lost)
+            if journal.trouble is not None:
+                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
+            differs = isinstance(error, EpisodeLostError)
+            if differs or clock() + pause_s > latest:
+                why = "" if differs else f"no server was found to play it again on, within {patience_s:g} s: "
+                journal.clear(f"{why}{error}")
+                raise EpisodeLostError(f"{lost}. The episode is lost: {journal.trouble}") from error
+        except BaseException:
+            abort(lost)
+            raise
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+def _digest(reply: Reply | int) -> int:
+    """Return what of a reply has to be the same again: observation, reward and done, or the code of an error.
+
+    The metadata are left out, which may hold times, and the texts of errors, which may hold addresses.
+    """
+    if isinstance(reply, int):
+        return reply
+    told = json.dumps(_lasting(reply), sort_keys=True).encode()
+    return int.from_bytes(blake2b(told, digest_size=_DIGEST_BYTES).digest())
+
+
+def _lasting(reply: Reply) -> list[Any]:
+    message = from_json(reply)
+    kind, data = message.get("type"), message.get("data")
+    if kind == "error":
+        return [kind, data.get("code")]
+    if kind != "observation":
+        return [kind, data]
+    seen = data.get("observation")
+    if isinstance(seen, dict):
+        seen = {name: value for name, value in seen.items() if name != "metadata"}
+    return [kind, seen, data.get("reward"), data.get("done", False)]
+
+
+def _shown(reply: Reply | int) -> str:
+    return "another reply" if isinstance(reply, int) else json.dumps(_lasting(reply)[1:])[:200]

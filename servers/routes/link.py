@@ -1,0 +1,676 @@
+"""/ws in the dialect `ropewalk.v1`: requests with ids, whose sessions and answers outlive a connection that breaks.
+
+A `Link` is what a client has here: its sessions, the requests under way, the answers that it may not have read. A
+`LinkConversation` is the socket that speaks for one, until it breaks and another does. docs/protocol.md says how.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections import deque
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from openenv_core.protocol import batch as wire
+from openenv_core.protocol.batch import Array, FrameError
+from openenv_core.protocol.errors import (
+    EXECUTION_ERROR,
+    INVALID_JSON,
+    NOT_EXECUTED,
+    SESSION_ERROR,
+    VALIDATION_ERROR,
+    RefusalError,
+)
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_error
+from openenv_core.protocol.requests import Mcp, NumberedFrame, RequestDecoder, RequestHead
+from openenv_core.watchdog import Watchdog
+from servers.execution import CLOSE_TIMEOUT_S, keep
+from servers.routes.batch import BatchDialect, data_of
+from servers.routes.websocket import (
+    GOING_AWAY,
+    NORMAL_CLOSURE,
+    Conversation,
+    FrameDialect,
+    Message,
+    Receive,
+    Send,
+)
+from servers.security import owner_of
+from servers.sessions import SessionBusyError, SessionTable
+from servers.sessions.batch import BatchRound, Member, SessionBatch
+
+logger = logging.getLogger("servers")
+
+MAX_REQUESTS: Final = 32
+"""Requests of one connection under way at once, those whose answers wait to be sent among them."""
+
+MAX_LEASE_S: Final = 600.0
+"""Seconds that a connection may be gone before its sessions end."""
+
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+MAX_KEPT_FRAMES: Final = 2048
+"""What is kept of answers for a client that breaks off and comes back."""
+
+
+class LinkDialect:
+    """Reads requests, and writes refusals.
+
+    Args:
+        decoder: Reads frames of the released dialect that have ids.
+        single: Answers them.
+        batches: Reads and writes what is asked of many sessions.
+        production: There is no reset, step or state.
+    """
+
+    def __init__(
+        self, decoder: RequestDecoder[Any], single: FrameDialect, batches: BatchDialect, production: bool
+    ) -> None:
+        self.single = single
+        self.batches = batches
+        self._decoder = decoder
+        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
+
+    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
+        """Return a request, what of the released dialect it holds, and its arrays.
+
+        Raises:
+            RefusalError: It is none.
+        """
+        if type(frame) is str and '"op"' not in frame:
+            return *self._decoder.numbered_frame(frame), []
+        try:
+            header, arrays = wire.decode_frame(frame)
+        except FrameError as error:
+            raise RefusalError(INVALID_JSON, str(error)) from None
+        if type(frame) is str and "op" not in header:
+            return *self._decoder.numbered_frame(frame), []
+        return wire.read_request(header, len(frame), self._operations), None, arrays
+
+    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
+        """Return the frame that refuses a request; the id is null where it could not be read."""
+        if single:
+            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
+        frame = wire.encode_frame(
+            {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
+        )
+        assert isinstance(frame, str)
+        return frame
+
+
+def numbered(request_id: int, reply: str) -> str:
+    """Return a reply of the released dialect with the id of what it answers."""
+    return f'{{"id":{request_id},{reply[1:]}'
+
+
+class _Request:
+    """A request under way.
+
+    Attributes:
+        head: What it says.
+        asked: What of the released dialect it holds.
+        begun: The environment is asked, or was.
+        refusal: Why it is not to be begun.
+        round: Its calls, where it is about many sessions.
+        started: Its task runs.
+        task: What it runs in, once it does.
+        timer: Of its deadline.
+    """
+
+    __slots__ = ("arrays", "asked", "begun", "frame", "head", "refusal", "round", "started", "task", "timer")
+
+    def __init__(self, head: RequestHead, asked: Any, arrays: list[Array], frame: str | bytes) -> None:
+        self.head = head
+        self.asked = asked
+        self.arrays = arrays
+        self.frame = frame
+        self.begun = self.started = False
+        self.refusal: RefusalError | None = None
+        self.round: BatchRound | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Link:
+    """What one client has here.
+
+    Args:
+        sessions: Where its sessions come from.
+        owner: Whose they are.
+        dialect: Reads and writes its frames.
+        links: Where it is found by who resumes it.
+        standing: A session that stands by itself, which is to be its only one.
+
+    Attributes:
+        id: By what it is found; empty where it does not outlive its connection.
+        secret: What has to be known beside that.
+        lease_s: Seconds that it outlives its connection.
+        taken: The highest id of a request that has come.
+        count: Frames written, those forgotten among them.
+        running: Requests under way.
+        conversation: The socket that speaks for it, while there is one.
+        over: It has ended.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        owner: str,
+        dialect: LinkDialect,
+        links: "Links",
+        standing: str | None = None,
+    ) -> None:
+        self.owner = owner
+        self.id = self.secret = ""
+        self.lease_s = 0.0
+        self.taken = -1
+        self.count = 0
+        self.running: set[_Request] = set()
+        self.conversation: LinkConversation | None = None
+        self.over = False
+        self.batch = SessionBatch(sessions, owner)
+        self._sessions = sessions
+        self._inline = sessions.inline
+        self._alone = Watchdog(None, lambda: None) if self._inline else None
+        self._dialect = dialect
+        self._links = links
+        self._standing = standing
+        self._attached = AsyncExitStack()
+        self._kept: deque[str | bytes] = deque()
+        self._kept_bytes = 0
+        self._opening = 0  # sessions
+        self._deferred: deque[_Request] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Frames to the client
+
+    def put(self, frame: str | bytes) -> None:
+        """Have a frame sent, and keep it until it has been."""
+        kept = self._kept
+        kept.append(frame)
+        self.count += 1
+        self._kept_bytes += len(frame)
+        if self.conversation is not None:
+            self.conversation.push(frame)
+        while (self._kept_bytes > MAX_KEPT_BYTES or len(kept) > MAX_KEPT_FRAMES) and len(kept) > 1:
+            self._kept_bytes -= len(kept.popleft())
+
+    def frame(self, number: int) -> str | bytes | None:
+        """Return the frame behind so many; None where it is kept no more."""
+        at = number - self.count + len(self._kept)
+        return self._kept[at] if at >= 0 else None
+
+    def forget(self, read: int) -> None:
+        """Keep no frames of these first ones."""
+        while self._kept and self.count - len(self._kept) < read:
+            self._kept_bytes -= len(self._kept.popleft())
+
+    # Coming and going
+
+    def may_resume(self, read: int) -> bool:
+        """Whether everything behind so many frames is kept."""
+        return self.count - len(self._kept) <= read <= self.count
+
+    def attach(self, conversation: "LinkConversation") -> None:
+        """Let a socket speak for it, in the place of one that may not know yet that it is broken."""
+        if self._timer is not None:
+            self._timer.cancel()
+        former, self.conversation = self.conversation, conversation
+        if former is not None:
+            former.drop()
+
+    def detach(self) -> None:
+        """Wait for another socket, as long as the lease is."""
+        self.conversation = None
+        self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
+
+    def _expire(self) -> None:
+        logger.info("a client that broke off has not come back; its sessions are ended")
+        keep(asyncio.create_task(self.close()))
+
+    async def close(self) -> None:
+        """End its sessions, whatever is under way."""
+        if self.over:
+            return
+        self.over = True
+        self._links.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [request.task for request in self.running if request.task is not None]
+        for request in self.running:
+            if request.timer is not None:
+                request.timer.cancel()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        try:
+            await self.batch.close()
+        finally:
+            await self._attached.aclose()
+
+    # Requests
+
+    async def take(self, frame: str | bytes) -> None:
+        """Begin to answer a frame. What it waits for is that its client has read enough."""
+        try:
+            head, asked, arrays = self._dialect.read(frame)
+            if isinstance(head, wire.ResumeRequest):
+                self._resume(head)
+                return
+        except RefusalError as refusal:
+            request_id, single = _id_in(frame)
+            if request_id is not None and request_id > self.taken:
+                self.taken = request_id
+            self.put(self._dialect.refusal(refusal, request_id, single))
+            await self._flushed()
+            return
+        request_id = head.id
+        if request_id > self.taken:
+            self.taken = request_id
+        elif self.id:
+            text = f"expected an id above {self.taken}, got {request_id}; where sessions outlive a connection, ids rise"
+            self.put(self._dialect.refusal(RefusalError(VALIDATION_ERROR, text)))
+            await self._flushed()
+            return
+        if head.read is not None:
+            self.forget(head.read)
+        if asked is not None and self._inline and not self.running and type(asked) is not Mcp:
+            await self._answer_here(head, frame, asked)
+            return
+        if isinstance(head, wire.CancelRequest):
+            self._cancel(head)
+            return
+        request = _Request(head, asked, arrays, frame)
+        if len(self.running) >= MAX_REQUESTS:
+            text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
+            self.put(
+                self._dialect.refusal(RefusalError(EXECUTION_ERROR, text), request_id, asked is not None)
+            )
+            await self._flushed()
+            return
+        self.running.add(request)
+        if head.deadline_s is not None:
+            text = (
+                f"the request had not begun within its deadline of {head.deadline_s:g} s; it was not executed"
+            )
+            request.timer = asyncio.get_running_loop().call_later(
+                head.deadline_s, self._give_up, request, RefusalError(NOT_EXECUTED, text)
+            )
+        if self._opening and not isinstance(head, wire.OpenRequest):
+            self._deferred.append(request)
+            return
+        if isinstance(head, wire.OpenRequest):
+            self._opening += head.count
+        task = self._begin(request)
+        if self._inline and isinstance(head, wire.MembersRequest):
+            await asyncio.wait([task])
+
+    async def _answer_here(self, head: Any, frame: str | bytes, asked: Any) -> None:
+        """Answer a request about one session without a task: it never waits, and nothing else is under way."""
+        try:
+            members = self.batch.members
+            member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
+            reply = await self._dialect.single.answer(member.session, frame, asked)
+        except RefusalError as refusal:
+            reply = encode_error(refusal.code, refusal.message, refusal.extra)
+        if reply is None:
+            self._finish()
+            return
+        self.put(numbered(head.id, reply))
+        if self.conversation is not None and self.conversation.sending is not None:
+            await self._flushed()
+
+    def _resume(self, head: wire.ResumeRequest) -> None:
+        """Hand the socket over to the link that it is to speak for."""
+        if self.taken >= 0 or self.conversation is None:
+            raise RefusalError(VALIDATION_ERROR, "expected resume as the first request of a connection")
+        link = self._links.find(self.owner, head)
+        conversation, self.conversation = self.conversation, None
+        conversation.resume(link, head)
+
+    def _begin(self, request: _Request) -> asyncio.Task[None]:
+        request.task = keep(asyncio.create_task(self._answer(request)))
+        return request.task
+
+    async def _answer(self, request: _Request) -> None:
+        head = request.head
+        request.started = True
+        try:
+            if request.refusal is not None:
+                raise request.refusal
+            if request.asked is not None:
+                await self._ask_one(request)
+            elif isinstance(head, wire.OpenRequest):
+                await self._open(head)
+            elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
+                request.begun = True
+                self.put(
+                    wire.encode_frame({"id": dumps(head.id), **await self._manage(head), "last": b"true"}, [])
+                )
+            else:
+                await self._ask_many(request)
+        except RefusalError as refusal:
+            self.put(self._dialect.refusal(refusal, head.id, request.asked is not None))
+        except asyncio.CancelledError:
+            if request.refusal is None or self.over:
+                raise
+            self.put(self._dialect.refusal(request.refusal, head.id, request.asked is not None))
+        except Exception:
+            logger.exception("a connection ended by a fault of the server")
+            fault = RefusalError(SESSION_ERROR, "the server failed; its log tells why")
+            self.put(self._dialect.refusal(fault, head.id, request.asked is not None))
+            self._finish()
+        finally:
+            if request.timer is not None:
+                request.timer.cancel()
+            if isinstance(head, wire.OpenRequest):
+                self._opening -= head.count
+                while self._deferred and not self._opening and not self.over:
+                    self._begin(self._deferred.popleft())
+            try:
+                await self._flushed()
+            finally:
+                self.running.discard(request)
+                if self.conversation is not None:
+                    self.conversation.note(bool(self.running))
+
+    async def _ask_one(self, request: _Request) -> None:
+        head = request.head
+        assert isinstance(head, NumberedFrame)
+        (member,) = self._members([head.member])
+        async with member.turn:
+            if member.busy:
+                raise SessionBusyError(1)
+            request.begun = True
+            reply = await self._dialect.single.answer(member.session, request.frame, request.asked)
+        if reply is None:
+            self._finish()
+        else:
+            self.put(numbered(head.id, reply))
+
+    async def _ask_many(self, request: _Request) -> None:
+        head, batches = request.head, self._dialect.batches
+        assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
+        calls = batches.calls(head, request.arrays, self._members(head.members), len(request.frame))
+        request.arrays, request.frame = [], ""
+        at_least = getattr(head, "at_least", None) or len(calls)
+        request.round = asked = BatchRound(self._sessions, calls)
+        request.begun = True
+        try:
+            await asked.start()
+            while not asked.over:
+                finished = await asked.next(at_least)
+                for frame in batches.answers(head.id, finished, asked.over):
+                    self.put(frame)
+                    await self._flushed()
+        finally:
+            asked.close()
+
+    async def _open(self, head: wire.OpenRequest) -> None:
+        begun = len(self.batch.members)
+        if self._standing is not None:
+            if begun or head.count > 1:
+                text = "expected to open one session, that which the address names; use another connection for more"
+                raise RefusalError(VALIDATION_ERROR, text)
+            session = await self._attached.enter_async_context(
+                self._sessions.attach(self.owner, self._standing)
+            )
+            members = [Member(0, session)]
+            self.batch.members += members
+        else:
+            self._check_count(0)
+            members = self._hold(await self.batch.open(head.count, head.snapshot))
+        told = {"id": dumps(head.id), "members": dumps([member.number for member in members])}
+        if head.lease_s is not None:
+            if not self.id:
+                self._links.add(self, min(head.lease_s, MAX_LEASE_S))
+            told |= {"session": dumps(self.id), "secret": dumps(self.secret), "lease_s": dumps(self.lease_s)}
+        self.put(wire.encode_frame({**told, "last": b"true"}, []))
+
+    async def _manage(
+        self, head: wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest
+    ) -> dict[str, bytes]:
+        """Fork, keep or end sessions; return what is told of it."""
+        if isinstance(head, wire.CloseRequest):
+            await self.batch.end(self._members(head.members) if head.members else [], head.snapshots)
+            return {}
+        (member,) = self._members([head.member])
+        if isinstance(head, wire.SnapshotRequest):
+            return {"snapshot": dumps(await self.batch.snapshot(member))}
+        self._check_count(head.count)
+        forks = self._hold(await self.batch.fork(member, head.count))
+        return {"members": dumps([fork.number for fork in forks])}
+
+    def _hold(self, members: list[Member]) -> list[Member]:
+        for member in members:
+            member.session.watch = self._alone  # nobody else asks it, so that it takes no turns
+        return members
+
+    def _check_count(self, more: int) -> None:
+        living = sum(not member.session.over for member in self.batch.members)
+        if living + self._opening + more > wire.MAX_MEMBERS:
+            raise RefusalError(
+                VALIDATION_ERROR,
+                f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
+            )
+
+    def _members(self, numbers: list[int] | None) -> list[Member]:
+        members = self.batch.members
+        if not members:
+            raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
+        if numbers is None:
+            return members
+        if max(numbers) >= len(members) or len(set(numbers)) < len(numbers):
+            raise RefusalError(
+                VALIDATION_ERROR,
+                f"expected members from 0 to {len(members) - 1}, each once, got {str(numbers)[:100]}",
+            )
+        return [members[number] for number in numbers]
+
+    def _cancel(self, head: wire.CancelRequest) -> None:
+        for request in [request for request in self.running if request.head.id == head.request]:
+            text = "the request was cancelled before it had begun; it was not executed"
+            self._give_up(request, RefusalError(NOT_EXECUTED, text))
+        self.put(wire.encode_frame({"id": dumps(head.id), "last": b"true"}, []))
+
+    def _give_up(self, request: _Request, refusal: RefusalError) -> None:
+        """Do not begin a request, if it has not begun."""
+        if request.round is not None:
+            request.round.cancel(refusal)
+        elif not request.begun and request.refusal is None:
+            request.refusal = refusal
+            if request in self._deferred:
+                self._deferred.remove(request)
+                self._begin(request)
+            elif request.started and request.task is not None:
+                request.task.cancel()
+
+    def _finish(self) -> None:
+        """Close the connection, and end with it, after what has been written."""
+        if self.conversation is not None:
+            self.conversation.finish()
+
+    async def _flushed(self) -> None:
+        """Wait until a client that is there has been sent everything."""
+        if self.conversation is not None and (sending := self.conversation.sending) is not None:
+            await asyncio.wait([sending])
+
+
+class Links:
+    """Begins conversations, and knows the links that outlive theirs.
+
+    Args:
+        sessions: Where sessions come from.
+        dialect: Reads and writes frames.
+        send_timeout_s: Seconds that a client may leave its replies unread.
+    """
+
+    def __init__(self, sessions: SessionTable, dialect: LinkDialect, send_timeout_s: float) -> None:
+        self._sessions = sessions
+        self._dialect = dialect
+        self._send_timeout_s = send_timeout_s
+        self._links: dict[str, Link] = {}
+
+    def __call__(
+        self, scope: Message, receive: Receive, send: Send, standing: str | None
+    ) -> "LinkConversation":
+        """Return what serves a socket, of a session that stands by itself where one is named."""
+        link = Link(self._sessions, owner_of(scope), self._dialect, self, standing)
+        return LinkConversation(
+            link, scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
+        )
+
+    def add(self, link: Link, lease_s: float) -> None:
+        """Let a link be resumed from now on."""
+        link.id, link.secret, link.lease_s = self._sessions.new_id(), secrets.token_urlsafe(16), lease_s
+        self._links[link.id] = link
+
+    def remove(self, link: Link) -> None:
+        """Let it be found no more."""
+        self._links.pop(link.id, None)
+
+    def find(self, owner: str, request: wire.ResumeRequest) -> Link:
+        """Return the link that a client wants to resume.
+
+        Raises:
+            RefusalError: There is none, or it is somebody else's: the answer is the same.
+        """
+        link = self._links.get(request.session)
+        known = "" if link is None else link.secret
+        same = hmac.compare_digest(known.encode(), request.secret.encode(errors="replace"))
+        if link is None or not same or link.owner != owner or not link.may_resume(request.read):
+            raise RefusalError(
+                SESSION_ERROR,
+                "expected a session of yours that is open, or broke off within its lease, got none; open a new one",
+            )
+        return link
+
+    async def close(self) -> None:
+        """End those that no socket speaks for: the server stops."""
+        left = [link.close() for link in self._links.values() if link.conversation is None]
+        await asyncio.gather(*left)
+
+
+class LinkConversation(Conversation):
+    """One socket in this dialect.
+
+    Args:
+        link: What it speaks for, until a resume tells of another.
+        args: Those of its base.
+
+    Attributes:
+        sending: Sends what could not be sent at once.
+    """
+
+    __slots__ = ("_first", "_link", "_sent", "sending")
+
+    accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - as its base's
+
+    def __init__(self, link: Link, *args: Any) -> None:
+        super().__init__(*args)
+        link.conversation = self
+        self._link = link
+        self._first: str | None = None
+        self._sent = 0
+        self.sending: asyncio.Task[None] | None = None
+
+    async def _talk(self, held: None) -> int:
+        code = GOING_AWAY
+        try:
+            while not self.leaving:
+                self.busy = bool(self._link.running)
+                frame = await self._next_frame()
+                self.busy = True
+                await self._link.take(frame)
+            while tasks := [request.task for request in self._link.running if request.task is not None]:
+                await asyncio.wait(tasks)
+            return code
+        finally:
+            if self.sending is not None and self.over:
+                self.sending.cancel()
+            link = self._link
+            if link.conversation is self:
+                if link.id and self.broken and not self.leaving:
+                    link.detach()
+                else:
+                    await asyncio.shield(keep(asyncio.create_task(link.close())))
+
+    def resume(self, link: Link, request: wire.ResumeRequest) -> None:
+        """Speak for a link that has lost its socket, or is about to hear that it has."""
+        told = {"id": request.id, "taken": link.taken, "lease_s": link.lease_s, "last": True}
+        self._link, self._sent, self._first = link, request.read, dumps(told).decode()
+        link.attach(self)
+        link.forget(request.read)
+        self.sending = keep(asyncio.create_task(self._send_rest()))
+
+    def drop(self) -> None:
+        """Say and hear nothing more: another socket speaks for the link."""
+        self.over = True
+        if self._abort is not None:
+            self._abort()
+        self._interrupt()
+
+    def finish(self) -> None:
+        """Close in order, after what has been written."""
+        self.broken = False
+        self.end(NORMAL_CLOSURE)
+
+    def note(self, busy: bool) -> None:
+        """Note whether requests are under way."""
+        self.busy = busy
+        if self.leaving:
+            self.leave()
+
+    def push(self, frame: str | bytes) -> None:
+        """Send the frame that has just been written, at once where that can be."""
+        if self.sending is not None or self.over:
+            return
+        send_text = self._send_text
+        if self._sent == self._link.count - 1 and send_text and type(frame) is str and send_text(frame):
+            self._note_sent()
+            return
+        self.sending = keep(asyncio.create_task(self._send_rest()))
+
+    def _note_sent(self) -> None:
+        self._sent += 1
+        if not self._link.id:
+            self._link.forget(self._sent)
+
+    async def _send_rest(self) -> None:
+        link = self._link
+        try:
+            while not self.over and (self._first is not None or self._sent < link.count):
+                frame = link.frame(self._sent) if self._first is None else self._first
+                if frame is None:
+                    self._drop()  # it reads so slowly that what it should read next is kept no more
+                    return
+                self._watch.expect(self._patience_s, self._drop)
+                await self._send(
+                    {"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame}
+                )
+                self._watch.stop()
+                if self._first is not None:
+                    self._first = None
+                else:
+                    self._note_sent()
+        except OSError:
+            pass  # whoever reads hears of the end too, and whether it was in order
+        finally:
+            self.sending = None
+
+    async def _close(self, code: int, last: str | None) -> None:
+        if self.sending is not None:
+            await asyncio.wait([self.sending])
+        await super()._close(code, last)
+
+
+def _id_in(frame: str | bytes) -> tuple[int | None, bool]:
+    """Return the id of a request that is refused, and whether it is one of the released dialect."""
+    try:
+        header, _ = wire.decode_frame(frame)
+    except FrameError:
+        return None, False
+    known = header.get("id")
+    return (known, "type" in header) if type(known) is int and 0 <= known < 2**53 else (None, False)

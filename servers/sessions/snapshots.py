@@ -1,0 +1,217 @@
+"""States of environments: taken from one session, kept for their owner, and given to others."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from openenv_core.protocol.errors import (
+    CAPACITY_REACHED,
+    EXECUTION_ERROR,
+    VALIDATION_ERROR,
+    RefusalError,
+    short,
+    text_of,
+)
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, keep
+from servers.sessions.session import EnvironmentSession
+
+logger = logging.getLogger("servers")
+
+MAX_SNAPSHOTS: Final = 256
+"""Snapshots that a server keeps."""
+
+MAX_SNAPSHOT_BYTES: Final = 1 << 30
+"""Bytes of all of them together, as far as the states tell."""
+
+
+@dataclass(slots=True)
+class SessionState:
+    """What an environment's `snapshot` has returned.
+
+    Attributes:
+        state: The same.
+        ended: The episode was over.
+    """
+
+    state: Any
+    ended: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes; 0 where that is not known."""
+        size = len(self.state) if isinstance(self.state, bytes) else getattr(self.state, "nbytes", 0)
+        return size if isinstance(size, int) else 0
+
+    async def restore(self, runner: EnvironmentRunner) -> None:
+        """Have a fresh environment go on from here; where it cannot, it is closed.
+
+        Raises:
+            Exception: Whatever the environment raised.
+        """
+        try:
+            await runner.call("restore", self.state)
+        except BaseException:
+            runner.discard()
+            raise
+
+    async def close(self) -> None:
+        """Give back what it holds. Whoever waits may be cancelled: it goes on."""
+        if callable(close := getattr(self.state, "close", None)):
+            await asyncio.wait([keep(asyncio.create_task(_close(close)))])
+
+
+async def _close(close: Callable[[], Any]) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            closing = close() if inspect.iscoroutinefunction(close) else await asyncio.to_thread(close)
+            if inspect.isawaitable(closing):
+                await closing
+    except FATAL:
+        logger.exception("closing a state of an environment failed")
+
+
+async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
+    """Return where a session's environment stands.
+
+    Raises:
+        RefusalError: It cannot tell, or did not within the time of a step; or as `EnvironmentSession.run`.
+    """
+    taken: list[SessionState] = []
+
+    async def take(runner: EnvironmentRunner) -> None:
+        taken.append(SessionState(await runner.call("snapshot"), ended))
+
+    if not session.runner.forkable:
+        raise RefusalError(
+            EXECUTION_ERROR,
+            f"expected an environment that can be forked, got {session.runner.name} without FORKABLE = True; see "
+            "docs/authors.md",
+        )
+    try:
+        await session.run_waiting(take)
+    except RefusalError:
+        raise
+    except FATAL as error:
+        raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
+    except BaseException:
+        for state in taken:  # whoever asked left as it came
+            keep(asyncio.create_task(state.close()))
+        raise
+    return taken[0]
+
+
+class UnknownSnapshotError(RefusalError):
+    """There is no such snapshot, or it is somebody else's: the answer is the same."""
+
+    def __init__(self, snapshot: str) -> None:
+        text = f"expected the id of a snapshot that is kept for you, got {short(snapshot)}; take another"
+        super().__init__(VALIDATION_ERROR, text)
+
+
+@dataclass(slots=True)
+class _Kept:
+    owner: str
+    state: SessionState
+    users: int = 0
+    lease: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class SnapshotTable:
+    """Keeps states for their owners, a bounded number, each until it goes unused for the time of its lease.
+
+    Args:
+        lease_s: Seconds of it.
+        per_owner: The greatest number of one caller's; None: only the bound of all.
+        new_id: Draws ids.
+    """
+
+    def __init__(self, lease_s: float, per_owner: int | None, new_id: Callable[[], str]) -> None:
+        self._lease_s = lease_s
+        self._per_owner = per_owner
+        self._new_id = new_id
+        self._kept: dict[str, _Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, owner: str, state: SessionState) -> str:
+        """Keep a state; return its id. One that cannot be kept is closed.
+
+        Raises:
+            RefusalError: CAPACITY_REACHED.
+        """
+        held = list(self._kept.values())
+        own = sum(one.owner == owner for one in held)
+        size = sum(one.state.nbytes for one in held) + state.nbytes
+        refusal = None
+        if len(held) >= MAX_SNAPSHOTS:
+            refusal = f"{len(held)} snapshots are kept, and the server keeps no more"
+        elif self._per_owner is not None and own >= self._per_owner:
+            refusal = f"{own} snapshots of this token are kept, and the server keeps no more"
+        elif size > MAX_SNAPSHOT_BYTES:
+            refusal = f"the snapshots would take {size} bytes, and the server keeps {MAX_SNAPSHOT_BYTES}"
+        if refusal is not None:
+            keep(asyncio.create_task(state.close()))
+            raise RefusalError(CAPACITY_REACHED, f"{refusal}; drop one, or try again later")
+        snapshot = self._new_id()
+        self._kept[snapshot] = kept = _Kept(owner, state)
+        self._renew(snapshot, kept)
+        return snapshot
+
+    @contextmanager
+    def use(self, owner: str, snapshot: str) -> Iterator[SessionState]:
+        """Hold a state for as long as the block runs; its lease begins anew after it.
+
+        Raises:
+            RefusalError: `UnknownSnapshotError`.
+        """
+        kept = self._find(owner, snapshot)
+        kept.users += 1
+        if kept.lease is not None:
+            kept.lease.cancel()
+        try:
+            yield kept.state
+        finally:
+            kept.users -= 1
+            if not kept.users:
+                if self._kept.get(snapshot) is kept:
+                    self._renew(snapshot, kept)
+                else:
+                    keep(asyncio.create_task(kept.state.close()))
+
+    def drop(self, owner: str, snapshots: Sequence[str]) -> None:
+        """Keep states no longer.
+
+        Raises:
+            RefusalError: `UnknownSnapshotError`; none is dropped then.
+        """
+        for snapshot, kept in {one: self._find(owner, one) for one in snapshots}.items():
+            self._end(snapshot, kept)
+
+    async def close(self) -> None:
+        """Drop all of them, and wait until they are closed."""
+        held, self._kept = self._kept, {}
+        for kept in held.values():
+            if kept.lease is not None:
+                kept.lease.cancel()
+        await asyncio.gather(*(kept.state.close() for kept in held.values() if not kept.users))
+
+    def _find(self, owner: str, snapshot: str) -> _Kept:
+        kept = self._kept.get(snapshot)
+        if kept is None or kept.owner != owner:
+            raise UnknownSnapshotError(snapshot)
+        return kept
+
+    def _renew(self, snapshot: str, kept: _Kept) -> None:
+        kept.lease = asyncio.get_running_loop().call_later(self._lease_s, self._end, snapshot, kept)
+
+    def _end(self, snapshot: str, kept: _Kept) -> None:
+        del self._kept[snapshot]
+        if kept.lease is not None:
+            kept.lease.cancel()
+        if not kept.users:
+            keep(asyncio.create_task(kept.state.close()))

@@ -1,0 +1,133 @@
+"""Forks of interpreters, through a server: real processes, which start in their state and go their own ways."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+from serving import eventually, serving
+
+from envs.code_interpreter_env.models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
+from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
+from envs.code_interpreter_env.server.settings import InterpreterSettings
+from envs.code_interpreter_env.server.shared import SharedBackend
+from openenv_core import EnvClient
+from openenv_core.client.vector import VectorClient
+from openenv_core.errors import ExecutionError
+from openenv_core.sandbox import Isolation
+from openenv_core.tools import ToolObservation
+from servers import create_app
+from servers.app import EnvironmentApp
+
+SETTINGS = InterpreterSettings(
+    preload=(),
+    strongest_isolation=Isolation.PROCESS,  # the quickest to start
+    minimum_isolation=Isolation.PROCESS,
+    tasks="none",
+    max_snapshot=True,
+)
+
+
+@asynccontextmanager
+async def interpreters() -> AsyncIterator[tuple[EnvironmentApp, VectorClient]]:
+    shared = SharedBackend(SETTINGS)
+    app = create_app(
+        lambda: CodeInterpreterEnvironment(shared),
+        AnyAction,
+        CodeInterpreterObservation | ToolObservation,
+        env_name="code_interpreter",
+        max_concurrent_envs=64,
+        state_cls=CodeInterpreterState,
+        lifespan=shared.lifespan,
+    )
+    async with serving(app) as address:
+        client: EnvClient[Any, Any, Any] = EnvClient(f"http://{address}")
+        members = await client.vector(1)
+        try:
+            yield app, members
+        finally:
+            await members.close()
+            await eventually(lambda: app.sessions.active == 0)
+
+
+async def run(client: VectorClient, *cells: tuple[int, str]) -> list[Any]:
+    """Results of code, each in a member."""
+    actions = [{"type": "execute", "code": code} for _, code in cells]
+    (reply,) = await client.ask("step", members=[member for member, _ in cells], actions=actions)
+    assert "errors" not in reply.fields, reply.fields["errors"]
+    results = dict(zip(reply.fields["members"], reply.fields["rows"], strict=True))
+    return [results[member]["result"] for member, _ in cells]
+
+
+def processes() -> int:
+    return len(psutil.Process().children(recursive=True))
+
+
+async def test_forks_have_variables_modules_and_files_and_go_their_own_ways() -> None:
+    before = processes()
+    async with interpreters() as (_, client):
+        await client.ask("reset", options={"snapshot": True, "files": {"f": "base"}})
+        began = "import wave; wave.mark = 'loaded'; x = [0]"
+        assert await run(client, (0, began)) == [None]
+        assert await client.fork(0, 3) == [1, 2, 3]
+        look = "x.append({0}); open('f', 'a').write('{0}'); wave.mark, x, open('f').read()"
+        assert await run(client, *((one, look.format(one)) for one in range(4))) == [
+            f"('loaded', [0, {one}], 'base{one}')" for one in range(4)
+        ]
+        # One that dies takes nobody along.
+        killed = "import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit(1)"
+        await run(client, (2, killed))
+        assert await run(client, (0, "x"), (1, "x"), (2, "'x' in dir()"), (3, "x")) == [
+            "[0, 0]",
+            "[0, 1]",
+            "False",
+            "[0, 3]",
+        ]
+        # The first may end before its forks, which can be forked on.
+        await client.end([0])
+        (deeper,) = await client.fork(3, 1)
+        assert await run(client, (deeper, "x"), (3, "x")) == ["[0, 3]"] * 2
+    await eventually(lambda: processes() <= before)
+
+
+async def test_a_snapshot_is_restored_again_and_again_and_no_process_is_left() -> None:
+    before = processes()
+    async with interpreters() as (_, client):
+        await client.ask("reset", options={"snapshot": True})
+        await run(client, (0, "x = 1"))
+        snapshot = await client.snapshot(0)
+        await run(client, (0, "x = 2"))
+        alive = processes()
+        for _ in range(12):
+            members = await client.restore(snapshot)
+            assert await run(client, (members[0], "x")) == ["1"]
+            await client.end(members)
+        await eventually(lambda: processes() <= alive + 1)  # the last one is reaped with the next fork
+        await client.end(snapshots=[snapshot])
+        assert await run(client, (0, "x")) == ["2"]
+    await eventually(lambda: processes() <= before)
+
+
+async def test_an_episode_that_was_not_begun_for_it_is_not_forked() -> None:
+    async with interpreters() as (app, client):
+        await client.fork(0, 1)  # nothing has been run yet
+        await client.ask("reset")
+        with pytest.raises(ExecutionError, match="snapshot=true"):
+            await client.fork(0, 1)
+        assert await run(client, (0, "6 * 7")) == ["42"]
+        assert app.sessions.active == 2
+
+
+async def test_a_client_that_leaves_while_it_forks_leaves_nothing() -> None:
+    before = processes()
+    async with interpreters() as (_, client):
+        await client.ask("reset", options={"snapshot": True})
+        await run(client, (0, "x = 1"))
+        forking = asyncio.create_task(client.fork(0, 8))
+        await asyncio.sleep(0.005)
+        await client.close()
+        with pytest.raises(Exception, match="closed"):
+            await forking
+    await eventually(lambda: processes() <= before)

@@ -1,0 +1,114 @@
+"""Servers that are killed under episodes: they go on elsewhere, or are known to be lost. Real processes."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from forked_servers import ForkedServers, forked_servers
+
+from envs.blackjack_env import BlackjackEnv
+from envs.blackjack_env.models import BlackjackAction
+from envs.blackjack_env.server.environment import BlackjackEnvironment
+from openenv_core import ConnectionLostError, EpisodeLostError
+
+CLIENTS = 12
+PATIENCE_S = 60
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(120)]
+HUNDRED = pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
+
+
+@dataclass
+class Played:
+    """What came of the hands, over all clients."""
+
+    hands: int = 0
+    moved: int = 0
+    lost: int = 0
+    refused: int = 0
+    playing: dict[int, str] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def move(observation: Any, source: random.Random) -> BlackjackAction:
+    return BlackjackAction(action="hit" if observation.player_total < source.randint(12, 21) else "stand")
+
+
+def undisturbed(seed: int) -> list[Any]:
+    game, source = BlackjackEnvironment(), random.Random(seed)
+    seen = [game.reset(seed=seed)]
+    while not seen[-1].done:
+        seen.append(game.step(move(seen[-1], source)))
+    return seen
+
+
+async def play(number: int, urls: list[str], transport: str, played: Played, over: asyncio.Event) -> None:
+    """Play hand after hand; each comes to what it comes to without a kill, or is told to be lost."""
+    env = BlackjackEnv(urls, transport=transport)
+    seed = number
+    async with env:
+        while not over.is_set():
+            seed += CLIENTS
+            source = random.Random(seed)
+            try:
+                seen = [(await env.reset(seed=seed)).observation]
+            except ConnectionLostError:  # no episode had begun
+                played.refused += 1
+                continue
+            begun_at = played.playing[number] = str(env.base_url)
+            played.changed.set()
+            try:
+                while not seen[-1].done:
+                    await asyncio.sleep(random.random() * 0.02)  # the policy thinks
+                    seen.append((await env.step(move(seen[-1], source))).observation)
+                assert (await env.state()).step_count == len(seen) - 1
+                assert seen == undisturbed(seed)
+            except EpisodeLostError:
+                played.lost += 1
+            played.moved += env.base_url != begun_at
+            played.hands += 1
+            del played.playing[number]
+
+
+async def kill(servers: ForkedServers, kills: int, played: Played) -> None:
+    """Kill a server that a hand is played on, and start it again; the other one serves meanwhile."""
+
+    async def until(hands: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while played.hands < hands or not played.playing:
+                played.changed.clear()
+                await played.changed.wait()
+
+    for _ in range(kills):
+        await until(played.hands + CLIENTS)  # whoever looked for a server has found one
+        url = random.choice([*played.playing.values()])
+        servers.kill(url)
+        await until(played.hands + CLIENTS)
+        servers.restart(url)
+
+
+async def run(kills: int, transport: str, *, deterministic: bool) -> Played:
+    played, over = Played(), asyncio.Event()
+    with forked_servers(2, deterministic=deterministic) as servers:
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(play(number, servers.urls, transport, played, over))
+            await kill(servers, kills, played)
+            over.set()
+    return played
+
+
+@pytest.mark.parametrize("transport", ["websocket", pytest.param("http", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(10, marks=SLOW), HUNDRED])
+async def test_every_hand_goes_on_as_the_undisturbed_one(kills: int, transport: str) -> None:
+    played = await run(kills, transport, deterministic=True)
+    assert (played.lost, played.refused) == (0, 0)
+    assert played.moved >= kills
+
+
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=SLOW), HUNDRED])
+async def test_every_hand_that_cannot_is_told_to_be_lost(kills: int) -> None:
+    played = await run(kills, "websocket", deterministic=False)
+    assert played.lost >= kills

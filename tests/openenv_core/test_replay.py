@@ -1,0 +1,412 @@
+"""Episodes that outlive their server: played again on another, or EpisodeLostError."""
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from counter import Add, Count, Counter
+from counter_client import CounterEnv
+from serving import eventually, opened, rpc, serving
+from socket_servers import frame
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from openenv_core import (
+    CapacityError,
+    ConfigurationError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    EpisodeLostError,
+    ExecutionError,
+    make,
+)
+from openenv_core.client import replay as replaying
+from openenv_core.client.replay import MAX_LOSSES, Journal
+from openenv_core.protocol.http import DETERMINISTIC_HEADER
+from servers import create_app
+
+DEAD = "http://127.0.0.1:9"
+
+
+class Fickle(Counter):
+    """Says nothing of being deterministic."""
+
+    DETERMINISTIC = False
+
+
+class Drifting(Counter):
+    """Says that it is deterministic, and is not from a certain total on."""
+
+    def step(self, action: Add) -> Count:
+        seen = super().step(action)
+        return seen if seen.total < 5 else seen.model_copy(update={"extra": random.random()})
+
+
+class Stamped(Counter):
+    """Tells something else each time, but in the metadata and the texts of errors."""
+
+    def step(self, action: Add) -> Count:
+        if action.amount == 0:
+            raise RuntimeError(f"something {random.random()}")
+        return super().step(action).model_copy(update={"metadata": {"at": random.random()}})
+
+
+class Deep(Counter):
+    """Begins where the seed says, far below the limit; without one anywhere."""
+
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None, start: int = 0) -> Count:
+        depth = random.getrandbits(31) if seed is None else seed
+        return super().reset(seed=-depth, episode_id=episode_id, start=start)
+
+
+class Servers:
+    """Servers of one app each, that can be ended one by one."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[str, AsyncExitStack] = {}
+
+    async def start(self, env: type[Counter] = Counter, sessions: int = 8) -> str:
+        stack = AsyncExitStack()
+        app = create_app(env, Add, Count, max_concurrent_envs=sessions)
+        url = "http://" + await stack.enter_async_context(serving(app))
+        self._stacks[url] = stack
+        return url
+
+    async def end(self, url: str | None) -> None:
+        assert url is not None
+        await self._stacks.pop(url).aclose()
+
+    async def end_all(self) -> None:
+        for url in list(self._stacks):
+            await self.end(url)
+
+
+@asynccontextmanager
+async def several() -> AsyncIterator[Servers]:
+    servers = Servers()
+    try:
+        yield servers
+    finally:
+        await servers.end_all()
+
+
+@asynccontextmanager
+async def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server that says of its environment that it is deterministic, and answers as a test says."""
+
+    async def tell(_: ServerConnection, __: Request, response: Response) -> None:
+        response.headers[DETERMINISTIC_HEADER] = "true"
+
+    async with serve(handler, "127.0.0.1", 0, compression=None, process_response=tell) as server:
+        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_an_episode_goes_on_where_another_server_is(transport: str) -> None:
+    async with several() as servers:
+        urls = [await servers.start(Deep), await servers.start(Deep)]
+        async with CounterEnv(urls, transport=transport) as env:
+            total = (await env.reset(start=1)).observation.total
+            before = await env.state()
+            for amount in (-2, -3):
+                total += amount
+                assert (await env.step(Add(amount=amount))).observation.total == total
+            first = env.base_url
+            await servers.end(first)
+            assert (await env.step(Add(amount=-1))).observation.total == total - 1
+            assert env.base_url != first
+            after = await env.state()
+            assert (after.episode_id, after.step_count) == (before.episode_id, 3)
+            assert (await env.reset(seed=3)).observation.total == -3
+
+
+def test_a_synchronous_client_hears_nothing_of_it() -> None:
+    async def play() -> None:
+        async with several() as servers:
+            urls = [await servers.start(), await servers.start()]
+            env = make(urls, client=CounterEnv)
+            with await asyncio.to_thread(env.__enter__):
+                assert (await asyncio.to_thread(env.reset, seed=2)).observation.total == 2
+                await servers.end(env.base_url)
+                assert (await asyncio.to_thread(env.step, Add(amount=1))).observation.total == 3
+                await asyncio.to_thread(env.close)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_an_environment_that_is_not_deterministic_loses_its_episode(transport: str) -> None:
+    async with several() as servers:
+        urls = [await servers.start(Fickle), await servers.start(Fickle)]
+        async with CounterEnv(urls, transport=transport) as env:
+            assert (await env.reset()).observation.total == 0  # no seed was drawn
+            await env.step(Add(amount=1))
+            await servers.end(env.base_url)
+            for _ in range(2):
+                with pytest.raises(EpisodeLostError, match="DETERMINISTIC"):
+                    await env.step(Add(amount=1))
+            with pytest.raises(ConnectionLostError):
+                await env.state()
+            assert (await env.reset(seed=1)).observation.total == 1
+
+
+async def test_a_server_that_lies_is_told_of_with_the_step() -> None:
+    async with several() as servers:
+        urls = [await servers.start(Drifting), await servers.start(Drifting)]
+        async with CounterEnv(urls) as env:
+            await env.reset(seed=1)
+            for _ in range(4):
+                await env.step(Add(amount=2))
+            await servers.end(env.base_url)
+            with pytest.raises(
+                EpisodeLostError, match=r"step 2 of the episode .*\"total\": 5.*ropewalk validate"
+            ):
+                await env.step(Add(amount=2))
+            with pytest.raises(EpisodeLostError, match="step 2"):
+                await env.state()
+            assert (await env.reset(seed=1)).observation.total == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_both_servers_have_to_say_that_they_are_deterministic(first: int) -> None:
+    async with several() as servers:
+        urls = [await servers.start(), await servers.start(Fickle)]
+        async with next(env for _ in range(99) if (env := CounterEnv(urls)).base_url == urls[first]) as env:
+            await env.reset(seed=1)
+            await servers.end(urls[first])
+            with pytest.raises(EpisodeLostError, match="server does not say"):
+                await env.step(Add(amount=1))
+
+
+async def test_metadata_and_texts_of_errors_may_differ() -> None:
+    async with several() as servers:
+        urls = [await servers.start(Stamped), await servers.start(Stamped)]
+        async with CounterEnv(urls) as env:
+            await env.reset(seed=1)
+            await env.step(Add(amount=1))
+            with pytest.raises(ExecutionError):
+                await env.step(Add(amount=0))
+            await servers.end(env.base_url)
+            assert (await env.step(Add(amount=1))).observation.total == 3
+
+
+async def test_a_refused_reset_leaves_the_episode_to_be_played_again() -> None:
+    async with several() as servers:
+        urls = [await servers.start(), await servers.start()]
+        async with CounterEnv(urls) as env:
+            await env.reset(seed=9)
+            await env.reset(seed=1)
+            await env.step(Add(amount=1))
+            with pytest.raises(ExecutionError):
+                await env.reset(start="x")
+            await servers.end(env.base_url)
+            assert (await env.step(Add(amount=1))).observation.total == 3
+            await servers.end_all()
+            env._options = replace(env._options, connect_timeout_s=0.1)
+            with pytest.raises(EpisodeLostError, match=r"no server was found .* within 0.1 s"):
+                await env.step(Add(amount=1))
+            with pytest.raises(ConnectionFailedError):
+                await env.reset()
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_a_server_that_was_started_anew_at_its_place(transport: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        async with serving(create_app(Counter, Add, Count), place) as address:
+            env = CounterEnv(f"http://{address}", transport=transport)
+            await env.reset(seed=1)
+            await env.step(Add(amount=1))
+        under_way = asyncio.create_task(env.step(Add(amount=1)))
+        async with serving(create_app(Counter, Add, Count), place), env:
+            assert (await under_way).observation.total == 3
+
+
+async def test_a_session_that_the_server_has_ended_over_plain_http() -> None:
+    app = create_app(Counter, Add, Count)
+    async with serving(app) as address, CounterEnv(f"http://{address}", transport="http") as env:
+        await env.reset(seed=1)
+        await env.step(Add(amount=1))
+        [session] = app.state.sessions.standing
+        await rpc(address, "openenv/session/close", {"session_id": session.id})
+        assert (await env.state()).total == 2
+
+
+async def test_what_a_client_gave_up_on_is_played_again_too() -> None:
+    steps, came, proceed = 0, asyncio.Event(), asyncio.Event()
+
+    async def handler(ws: ServerConnection) -> None:
+        nonlocal steps
+        total = 0
+        async for text in ws:
+            message = json.loads(text)
+            if message["type"] == "step":
+                steps += 1
+                total += message["data"]["amount"]
+                if steps == 1:
+                    came.set()
+                    await proceed.wait()
+                if steps == 3:
+                    ws.transport.abort()
+                    return
+            await ws.send(frame(total))
+
+    async with telling(handler) as url, CounterEnv(url) as env:
+        await env.reset()
+        given_up = asyncio.create_task(env.step(Add(amount=4)))
+        await came.wait()
+        given_up.cancel()
+        proceed.set()
+        assert (await env.step(Add(amount=2))).observation.total == 6
+        assert (await env.step(Add(amount=1))).observation.total == 7
+        assert steps == 6
+
+
+async def test_a_request_that_ends_its_servers_ends_but_few() -> None:
+    met = 0
+
+    async def handler(ws: ServerConnection) -> None:
+        nonlocal met
+        met += 1
+        async for text in ws:
+            if "step" in str(text):
+                ws.transport.abort()
+                return
+            await ws.send(frame(1))
+
+    async with telling(handler) as url, CounterEnv(url) as env:
+        await env.reset()
+        with pytest.raises(EpisodeLostError, match=f"on {MAX_LOSSES} connections"):
+            await env.step(Add(amount=1))
+        assert met == MAX_LOSSES
+        with pytest.raises(EpisodeLostError):
+            await env.step(Add(amount=1))
+        assert met == MAX_LOSSES
+
+
+@pytest.mark.parametrize("how", ["close", "disconnect"])
+async def test_closing_ends_the_search_for_a_server(how: str) -> None:
+    async with several() as servers:
+        env = CounterEnv(await servers.start())
+        await env.reset(seed=1)
+        await servers.end(env.base_url)
+        under_way = asyncio.create_task(env.step(Add(amount=1)))
+        await eventually(lambda: not env.connected)
+        await getattr(env, how)()
+        with pytest.raises(ConnectionLostError):
+            await under_way
+        await env.close()
+
+
+async def test_a_search_that_is_cancelled_begins_again_with_the_next_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        async with serving(create_app(Counter, Add, Count), place) as address:
+            env = CounterEnv(f"http://{address}")
+            await env.reset(seed=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await env.step(Add(amount=1))
+        async with serving(create_app(Counter, Add, Count), place), env:
+            assert (await env.step(Add(amount=2))).observation.total == 3
+
+
+async def test_an_attached_session_is_not_played_again() -> None:
+    async with several() as servers:
+        urls = [await servers.start()]
+        session = await opened(urls[0].removeprefix("http://"))
+        async with CounterEnv(urls[0], session_id=session) as env:
+            await env.reset(seed=1)
+            await servers.end(urls[0])
+            for _ in range(2):
+                with pytest.raises(ConnectionLostError) as lost:
+                    await env.step(Add(amount=1))
+                assert type(lost.value) is ConnectionLostError
+
+
+# Several URLs
+
+
+async def test_clients_spread_over_several_servers_and_pass_by_those_that_do_not_serve() -> None:
+    async with several() as servers:
+        urls = [await servers.start(sessions=2), DEAD, await servers.start(sessions=2)]
+        first = CounterEnv(urls)
+        clients = [first, *[await first.new_session() for _ in range(3)]]
+        for client in clients:
+            await client.reset()
+        assert sorted(str(client.base_url) for client in clients) == sorted([urls[0], urls[2]] * 2)
+        with pytest.raises(CapacityError):
+            await CounterEnv([urls[0], urls[2]]).reset()
+        await first.close()
+        assert {CounterEnv(urls).base_url for _ in range(60)} == set(urls)
+        with pytest.raises(ConnectionFailedError):
+            await CounterEnv([DEAD, DEAD]).connect()
+        with pytest.raises(ConfigurationError, match="empty"):
+            CounterEnv([])
+        with pytest.raises(ConfigurationError, match="starts with"):
+            CounterEnv([DEAD, "ftp://h"])
+
+
+# Seeds
+
+
+def test_seeds_are_drawn_where_they_decide_and_follow_from_the_last_that_was_given() -> None:
+    def series(journal: Journal) -> list[Any]:
+        return [journal.complete({"seed": seed}, True)["seed"] for seed in (7, None, None, 8, None)]
+
+    assert series(Journal()) == series(Journal())
+    assert len(set(series(Journal()))) == 5
+    drawn = Journal().complete({"start": 1}, True)
+    assert 0 <= drawn["seed"] < 2**31
+    assert drawn["start"] == 1
+    assert drawn != Journal().complete({"start": 1}, True)
+    assert Journal().complete({"seed": 3, "episode_id": "e"}, True) == {"seed": 3, "episode_id": "e"}
+    assert Journal().complete({"seed": None}, False) == {"seed": None}
+    assert Journal().complete({"seed": "x"}, True)["seed"] == "x"  # the server says what is wrong with it
+
+
+# Bounds
+
+
+async def test_a_long_episode_is_compared_by_digests_and_one_that_is_too_long_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replaying, "MAX_BYTES", 1500)
+    async with several() as servers:
+        urls = [await servers.start(Drifting) for _ in range(4)]
+        async with CounterEnv(urls) as env:
+            await env.reset(seed=1)
+            for _ in range(9):
+                await env.step(Add(amount=0))
+            assert env._journal._bytes <= 1500
+            await servers.end(env.base_url)
+            assert (await env.step(Add(amount=0))).observation.total == 1
+            await env.step(Add(amount=4))
+            for _ in range(4):
+                await env.step(Add(amount=-1))
+            await servers.end(env.base_url)
+            with pytest.raises(EpisodeLostError, match=r"step 11 of the episode .* with another reply"):
+                await env.step(Add(amount=0))
+            await env.reset(seed=1)
+            for _ in range(30):
+                await env.step(Add(amount=0))
+            await servers.end(env.base_url)
+            with pytest.raises(EpisodeLostError, match="longer than"):
+                await env.step(Add(amount=0))
+
+
+async def test_too_many_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MAX_REQUESTS", 4)
+    async with several() as servers, CounterEnv(await servers.start()) as env:
+        await env.reset(seed=1)
+        for _ in range(3):
+            await env.step(Add(amount=0))
+        assert env._journal.trouble is None
+        await env.step(Add(amount=0))
+        await servers.end(env.base_url)
+        with pytest.raises(EpisodeLostError, match="longer than"):
+            await env.step(Add(amount=0))

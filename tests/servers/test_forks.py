@@ -1,0 +1,296 @@
+"""Sessions that begin where another stands: forks and snapshots, in the dialect `ropewalk.v1`."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from counter import Add, AsyncCounter, BlockingCounter, Counter
+from counter_client import CounterEnv
+from server_apps import app_of
+from serving import eventually, serving
+
+from openenv_core import EnvClient
+from openenv_core.client.vector import VectorClient
+from openenv_core.errors import (
+    CapacityError,
+    ClientClosedError,
+    ConfigurationError,
+    ExecutionError,
+    FactoryError,
+    SessionError,
+    ValidationFailedError,
+)
+from servers.sessions import snapshots
+
+
+@dataclass
+class Held:
+    """A state that holds something."""
+
+    total: int
+    closed: ClassVar[int] = 0
+
+    async def close(self) -> None:
+        Held.closed += 1
+
+
+class AsyncState(AsyncCounter):
+    """By methods of its own, where the others copy their attributes."""
+
+    async def snapshot(self) -> Held:
+        await asyncio.sleep(0)
+        return Held(self._state.total)
+
+    async def restore(self, state: Held) -> None:
+        await asyncio.sleep(0)
+        self._state.total = state.total
+
+
+EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncState])
+
+
+@asynccontextmanager
+async def vector(address: str, count: int = 1, **options: Any) -> AsyncIterator[VectorClient]:
+    client: EnvClient[Any, Any, Any] = EnvClient(f"http://{address}", **options)
+    members = await client.vector(count)
+    try:
+        yield members
+    finally:
+        await members.close()
+
+
+async def totals(client: VectorClient, members: list[int], *amounts: int) -> list[int]:
+    """What members count after each has added its amount."""
+    (reply,) = await client.ask("step", members=members, actions=[{"amount": one} for one in amounts])
+    return [row["total"] for row in reply.fields["rows"]]
+
+
+@EVERY_WAY
+async def test_each_fork_begins_where_the_member_stands_and_goes_its_own_way(env: Any) -> None:
+    app, closed = app_of(env, 8), Held.closed
+    async with serving(app) as address, vector(address, 2) as client:
+        await client.ask("reset", seeds=[2, 0])
+        assert await totals(client, [0], 1) == [3]
+
+        assert await client.fork(0, 3) == [2, 3, 4]
+        assert await totals(client, [0, 2, 3, 4], 1, 2, 3, 1) == [4, 5, 6, 4]
+        assert await client.fork(3, 1) == [5]
+        assert await totals(client, [3, 5, 0], 1, 2, 1) == [7, 8, 5]
+        assert app.sessions.active == 6
+    await eventually(lambda: app.sessions.active == 0)
+    assert Held.closed - closed == (2 if env is AsyncState else 0)
+
+
+@EVERY_WAY
+async def test_a_snapshot_outlives_its_connection_and_is_its_owners_alone(env: Any) -> None:
+    tokens = ("first-token-0123456789", "other-token-0123456789")
+    app, closed = app_of(env, 4, tokens=tokens), Held.closed
+    async with serving(app) as address:
+        async with vector(address, token=tokens[0]) as client:
+            await client.ask("reset", seeds=[5])
+            snapshot = await client.snapshot(0)
+            assert await totals(client, [0], 2) == [7]
+        async with vector(address, token=tokens[1]) as stranger:
+            for ask in (stranger.restore(snapshot), stranger.end(snapshots=[snapshot])):
+                with pytest.raises(ValidationFailedError, match="kept for you"):
+                    await ask
+        async with vector(address, token=tokens[0]) as client:
+            assert await client.restore(snapshot, 2) == [1, 2]
+            assert await totals(client, [1, 2], 1, 2) == [6, 7]
+            assert await client.restore(snapshot) == [3]
+            assert await totals(client, [3], 0) == [5]
+            await client.end([1, 2], [snapshot])
+            await eventually(lambda: app.sessions.active == 2)
+            with pytest.raises(ValidationFailedError, match="kept for you"):
+                await client.restore(snapshot)
+        assert len(app.sessions.snapshots) == 0
+    assert Held.closed - closed == (1 if env is AsyncState else 0)
+
+
+async def test_an_episode_that_is_over_is_over_in_its_forks_too() -> None:
+    async with serving(app_of(Counter)) as address, vector(address) as client:
+        await client.ask("reset", seeds=[9])
+        assert await totals(client, [0], 1) == [10]
+        await client.fork(0, 1)
+        await client.restore(await client.snapshot(0))
+        (reply,) = await client.ask("step", actions=[{"amount": 1}] * 3, autoreset="next_step")
+        assert [row["total"] for row in reply.fields["rows"]] == [0, 0, 0]
+
+
+async def test_where_there_is_no_room_for_all_none_is_opened() -> None:
+    app = app_of(Counter, 4)
+    async with serving(app) as address, vector(address, 2) as client:
+        await client.ask("reset", seeds=[1, 2])
+        with pytest.raises(CapacityError):
+            await client.fork(0, 3)
+        assert app.sessions.active == 2
+        assert await client.fork(1, 2) == [2, 3]
+        assert await totals(client, [0, 1, 2, 3], 0, 0, 0, 0) == [1, 2, 2, 2]
+
+
+class Unforkable(Counter):
+    FORKABLE = False
+
+
+class Unrestorable(Counter):
+    closed = 0
+
+    def close(self) -> None:
+        Unrestorable.closed += 1
+
+    def restore(self, state: Any) -> None:
+        raise OSError("no disk")
+
+
+class Unreadable(Counter):
+    def snapshot(self) -> Any:
+        raise OSError("no disk")
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "said"),
+    [
+        (Unforkable, ExecutionError, "FORKABLE"),
+        (Unreadable, ExecutionError, "no disk"),
+        (Unrestorable, FactoryError, "no disk"),
+    ],
+)
+async def test_an_environment_that_cannot_be_forked_says_so_and_goes_on(
+    env: Any, error: type[Exception], said: str
+) -> None:
+    app = app_of(env)
+    async with serving(app) as address, vector(address) as client:
+        await client.ask("reset", seeds=[1])
+        with pytest.raises(error, match=said):
+            await client.fork(0, 2)
+        assert app.sessions.active == 1
+        assert Unrestorable.closed == (env is Unrestorable)  # the one that was to be restored
+        assert await totals(client, [0], 1) == [2]
+
+
+class Stuck(BlockingCounter):
+    """Its snapshots never end, or its restores, as the seed says."""
+
+    held = threading.Event()
+
+    def snapshot(self) -> Any:
+        if self._state.total == 1:
+            self.held.wait()
+        return super().snapshot()
+
+    def restore(self, state: Any) -> None:
+        super().restore(state)
+        if self._state.total == 2:
+            self.held.wait()
+
+
+async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
+    Stuck.held.clear()
+    app = app_of(Stuck, 8, step_timeout_s=0.3)
+    try:
+        async with serving(app) as address, vector(address, 3) as client:
+            await client.ask("reset", seeds=[1, 2, 3])
+            with pytest.raises(SessionError, match="its session has been ended"):
+                await client.fork(0, 2)  # the member has ended
+            with pytest.raises(SessionError, match="its session has been ended"):
+                await client.fork(1, 2)  # its forks have
+            await eventually(lambda: app.sessions.active == 2)
+            (reply,) = await client.ask("step", actions=[{"amount": 1}] * 3)
+            assert list(reply.fields["errors"]) == ["0"]
+            assert [row["total"] for row in reply.fields["rows"]] == [3, 4]
+    finally:
+        Stuck.held.set()
+
+
+class Sized(Counter):
+    """Says how large its states are."""
+
+    def snapshot(self) -> Any:
+        return bytes(self._state.total)
+
+    def restore(self, state: bytes) -> None:
+        self._state.total = len(state)
+
+
+async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 12)
+    app = app_of(Sized, 4, idle_timeout_s=1.0)
+    kept = app.sessions.snapshots
+    async with serving(app) as address, vector(address) as client:
+        await client.ask("reset", seeds=[5])
+        first, second = [await client.snapshot(0) for _ in range(2)]
+        with pytest.raises(CapacityError, match="15 bytes"):
+            await client.snapshot(0)
+        await client.ask("reset", seeds=[1])
+        await client.snapshot(0)
+        with pytest.raises(CapacityError, match="3 snapshots"):
+            await client.snapshot(0)
+        await client.end(snapshots=[first])
+        assert len(kept) == 2
+        await eventually(lambda: len(kept) == 0)
+        with pytest.raises(ValidationFailedError, match="kept for you"):
+            await client.restore(second)
+
+
+class SlowState(AsyncState):
+    """Its snapshots wait to be told on."""
+
+    entered: asyncio.Event
+    go: asyncio.Event
+
+    async def snapshot(self) -> Held:
+        self.entered.set()
+        await self.go.wait()
+        return await super().snapshot()
+
+
+async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leaves_leaves_nothing() -> None:
+    SlowState.entered, SlowState.go = asyncio.Event(), asyncio.Event()
+    app = app_of(SlowState)
+    async with serving(app) as address:
+        async with vector(address) as client:
+            await client.ask("reset", seeds=[1])
+            forking = asyncio.create_task(client.fork(0, 1))
+            await SlowState.entered.wait()
+            for ask in (client.fork(0, 1), client.end([0])):
+                with pytest.raises(ExecutionError, match="wait"):
+                    await ask
+            forking.cancel()
+        await eventually(lambda: app.sessions.active == 0)
+
+
+@EVERY_WAY
+async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
+    app = app_of(env, 4)
+    async with serving(app) as address:
+        async with CounterEnv(f"http://{address}") as client:
+            await client.reset(seed=2)
+            await client.step(Add(amount=1))
+            first, second = await client.fork(2)
+            assert len(app.sessions.snapshots) == 0
+            for one, amount, total in ((first, 1, 4), (second, 2, 5), (client, 3, 6), (first, 1, 5)):
+                assert (await one.step(Add(amount=amount))).observation.total == total
+            (deeper,) = await first.fork(1)
+            await first.close()
+            await eventually(lambda: app.sessions.active == 2)  # and what was forked of it
+            assert (await second.step(Add(amount=1))).observation.total == 6
+            with pytest.raises(ClientClosedError):
+                await deeper.state()
+            with pytest.raises(CapacityError):
+                await client.fork(3)
+            await eventually(lambda: app.sessions.active == 2 and not len(app.sessions.snapshots))
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_the_released_dialect_has_no_forks() -> None:
+    async with (
+        serving(app_of(Counter)) as address,
+        CounterEnv(f"http://{address}", transport="http") as client,
+    ):
+        with pytest.raises(ConfigurationError, match="over WebSocket"):
+            await client.fork(1)

@@ -1,0 +1,56 @@
+"""Holds the frames of `ropewalk.v1` against their JSON Schema while a test runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from openenv_core.protocol.batch import decode_frame
+from servers.routes.link import Link, LinkConversation, LinkDialect
+
+SCHEMA: Any = json.loads((Path(__file__).parents[2] / "docs/protocol.schema.json").read_text())
+
+
+def _validator(part: str) -> Any:
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": SCHEMA["$defs"]})
+
+
+REQUEST, ANSWER = _validator("request"), _validator("answer")
+
+
+def hold(validator: Any, frame: str | bytes) -> None:
+    """Raise an error for a frame that the schema does not describe."""
+    header, arrays = decode_frame(frame)
+    if arrays:
+        header["arrays"] = [{"dtype": array.dtype, "shape": list(array.shape)} for array in arrays]
+    validator.validate(header)
+
+
+@pytest.fixture
+def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many frames were held: [requests that the server has taken, answers]."""
+    held = [0, 0]
+    read, put, resume = LinkDialect.read, Link.put, LinkConversation.resume
+
+    def checked_read(self: LinkDialect, frame: str | bytes) -> Any:
+        request = read(self, frame)
+        hold(REQUEST, frame)
+        held[0] += 1
+        return request
+
+    def checked_put(self: Link, frame: str | bytes) -> None:
+        hold(ANSWER, frame)
+        held[1] += 1
+        put(self, frame)
+
+    def checked_resume(self: LinkConversation, *args: Any) -> None:
+        resume(self, *args)
+        assert self._first is not None
+        hold(ANSWER, self._first)
+
+    monkeypatch.setattr(LinkDialect, "read", checked_read)
+    monkeypatch.setattr(Link, "put", checked_put)
+    monkeypatch.setattr(LinkConversation, "resume", checked_resume)
+    return held
