@@ -308,7 +308,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
         self._come_to_loop()
         with await self._turn.wait():
-            return await link_of(await self._connect()).forked(count, self._another)
+            if self._conversation is not None and self._conversation.error is not None:
+                self._abort(str(self._conversation.error))
+            conversation = self._conversation or await self._find_session(fresh=False)
+            return await link_of(conversation).forked(count, self._another)
 
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
@@ -317,7 +320,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         settings = {name: known[name] for name in known if anything or name in taken}
         other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._others = [*(known for known in self._others if not known._closed), other]
-        other._snapshot = snapshot
+        if snapshot is not None:
+            other._snapshot, other._urls, other._base_url = snapshot, self._urls, self._base_url
         try:
             return await other.connect()
         except BaseException:

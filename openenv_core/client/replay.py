@@ -17,7 +17,6 @@ from openenv_core.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     EpisodeLostError,
-    RequestTimeoutError,
     ServerError,
 )
 from openenv_core.protocol.errors import NOT_EXECUTED
@@ -205,7 +204,7 @@ async def replay(
                 await journal.replay(conversation)
                 return conversation
             raise ConnectionLostError(CLOSED)
-        except (ConnectionFailedError, ConnectionLostError, RequestTimeoutError, *SESSION_ENDED) as error:
+        except ClientError as error:
             abort(lost)
             if journal.trouble is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None

@@ -57,6 +57,16 @@ class Stamped(Counter):
         return super().step(action).model_copy(update={"metadata": {"at": random.random()}})
 
 
+class Forking(Counter):
+    """Can be forked."""
+
+    def snapshot(self) -> Any:
+        return self._state.model_copy()
+
+    def restore(self, state: Any) -> None:
+        self._state = state.model_copy()
+
+
 class Deep(Counter):
     """Begins where the seed says, far below the limit; without one anywhere."""
 
@@ -326,6 +336,22 @@ async def test_an_attached_session_is_not_played_again() -> None:
                 with pytest.raises(ConnectionLostError) as lost:
                     await env.step(Add(amount=1))
                 assert type(lost.value) is ConnectionLostError
+
+
+async def test_a_fork_is_made_where_the_episode_is_and_of_no_other() -> None:
+    async with several() as servers:
+        urls = [await servers.start(Forking) for _ in range(4)]
+        async with CounterEnv(urls) as env:
+            await env.reset(seed=1)
+            await servers.end(env.base_url)
+            children = await env.fork(3)
+            for child in children:
+                assert child.base_url == env.base_url
+                assert (await child.step(Add(amount=2))).observation.total == 3
+            await servers.end(env.base_url)
+            with pytest.raises(EpisodeLostError, match="no reset has begun it"):
+                await children[0].step(Add(amount=1))
+            assert (await env.step(Add(amount=1))).observation.total == 2
 
 
 # Several URLs

@@ -12,6 +12,7 @@ from counter import Add, AsyncCounter, BlockingCounter, Counter
 from counter_client import CounterEnv
 from server_apps import app_of
 from serving import eventually, serving
+from v1_frames import held_frames  # noqa: F401 - a fixture
 
 from openenv_core import EnvClient
 from openenv_core.client.vector import VectorClient
@@ -49,6 +50,8 @@ class AsyncState(AsyncCounter):
         await asyncio.sleep(0)
         self._state.total = state.total
 
+
+pytestmark = pytest.mark.usefixtures("held_frames")
 
 EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncState])
 
