@@ -2,7 +2,8 @@
 
     OpenEnvError
     ├── EnvironmentFailureError        raised by environments, inside the server
-    │   └── EpisodeOverError           a step after the end of the episode
+    │   ├── EpisodeOverError           a step after the end of the episode
+    │   └── NotForkableError           a fork of an episode that cannot be forked
     ├── ClientError                    raised on the caller's side
     │   ├── ConnectionFailedError      no connection could be made
     │   │   ├── AuthenticationError    the server asks for a token, or for another one (401)

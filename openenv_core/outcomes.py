@@ -106,9 +106,12 @@ def _ended_by(result: object, mark: str) -> bool:
     """Whether something that is over has a mark, or a field of its name. Text that was cut off is no episode."""
     if _field(result, "done") is not True:
         return False
-    return any(
-        _field(place, mark) is True for part in _parts(result) for place in (part, _field(part, "metadata"))
-    )
+    for part in _parts(result):
+        # A model fills in what follows from its other fields, which may have been set since.
+        given = getattr(part, "model_fields_set", (mark,))
+        if (mark in given and _field(part, mark) is True) or _field(_field(part, "metadata"), mark) is True:
+            return True
+    return False
 
 
 def _parts(observation: object) -> Iterator[object]:

@@ -202,7 +202,7 @@ class Executor:
             logger.error(
                 "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
             )
-        call.on_late = late
+        call.then = late
         return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
@@ -235,15 +235,20 @@ class EnvironmentRunner:
         self._late: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def reset(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode with the options that the environment takes."""
-        return await self._run(self._reset, options=self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
+    async def reset(self, options: Mapping[str, Any], *, here: bool = False) -> Observation:
+        """Start an episode with the options that the environment takes; `here`: where this is called."""
+        return await self._run(  # type: ignore[no-any-return]
+            self._reset, options=self.plan.reset_options.accept(options), here=here
+        )
 
-    async def step(self, action: Action, options: Mapping[str, Any] | None = None) -> Observation:
-        """Apply an action."""
+    async def step(
+        self, action: Action, options: Mapping[str, Any] | None = None, *, here: bool = False
+    ) -> Observation:
+        """Apply an action; `here`: where this is called."""
         plan = self.plan
-        if plan.inline and not options:
-            return _on_loop(self._step, action)  # type: ignore[no-any-return]
+        if here or (plan.inline and not options):
+            seen = _on_loop(self._step, action)
+            return seen if isinstance(seen, Observation) else await _settle(seen, here)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),
@@ -251,9 +256,9 @@ class EnvironmentRunner:
             on_loop=plan.on_loop or plan.step_async,
         )
 
-    async def state(self) -> State:
-        """Read the environment's state."""
-        return await self._run(lambda: self._environment.state)  # type: ignore[no-any-return]
+    async def state(self, *, here: bool = False) -> State:
+        """Read the environment's state; `here`: where this is called."""
+        return await self._run(lambda: self._environment.state, here=here)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's.
@@ -281,30 +286,17 @@ class EnvironmentRunner:
         plan = self.plan
         return not (plan.on_loop or plan.step_async or plan.reset_async)
 
-    def reset_here(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode where this is called; of a plain method alone, like the next two."""
-        return _on_loop(self._reset, **self.plan.reset_options.accept(options))  # type: ignore[no-any-return]
+    def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
+        """Run a function where the environment's plain methods run; `then` is called on the loop, unless abandoned."""
+        return self._pool.submit(fn, then=then)
 
-    def step_here(self, action: Action) -> Observation:
-        """Apply an action where this is called."""
-        return _on_loop(self._step, action)  # type: ignore[no-any-return]
-
-    def state_here(self) -> State:
-        """Read the environment's state where this is called."""
-        return _on_loop(getattr, self._environment, "state")  # type: ignore[no-any-return]
-
-    @property
-    def pool(self) -> ThreadPool:
-        """Where its plain methods run."""
-        return self._pool
+    def drop(self, call: ThreadCall) -> bool:
+        """Give up a call that no thread has taken up yet; return whether that is so."""
+        return not self._pool.abort(call, started=False)
 
     def abandon(self, call: ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
-        call.waiter.cancel()
-        if call.outcome is None:
-            self._abandon(call, self.discard)
-        else:
-            self.discard()
+        self._abandon(call, self.discard)
 
     @property
     def is_tool_host(self) -> bool:
@@ -367,14 +359,14 @@ class EnvironmentRunner:
         """Call `then` when no abandoned call runs any more and what followed it is over; maybe at once."""
         late, closing = self._late, self._closing
         if late is not None:
-            follow = late.on_late
+            follow = late.then
 
             def both(outcome: Outcome) -> None:
                 if follow is not None:
                     follow(outcome)
                 self.on_free(then)
 
-            late.on_late = both
+            late.then = both
         elif closing is not None and not closing.done():
             closing.add_done_callback(lambda _: self.on_free(then))
         else:
@@ -388,15 +380,19 @@ class EnvironmentRunner:
         *,
         on_loop: bool | None = None,
         whole: bool = True,
+        here: bool = False,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> Any:
         """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        `then` follows an abandoned call, which by default closes the environment. `on_begin` is called on the loop
-        once the method begins, which is later where it has to wait for a thread.
+        `here`: where this is called, as far as `_settle` says. `then` follows an abandoned call, which by default
+        closes the environment. `on_begin` is called on the loop once the method begins, which is later where it has to
+        wait for a thread.
         """
-        if on_loop is None:
+        if here:
+            on_loop = True
+        elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
         if on_loop:
             if on_begin is not None:
@@ -414,14 +410,7 @@ class EnvironmentRunner:
                 raise
             if not succeeded:
                 raise result
-        if not whole or isinstance(result, Observation) or not inspect.isawaitable(result):
-            return result
-        try:
-            return await result
-        except (*FATAL, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise contained(error) from error
+        return result if not whole or isinstance(result, Observation) else await _settle(result, here)
 
     def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
         def late(outcome: Outcome) -> None:
@@ -438,6 +427,24 @@ def _drop(outcome: Outcome) -> None:
     _, value = outcome
     if inspect.iscoroutine(value):
         value.close()
+
+
+async def _settle(result: Any, here: bool) -> Any:
+    """Await what a method has returned, where that is awaitable; `here`, maybe in a thread, only once resumed."""
+    if not inspect.isawaitable(result):
+        return result
+    if here:
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            _drop((True, result))  # nobody resumes it
+            raise
+    try:
+        return await result
+    except (*FATAL, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise contained(error) from error
 
 
 def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:

@@ -33,11 +33,16 @@ _LONG_S: Final = 0.0002
 """A call that takes longer is worth the wake-up of another thread for the next one."""
 
 _TICK_S: Final = 0.001
+_QUICK_TICK_S: Final = 0.004
 _MAX_TICK_S: Final = 0.016
 """Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
 
+_COMPUTING: Final = 0.5
+"""Cores: a process that keeps more busy computes, one that keeps fewer waits for something."""
+
 _HELD_S: Final = 0.0005
-"""How long outcomes are held back while their thread goes on with short calls."""
+_HELD_TOGETHER_S: Final = 0.01
+"""How long outcomes are held back while their thread goes on with short calls, or with calls that came together."""
 
 _IDLE_S: Final = 10.0
 """After which a thread without a call ends."""
@@ -66,49 +71,55 @@ def contained(error: BaseException) -> Exception:
     return told
 
 
+def outcome_of(fn: Callable[[], Any]) -> Outcome:
+    """Call a function and return what came of it."""
+    try:
+        return True, fn()
+    except (Exception, SystemExit) as error:
+        return False, error
+    except BaseException as error:
+        return False, contained(error)
+
+
 class _Mailbox:
     """What threads hand to one event loop: all that is there when it looks, in one wake-up.
 
     Attributes:
         loop: The event loop.
         dispatching: Calls are about to be given to threads.
+        items: What there is: functions, and with what each is to be called.
         alone: The last call that was given to one had none behind it.
         ticking: A look at the calls under way is due.
         since: The wall clock and the process's CPU time when it was ordered.
     """
 
-    __slots__ = ("_called", "_items", "alone", "dispatching", "loop", "since", "ticking")
+    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "since", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.dispatching = self.ticking = False
         self.alone = True
         self.since = (0.0, 0.0)
-        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self.items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
 
     def post(self, fn: Callable[[Any], None], value: Any) -> None:
         """Have a function called on the loop once it is notified, or looks by itself; from any thread."""
-        self._items.append((fn, value))
+        self.items.append((fn, value))
 
     def notify(self) -> None:
         """Have the loop look, if there is something; from any thread."""
         if (
-            self._items and not self._called
-        ):  # whoever has called it was not heard yet, and it will find this too
+            self.items and not self._called
+        ):  # else whoever has called it was not heard yet, and it finds this too
             self._called = True
             with suppress(RuntimeError):  # a closed loop: nobody waits any more
                 self.loop.call_soon_threadsafe(self.empty)
 
-    @property
-    def holds(self) -> bool:
-        """Whether there is something."""
-        return bool(self._items)
-
     def empty(self) -> None:
         """Call what there is; on the loop."""
         self._called = False
-        items = self._items
+        items = self.items
         try:
             while items:
                 fn, value = items.popleft()
@@ -123,49 +134,38 @@ class ThreadCall:
     Attributes:
         mailbox: Where its outcome is put.
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
-        on_late: Called on the loop with the outcome if the waiter was cancelled meanwhile. To be set only while there
-            is no outcome: whoever is cancelled wakes up a little later, and the outcome may come in between.
-        begun: A thread has taken it up; under the pool's lock, like the next three.
+        then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
+            whoever is cancelled wakes up a little later, and the outcome may come in between.
+        begun: A thread has taken it up; under the pool's lock, like the next two.
         thread: The thread that runs it.
-        dropped: It was given up before that, and no thread takes it up any more.
-        left: It was given up after that, and its thread has been replaced.
+        left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
-    __slots__ = (
-        "_fn",
-        "_on_begin",
-        "begun",
-        "dropped",
-        "left",
-        "mailbox",
-        "on_late",
-        "outcome",
-        "thread",
-        "waiter",
-    )
+    __slots__ = ("_fn", "_on_begin", "begun", "left", "mailbox", "outcome", "then", "thread", "waiter")
 
-    def __init__(self, mailbox: _Mailbox, fn: Callable[[], Any], on_begin: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        mailbox: _Mailbox,
+        fn: Callable[[], Any],
+        on_begin: Callable[[], None] | None,
+        then: Callable[[Outcome], None] | None,
+    ) -> None:
         self.mailbox = mailbox
         self._fn = fn
         self._on_begin = on_begin
-        self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
+        if then is None:
+            self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
         self.outcome: Outcome | None = None
-        self.on_late: Callable[[Outcome], None] | None = None
+        self.then = then
         self.thread: _Thread | None = None
-        self.begun = self.dropped = self.left = False
+        self.begun = self.left = False
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
         if self._on_begin is not None:
             self.mailbox.post(self._begin, self._on_begin)
             self.mailbox.notify()
-        try:
-            outcome = (True, self._fn())
-        except (Exception, SystemExit) as error:
-            outcome = (False, error)
-        except BaseException as error:
-            outcome = (False, contained(error))
-        self.mailbox.post(self._deliver, outcome)
+        self.mailbox.post(self._deliver, outcome_of(self._fn))
 
     def _begin(self, told: Callable[[], None]) -> None:
         if not self.waiter.done():
@@ -173,10 +173,10 @@ class ThreadCall:
 
     def _deliver(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        if not self.waiter.done():
+        if self.then is not None:
+            self.then(outcome)
+        elif not self.waiter.done():
             self.waiter.set_result(outcome)
-        elif self.on_late is not None:
-            self.on_late(outcome)
 
 
 class _Thread(threading.Thread):
@@ -230,22 +230,31 @@ class ThreadPool:
         self._started = 0
         self._idle: list[_Thread] = []
         self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
+        self._done = 0  # since the last look
         self._long_calls = 0  # the last ones, in a row
+        self._quick = False  # at the last look most calls were short
+        self._waits = True  # at the last look those that take long waited for something
         self._closed = False
         self._refused = False
 
-    def submit(self, fn: Callable[[], Any], on_begin: Callable[[], None] | None = None) -> ThreadCall:
+    def submit(
+        self,
+        fn: Callable[[], Any],
+        on_begin: Callable[[], None] | None = None,
+        then: Callable[[Outcome], None] | None = None,
+    ) -> ThreadCall:
         """Queue a call from a running event loop.
 
         Args:
             fn: What to call.
             on_begin: Called on the loop once a thread has taken it up.
+            then: Called on the loop with its outcome, which nobody awaits.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call = ThreadCall(mailbox, fn, on_begin)
+        call = ThreadCall(mailbox, fn, on_begin, then)
         self._closed = False
         self._queue.append(call)
         if mailbox.alone and not self._draining:
@@ -255,18 +264,19 @@ class ThreadPool:
             loop.call_soon(self._dispatch, mailbox, 0)
         return call
 
-    def abort(self, call: ThreadCall, replace: bool = True) -> bool:
+    def abort(self, call: ThreadCall, replace: bool = True, *, started: bool = True) -> bool:
         """Stop waiting for a call; return whether it holds a thread, or did until just now: its outcome is to come.
 
         Args:
             call: A call that nobody waits for any more.
             replace: Another thread takes the place of the one that it holds, which ends with it.
+            started: One that has begun too; else that goes on.
         """
         with self._lock:
             if not call.begun:
-                call.dropped = True
+                call.left = True
                 return False
-            if call.thread is None or not replace:
+            if call.thread is None or not replace or not started:
                 return True
             call.left = True
             self._threads -= 1
@@ -291,13 +301,16 @@ class ThreadPool:
         done, thread.call = thread.call, None
         now = time.monotonic()
         long = now - thread.began > _LONG_S
-        if done is not None and (long or now - thread.notified > _HELD_S):
-            thread.notified = now
-            done.mailbox.notify()
+        if done is not None:
+            held_s = _HELD_TOGETHER_S if done.then is not None else 0 if long else _HELD_S
+            if now - thread.notified > held_s:
+                thread.notified = now
+                done.mailbox.notify()
         while True:
             with self._lock:
                 if done is not None:
                     done.thread = None
+                    self._done += 1
                     self._long_calls = self._long_calls + 1 if long else 0
                 if ends := done is not None and done.left:
                     pass
@@ -329,7 +342,7 @@ class ThreadPool:
     def _first(self) -> ThreadCall | None:
         """Take the first call that somebody waits for; under the lock."""
         while self._queue:
-            if not (call := self._queue.popleft()).dropped:
+            if not (call := self._queue.popleft()).left:
                 return call
         return None
 
@@ -342,13 +355,16 @@ class ThreadPool:
         mailbox.dispatching = False
         mailbox.alone = waiting < 2
         with self._lock:
-            wanted = waiting if self._long_calls > 1 else 0 if self._draining else 1
+            long = self._long_calls > 1
+            wanted = waiting if long and self._waits else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
             left = len(self._queue) - len(woken)
+            if not mailbox.ticking:
+                self._done = 0
         self._wake(woken)
         # Of two that are woken one may take both calls, and say nothing of the first while it is at the second.
-        if (left > 0 or len(woken) > 1 or mailbox.holds or not self._draining) and not mailbox.ticking:
-            self._tick_later(mailbox)
+        if (left > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
+            self._tick_later(mailbox, _QUICK_TICK_S if self._quick and not long else _TICK_S)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
         """Return threads to wake, no more than there are calls; `limit` is for all at work. Under the lock."""
@@ -381,7 +397,7 @@ class ThreadPool:
                     self._refused = True
                     logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
 
-    def _tick_later(self, mailbox: _Mailbox, pause_s: float = _TICK_S) -> None:
+    def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
         mailbox.ticking = True
         mailbox.since = (time.monotonic(), time.process_time())
         mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
@@ -390,19 +406,24 @@ class ThreadPool:
         """Give calls that wait behind long ones more threads: twice as many each time, while these are of use."""
         mailbox.ticking = False
         mailbox.empty()  # what a thread holds back that is in a long call now
-        now = time.monotonic()
-        began, cpu = mailbox.since
-        computes = time.process_time() - cpu > (now - began) / 2
+        now, (began, cpu) = time.monotonic(), mailbox.since
+        cores = (time.process_time() - cpu) / max(now - began, 1e-9)
+        more = 0
         woken: list[_Thread] = []
         with self._lock:
+            at_work = self._threads - len(self._idle)
+            quick = self._quick = self._done * _LONG_S > (now - began) * at_work
+            self._waits = not quick and cores < _COMPUTING
+            self._done = 0
             if not self._queue:
                 mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
                 return
             self._draining -= {
                 one for one in self._draining if one.call is not None and now - one.began > _LONG_S
             }
-            if not self._draining:
-                at_work = self._threads - len(self._idle)
-                woken = self._activate(max(1, at_work), MAX_COMPUTING if computes else self.size)
-        self._tick_later(mailbox, _TICK_S if woken else min(2 * pause_s, _MAX_TICK_S))
+            if not self._draining and not quick:  # or it was only for a moment without a core
+                # Where cores are free for no more, they take turns.
+                more = max(1, at_work) if self._waits or cores > _COMPUTING * at_work else 1
+                woken = self._activate(more, self.size if self._waits else MAX_COMPUTING)
+        self._tick_later(mailbox, _TICK_S if woken and more > 1 else min(2 * pause_s, _MAX_TICK_S))
         self._wake(woken)

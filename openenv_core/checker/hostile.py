@@ -12,9 +12,9 @@ from openenv_core.checker.check import CheckError, CheckLevel, check, need
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.playing import REFUSING, answered, parting, play, some_actions
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.subject import Client, RunningServer, Subject
+from openenv_core.checker.subject import Client, FrameClient, RunningServer, Subject
 from openenv_core.checker.watching import MIB, limited_memory
-from openenv_core.client import GenericEnvClient, SyncEnvClient
+from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
@@ -317,14 +317,6 @@ _SHOWN: Final = 120
 """Characters of an action that a message shows."""
 
 
-class _Frames(GenericEnvClient):
-    """A client that sends what it is given."""
-
-    async def send_frame(self, text: bytes) -> dict[str, Any]:
-        """Send a frame and return the reply."""
-        return await self._request(text, "observation")
-
-
 @check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
@@ -351,7 +343,7 @@ def check_invalid_actions_are_survived(subject: Subject) -> None:
 def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
     with subject.server_or_url() as (url, server), limited_memory(server) as taken:
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
-        with SyncEnvClient(_Frames(url, **options)) as client:
+        with SyncEnvClient(FrameClient(url, **options)) as client:
             subject.reset(client)
             last = b"nothing yet"
             try:

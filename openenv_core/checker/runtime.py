@@ -23,6 +23,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.protocol.replies import encode_model, encode_observation
+from openenv_core.protocol.requests import encode_request
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
@@ -345,7 +346,7 @@ def check_episode_id(subject: Subject) -> None:
                 )
         drawn = []
         for _ in range(2):
-            subject.reset(client)
+            client.send_frame(encode_request("reset", subject.reset_options))
             drawn.append(client.state().get("episode_id"))
     if None in drawn or drawn[0] == drawn[1] or {*_IDS} & {*drawn}:
         raise CheckError(

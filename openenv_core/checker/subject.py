@@ -148,6 +148,14 @@ class RunningServer:
                 os.kill(pid, signal.SIGKILL)
 
 
+class FrameClient(GenericEnvClient):
+    """Sends what it is given, too: `reset` itself draws what is left out."""
+
+    async def send_frame(self, text: bytes) -> dict[str, Any]:
+        """Send a frame and return the data of the observation that answers it."""
+        return await self._request(text, "observation")
+
+
 class Subject:
     """One environment under test. A context manager: its end stops everything that was started.
 
@@ -363,7 +371,7 @@ class Subject:
             "queue_timeout_s": 0.0,
             **options,
         }
-        client = GenericEnvClient(url or self.url, **given).sync()
+        client = FrameClient(url or self.url, **given).sync()
         with self._lock:
             self._clients = [known for known in self._clients if not known._closed]
             self._clients.append(client)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from openenv_core.outcomes import was_terminated
 from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields
@@ -473,10 +474,10 @@ class ObservationEncoder:
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_BESIDE, *columns}
-        models = {type(one) for one in observations}
-        if any(_fields_of(model)[0] - exclude for model in models) or any(
-            getattr(one, name) for one in observations for name in _fields_of(type(one))[1]
-        ):
+        models = set(map(type, observations))
+        told = any(_fields_of(model)[0] - exclude for model in models)
+        at_times = {name for model in models for name in _fields_of(model)[1]}
+        if told or any(getattr(one, name, None) for name in at_times for one in observations):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header
@@ -487,4 +488,4 @@ def ends_of(observation: Observation) -> tuple[bool, bool]:
     if not observation.done:
         return False, False
     truncated = observation.truncated is True
-    return observation.terminated is True or not truncated, truncated
+    return not truncated or was_terminated(observation), truncated

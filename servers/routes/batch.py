@@ -108,21 +108,16 @@ class BatchDialect:
         if calls[0].reads:
             states = [encode_model(call.outcome[0]) for call in calls]  # type: ignore[index]
             return {**told, "rows": b"[%b]" % b",".join(states)}
-        seen: list[Observation] = []
-        results: list[Observation] = []
-        final: list[MemberCall] = []
-        for call in calls:
-            observation, before = call.outcome  # type: ignore[misc]
-            for one in (observation, before or observation):
-                if not isinstance(one, Observation):
-                    raise TypeError(
-                        f"expected reset() and step() to return an Observation, got {type(one).__name__}; "
-                        "return an instance of the environment's observation class"
-                    )
-            seen.append(observation)
-            results.append(before or observation)
-            if before is not None:
-                final.append(call)
+        outcomes: list[tuple[Observation, Observation | None]] = [call.outcome for call in calls]  # type: ignore[misc]
+        seen = [observation for observation, _ in outcomes]
+        results = [observation if last is None else last for observation, last in outcomes]
+        for kind in {*map(type, seen), *map(type, results)}:
+            if not issubclass(kind, Observation):
+                raise TypeError(
+                    f"expected reset() and step() to return an Observation, got {kind.__name__}; "
+                    "return an instance of the environment's observation class"
+                )
+        final = [call for call, (_, last) in zip(calls, outcomes, strict=True) if last is not None]
         rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
         ends = [wire.ends_of(one) for one in results]
         for name, dtype, data in (

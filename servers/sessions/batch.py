@@ -2,123 +2,95 @@
 
 import asyncio
 import math
-import threading
-import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from types import CoroutineType
 from typing import Any, Final
 
 from openenv_core.protocol.errors import RefusalError
-from servers.execution import FATAL, EnvironmentRunner, keep
+from servers.execution import EnvironmentRunner, keep
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
-from servers.sessions.session import EnvironmentSession
+from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
-from servers.threads import ThreadPool
+from servers.threads import Outcome, ThreadCall, outcome_of
 
 _SPELL: Final = 64
 """Members that are stepped on the loop before others have their turn."""
 
-_TICK_S: Final = 0.002
-"""Between two looks at calls that wait for a thread."""
 
-_LONG_S: Final = 0.0005
-"""A call that takes longer is worth another thread."""
-
-_USEFUL: Final = 1.3
-"""How much more has to be done a second for threads to have been of use: those that only compute take turns."""
-
-
+@dataclass(slots=True, eq=False)
 class Member:
     """One session of a batch.
 
     Attributes:
+        number: By which the connection knows it.
         session: The session.
         ended: Its episode is over, and no other has begun.
         busy: A call of a batch is under way.
         turn: Who asks it alone has this: one request at a time, in their order.
     """
 
-    __slots__ = ("busy", "ended", "number", "session", "turn")
-
-    def __init__(self, number: int, session: EnvironmentSession) -> None:
-        self.number = number
-        self.session = session
-        self.ended = self.busy = False
-        self.turn = asyncio.Lock()
+    number: int
+    session: EnvironmentSession
+    ended: bool = False
+    busy: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True, eq=False)
 class MemberCall:
     """What one member is asked, and what came of it.
 
     Attributes:
         member: Whom.
+        options: Of a reset.
+        action: Of a step. With neither, the state is read.
+        autoreset: What becomes of an episode that is over.
         outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
             raised.
-        begun: The environment is asked, or was.
     """
 
-    __slots__ = ("_action", "_autoreset", "_options", "begun", "member", "outcome")
-
-    def __init__(
-        self,
-        member: Member,
-        *,
-        options: Mapping[str, Any] | None = None,
-        action: Any = None,
-        autoreset: str | None = None,
-    ) -> None:
-        self.member = member
-        self.outcome: tuple[Any, Any] | BaseException | None = None
-        self.begun = False
-        self._options = options
-        self._action = action
-        self._autoreset = autoreset
+    member: Member
+    options: Mapping[str, Any] | None = None
+    action: Any = None
+    autoreset: str | None = None
+    outcome: tuple[Any, Any] | BaseException | None = None
 
     @property
     def reads(self) -> bool:
         """Whether it reads the state."""
-        return self._options is None and self._action is None
+        return self.options is None and self.action is None
 
     @property
     def resets(self) -> bool:
         """Whether a step is to be a reset, because the episode before it is over."""
-        return self._autoreset is not None and self.member.ended
+        return self.autoreset is not None and self.member.ended
 
-    async def play(self, runner: EnvironmentRunner) -> tuple[Any, Any]:
+    async def play(self, runner: EnvironmentRunner, *, here: bool = False) -> tuple[Any, Any]:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
+        last = None
         if self.reads:
-            return await runner.state(), None
-        if self._options is not None or self.resets:
-            return self._note(await runner.reset(self._options or {})), None
-        seen = self._note(await runner.step(self._action))
-        if self._autoreset == "same_step" and self.member.ended:
-            return self._note(await runner.reset({})), seen
-        return seen, None
-
-    def play_here(self) -> None:
-        """Do the same where it is called, with an environment whose methods are plain; keep the outcome."""
-        runner = self.member.session.runner
-        try:
-            if self.reads:
-                self.outcome = runner.state_here(), None
-            elif self._options is not None or self.resets:
-                self.outcome = self._note(runner.reset_here(self._options or {})), None
-            else:
-                seen = self._note(runner.step_here(self._action))
-                if self._autoreset == "same_step" and self.member.ended:
-                    self.outcome = self._note(runner.reset_here({})), seen
-                else:
-                    self.outcome = seen, None
-        except FATAL as error:
-            self.outcome = error
-
-    def _note(self, seen: Any) -> Any:
+            return await runner.state(here=here), None
+        if self.options is not None or self.resets:
+            seen = await runner.reset(self.options or {}, here=here)
+        else:
+            seen = await runner.step(self.action, here=here)
+            if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
+                last, seen = seen, await runner.reset({}, here=here)
         self.member.ended = getattr(seen, "done", False) is True
-        return seen
+        return seen, last
+
+    def play_here(self) -> Any:
+        """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
+        playing = self.play(self.member.session.runner, here=True)
+        try:
+            playing.send(None)
+        except StopIteration as over:
+            return over.value
+        return playing
 
 
 class SessionBatch:
@@ -214,29 +186,8 @@ class SessionBatch:
         await self._table.release([member.session for member in self.members if not member.session.standing])
 
 
-class _Job:
-    """One thread that takes calls, one after the other.
-
-    Attributes:
-        thread: Where the pool has it.
-        call: What it is at, since `began`.
-        left: It was given up, and takes no other call.
-    """
-
-    __slots__ = ("began", "call", "left", "thread")
-
-    def __init__(self) -> None:
-        self.thread: Any = None
-        self.call: MemberCall | None = None
-        self.began = 0.0
-        self.left = False
-
-
 class BatchRound:
     """Calls of many members, under way at once.
-
-    Calls that run in threads share one, for a thread costs more than most calls; the longer they take, the more threads
-    come to help.
 
     Args:
         table: Of their sessions.
@@ -244,24 +195,18 @@ class BatchRound:
     """
 
     def __init__(self, table: SessionTable, calls: Sequence[MemberCall]) -> None:
-        self._limit_s = table.step_timeout_s
         self._table = table
         self._calls = calls
-        self._loop = asyncio.get_running_loop()
-        self._finished: deque[MemberCall] = deque()
-        self._left = len(calls)
-        self._wanted, self._woken = len(calls), True
+        self._finished: list[MemberCall] = []
+        self._left = self._wanted = len(calls)
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._in_threads: dict[MemberCall, ThreadCall] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._seen, self._looked, self._rate = 0, time.monotonic(), 0.0
-        self._lock = threading.Lock()
-        self._queues: dict[ThreadPool, tuple[deque[MemberCall], list[_Job]]] = {}  # under the lock
 
     async def start(self) -> None:
         """Begin; calls that never wait are over when it returns."""
-        spell = 0
-        for call in self._calls:
+        for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
             if call.outcome is None and (member.busy or member.turn.locked()):
                 call.outcome = SessionBusyError(1)
@@ -270,35 +215,29 @@ class BatchRound:
             if call.outcome is not None:
                 self._finished.append(call)
                 continue
-            member.busy = call.begun = True
-            runner = session.runner
-            if runner.plan.inline:
-                call.play_here()
-                self._finished.append(call)
-                spell += 1
-                if spell % _SPELL == 0:
+            member.busy = True
+            if session.runner.plan.inline:
+                self._take(call, outcome_of(call.play_here))
+                if number % _SPELL == 0:
                     await asyncio.sleep(0)
-            elif runner.in_thread:
-                self._queues.setdefault(runner.pool, (deque(), []))[0].append(call)
+            elif session.runner.in_thread:
+                self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
             else:
-                self._tasks.append(keep(asyncio.create_task(self._run(call))))
-        for pool in self._queues:
-            self._add_job(pool)
-        if self._queues:
-            self._timer = self._loop.call_later(_TICK_S, self._look)
+                self._go_on(call, call.play)
+        if self._in_threads and self._table.step_timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
 
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until so many calls are over, or all that are left; return them."""
-        self._waiter = waiter = self._loop.create_future()
-        self._wanted, self._woken = min(at_least, self._left), False
+        self._wanted = min(at_least, self._left)
         if len(self._finished) < self._wanted:
-            await waiter
-        finished = [self._finished.popleft() for _ in range(len(self._finished))]
-        for call in finished:
-            if call.begun:
-                call.member.busy = False
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        finished, self._finished = self._finished, []
         self._left -= len(finished)
-        return finished
+        return (
+            finished if len(finished) < len(self._calls) else list(self._calls)
+        )  # in the order of the request
 
     @property
     def over(self) -> bool:
@@ -307,13 +246,9 @@ class BatchRound:
 
     def cancel(self, refusal: RefusalError) -> None:
         """Do not begin what still waits for a thread; the others go on."""
-        for calls, _ in self._queues.values():
-            with self._lock:
-                waiting = list(calls)
-                calls.clear()
-            for call in waiting:
-                call.outcome = refusal
-                self._finish(call)
+        for call, in_thread in list(self._in_threads.items()):
+            if call.member.session.runner.drop(in_thread):
+                self._take(call, (False, refusal))
 
     def close(self) -> None:
         """Give up what is still under way; its sessions are to be ended."""
@@ -321,105 +256,32 @@ class BatchRound:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for calls, jobs in self._queues.values():
-            with self._lock:  # or a thread would be between taking a call and saying so
-                calls.clear()
-                under_way = [(job, job.call) for job in jobs]
-            for job, call in under_way:
-                self._abandon(job, call)
+        # The last first: they would get the threads that those before them leave.
+        for call, in_thread in reversed(self._in_threads.items()):
+            call.member.session.runner.abandon(in_thread)
 
-    async def _run(self, call: MemberCall) -> None:
-        try:
-            call.outcome = await call.member.session.run(call.play)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            call.outcome = RuntimeError(f"the environment cancelled its own call: {error}")
-        except FATAL as error:
-            call.outcome = error
-        self._finish(call)
+    def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
+        async def run() -> None:
+            self._take(call, await outcome_of_work(call.member.session.run_waiting(work)))
 
-    def _finish(self, call: MemberCall) -> None:
-        """Note that a call is over; from any thread."""
+        self._tasks.append(keep(asyncio.create_task(run())))
+
+    def _take(self, call: MemberCall, outcome: Outcome) -> None:
+        """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
+        self._in_threads.pop(call, None)
+        _, value = outcome
+        if isinstance(value, CoroutineType):
+            self._go_on(call, lambda _: asyncio.create_task(value))
+            return
+        call.outcome = value
+        call.member.busy = False
         self._finished.append(call)
-        if len(self._finished) >= self._wanted and not self._woken:
-            self._woken = True
-            with suppress(RuntimeError):  # a closed loop: nobody waits any more
-                self._loop.call_soon_threadsafe(self._wake, self._waiter)
+        if len(self._finished) >= self._wanted and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    def _wake(self, waiter: asyncio.Future[None] | None) -> None:
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    # In threads
-
-    def _add_job(self, pool: ThreadPool) -> None:
-        job = _Job()
-        self._queues[pool][1].append(job)
-        job.thread = pool.submit(partial(self._work, job, self._queues[pool][0]))
-
-    def _work(self, job: _Job, calls: deque[MemberCall]) -> None:
-        call: MemberCall | None = None
-        while True:
-            with self._lock:
-                if job.left:
-                    return  # and what became of its call is told already
-                job.call = following = calls.popleft() if calls else None
-                job.began = time.monotonic()
-            if call is not None:
-                self._finish(call)
-            if (call := following) is None:
-                return
-            call.play_here()
-
-    def _look(self) -> None:
-        """End what takes too long, and have others help with what waits."""
-        now, limit_s = time.monotonic(), math.inf if self._limit_s is None else self._limit_s
-        soonest = math.inf
-        for pool, (calls, jobs) in self._queues.items():
-            with self._lock:
-                under_way = [(job, job.call, job.began) for job in jobs if job.call is not None]
-                waiting = len(calls)
-            for job, call, began in under_way:
-                if now - began >= limit_s:
-                    self._expire(job, call)
-                else:
-                    soonest = min(soonest, began + limit_s - now)
-            if waiting:
-                running = sum(not job.left for job in jobs)
-                for _ in range(min(waiting, pool.size - running, self._help(now, running))):
-                    self._add_job(pool)
-                soonest = min(soonest, _TICK_S if running < pool.size else limit_s)
-        if soonest < math.inf:
-            self._timer = self._loop.call_later(soonest, self._look)
-
-    def _help(self, now: float, running: int) -> int:
-        """Return how many threads could help: as many again, where calls take long and the last helpers were of use."""
-        over = len(self._calls) - self._left + len(self._finished)
-        rate = (over - self._seen) / max(now - self._looked, 1e-9)
-        self._seen, self._looked = over, now
-        if not running:
-            return 1
-        if rate * _LONG_S > running or 0 < rate < _USEFUL * self._rate:
-            return 0
-        self._rate = rate
-        return running
-
-    def _expire(self, job: _Job, call: MemberCall) -> None:
-        if self._abandon(job, call):
+    def _expire(self) -> None:
+        for call, in_thread in reversed(list(self._in_threads.items())):
             session = call.member.session
-            # A call of its own, since the thread may still write its outcome into the other.
-            over = MemberCall(call.member)
-            over.begun, over.outcome = True, self._table.expire(session)
-            self._finish(over)
+            session.runner.abandon(in_thread)
+            self._take(call, (False, self._table.expire(session)))
             keep(asyncio.create_task(self._table.finish(session)))
-
-    def _abandon(self, job: _Job, call: MemberCall | None) -> bool:
-        """Give a job up that is at this call; return whether it is."""
-        with self._lock:
-            if call is None or job.call is not call:
-                return False
-            job.left, job.call = True, None
-        call.member.session.runner.abandon(job.thread)
-        return True

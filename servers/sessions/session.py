@@ -180,7 +180,7 @@ class _SessionCall(Generic[T]):
         self._reply: asyncio.Future[T] = loop.create_future()
         limit = table.step_timeout_s
         self._timer = None if limit is None else loop.call_later(limit, self._expire)
-        self.task = keep(asyncio.create_task(_outcome(work)))
+        self.task = keep(asyncio.create_task(outcome_of_work(work)))
         self.task.add_done_callback(self._finish)
         session.call = self
 
@@ -225,7 +225,8 @@ class _SessionCall(Generic[T]):
             self._reply.set_exception(value)
 
 
-async def _outcome(work: Awaitable[T]) -> tuple[bool, T | BaseException]:
+async def outcome_of_work(work: Awaitable[T]) -> tuple[bool, T | BaseException]:
+    """Await something and return what came of it."""
     try:
         return True, await work
     except FATAL as error:

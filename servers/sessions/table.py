@@ -33,6 +33,9 @@ MAX_INTERVAL_S: Final = 5.0
 """Between two looks for sessions that nobody uses."""
 
 
+_WAVE: Final = 16
+"""Environments of one caller that are built at once: others have their turn on the loop and in the threads."""
+
 _Key: TypeAlias = tuple[str, str]
 """Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
 
@@ -297,17 +300,16 @@ class SessionTable:
         """
         owner, count = ticket.owner, ticket.count
         await ticket.take(tell)
-        building = [keep(asyncio.create_task(self._build(owner, "", state)))]
+        building: list[asyncio.Task[EnvironmentSession]] = []
         try:
-            await asyncio.wait(building)
-            if building[0].exception() is None:
-                # Not before one has come to be: a class that cannot be made says so once.
-                building += [
-                    keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(count - 1)
-                ]
-                await asyncio.wait(building)
-            for one in building:
-                one.result()
+            while len(building) < count:
+                # One at first: a class that cannot be made says so once.
+                size = min(_WAVE, count - len(building)) if building else 1
+                wave = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
+                building += wave
+                await asyncio.wait(wave)
+                for one in wave:
+                    one.result()
         except BaseException:
             for _ in range(count - len(building)):
                 self._give(owner)

@@ -180,24 +180,41 @@ class Numbered(Environment[Any, Any, Any]):
         return Number()
 
     def step(self, action: Any) -> Observation:
-        return Number(infrastructure_error="the disk is full")
+        return Number(infrastructure_error="the disk is full", done=True)
 
     @property
     def state(self) -> State:
         return State()
 
 
-async def test_what_does_not_count_is_no_step() -> None:
-    class Press(Action):
-        button: int = Field(ge=0, le=1)
+class Press(Action):
+    button: int = Field(ge=0, le=1)
 
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+async def test_what_does_not_count_is_no_step(mode: str) -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
             envs.step(np.array([0]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
 
-    await with_vector(create_app(Numbered, Press, Number, max_concurrent_envs=2), use, 1)
+    app = create_app(Numbered, Press, Number, max_concurrent_envs=2)
+    await with_vector(app, use, 1, autoreset_mode=mode)
+
+
+class Tree(Observation):
+    branches: "list[Tree]" = Field(default_factory=list)
+
+
+async def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    app = create_app(Numbered, Press, Tree, max_concurrent_envs=2)
+    take = app.sessions.slots.take
+    monkeypatch.setattr(app.sessions.slots, "take", lambda *args: taken.append(args) or take(*args))
+    with pytest.raises(ConfigurationError):
+        await with_vector(app, lambda _: None, 1)
+    assert not taken
 
 
 async def test_pictures_are_those_of_each() -> None:

@@ -16,6 +16,7 @@ from openenv_core import (
     unscored_reason,
 )
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, UNSCORED
+from openenv_core.protocol.batch import ends_of
 from openenv_core.protocol.replies import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
 
@@ -195,6 +196,11 @@ def test_marks_may_be_set_later_and_a_truncated_episode_is_over() -> None:
     late = Observation(done=True)
     late.truncated = True
     assert sent(late)["metadata"] == {"truncated": True}
+    assert ends_of(late) == (False, True)
+    assert not StepResult(late, None, True).terminated
+    late.terminated = True
+    assert ends_of(late) == (True, True)
+    assert StepResult(late, None, True).terminated
     with pytest.raises(ValueError, match="say done=True too"):
         Observation(truncated=True)
     late.done = False

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from counter import (
     SlowBlocking,
     Unbuildable,
 )
-from server_apps import EVERY_WAY, app_of
+from server_apps import EVERY_WAY, app_of, step
 from serving import PATIENCE_S, ask, closing_of, eventually, serving, socket_to
 from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
@@ -34,12 +35,12 @@ INT64 = 8
 
 
 @asynccontextmanager
-async def batch_of(address: str, count: int = 0, **options: Any) -> AsyncIterator[ClientConnection]:
+async def batch_of(address: str, size: int = 0, **options: Any) -> AsyncIterator[ClientConnection]:
     async with socket_to(address, subprotocols=[V1], max_size=None, **options) as connection:
         assert connection.subprotocol == V1
-        if count:
-            assert await request(connection, op="open", count=count) == {
-                "members": list(range(count)),
+        if size:
+            assert await request(connection, op="open", count=size) == {
+                "members": list(range(size)),
                 "last": True,
             }
         yield connection
@@ -202,6 +203,113 @@ async def test_where_one_cannot_be_made_none_is(env: Any) -> None:
         assert (await request(connection, op="step", actions=[]))["error"]["code"] == "SESSION_ERROR"
 
 
+class Built(Counter):
+    """Counts those that were built, and how many in one turn of the loop at most."""
+
+    built = closed = 0
+    turn = in_turn = most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        cls = type(self)
+        cls.built += 1
+        cls.in_turn = cls.in_turn + 1 if cls.turn == cls.seen_turn else 1
+        cls.seen_turn, cls.most = cls.turn, max(cls.most, cls.in_turn)
+
+    seen_turn = -1
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+async def test_many_are_built_in_waves_between_which_others_have_their_turn() -> None:
+    env = type("Built", (Built,), {})
+
+    async def turns() -> None:
+        while True:
+            env.turn += 1
+            await asyncio.sleep(0)
+
+    async with serving(app_of(env, cap=100)) as address:
+        turning = asyncio.create_task(turns())
+        async with batch_of(address, 100):
+            assert (env.built, env.most <= 16) == (100, True)
+        turning.cancel()
+
+
+class Held(Counter):
+    """All but the first are built once the gate is open; the 30th fails."""
+
+    BLOCKING = True
+    numbers: Iterator[int]
+    built: set[int]
+    closed: set[int]
+    gate: threading.Event
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(self.numbers)
+        self.built.add(self.number)
+        if self.number > 1:
+            self.gate.wait(60)
+        if self.number == 30:
+            raise RuntimeError("no further counter")
+
+    def close(self) -> None:
+        self.closed.add(self.number)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_slots_come_back_of_a_wave_that_is_left_or_fails(leaves: bool) -> None:
+    env = type(
+        "Held", (Held,), {"numbers": count(1), "built": set(), "closed": set(), "gate": threading.Event()}
+    )
+    app = app_of(env, cap=100)
+    async with serving(app) as address, batch_of(address) as connection:
+        await connection.send(json.dumps({"id": 7, "op": "open", "count": 100}))
+        await eventually(lambda: len(env.built) == 17)
+        assert app.sessions.active == 100
+        if leaves:
+            connection.transport.abort()
+            await eventually(lambda: app.sessions.active == 0)
+        env.gate.set()
+        if not leaves:
+            assert (await answer(connection))["error"]["code"] == "FACTORY_ERROR"
+        await eventually(lambda: app.sessions.active == 0)
+        await eventually(lambda: env.closed == env.built - {30})
+        assert len(env.built) == (17 if leaves else 33)
+
+
+class LaterCounter(Counter):
+    """Plain methods, which return what is to be awaited."""
+
+    def step(self, action: Add) -> Any:
+        async def later() -> Count:
+            await asyncio.sleep(0)
+            return Counter.step(self, action)
+
+        return later()
+
+
+class LaterBlocking(LaterCounter):
+    BLOCKING = True
+
+
+@pytest.mark.parametrize("env", [LaterCounter, LaterBlocking])
+async def test_a_plain_step_may_return_an_awaitable(env: Any) -> None:
+    async with serving(app_of(env)) as address:
+        async with batch_of(address, 2) as connection:
+            await request(connection, op="reset", seeds=[9, 0])
+            told = await request(connection, op="step", actions=add(2, 3), autoreset="same_step")
+            by_member = dict(zip(told["members"], totals(told), strict=True))
+            assert (by_member, totals(told["final"])) == ({0: 0, 1: 3}, [11])
+            assert "reset()" not in str(told)
+        async with socket_to(address) as single:
+            await ask(single, {"type": "reset"})
+            told = await ask(single, step(4))
+            assert told["data"]["observation"]["total"] == 4
+
+
 @pytest.mark.parametrize("slow", [SlowBlocking, SlowAsync])
 async def test_a_client_that_dies_in_a_step_frees_all_slots(slow: Any) -> None:
     env = slow.fresh()
@@ -262,6 +370,35 @@ async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
             assert (last["id"], last["members"], last["last"]) == (7, [0], True)
 
 
+async def test_a_call_that_gets_no_thread_in_its_time_is_not_made() -> None:
+    env = Patient.fresh()
+    app = app_of(env, step_timeout_s=0.5)
+    app.sessions.executor.pool.size = 1
+    async with serving(app) as address, batch_of(address, 3) as connection:
+        told = await request(connection, op="step", members=[0, 1], actions=add(9, 9))
+        assert {error["code"] for error in told["errors"].values()} == {"SESSION_ERROR"}
+        assert len(told["errors"]) == 2
+        assert app.sessions.active == 1
+        assert totals(await request(connection, op="step", members=[2], actions=add(1))) == [1]
+        assert env.stepping == 1
+        env.release.set()
+        await eventually(lambda: (env.closed, env.stepping) == (2, 0))
+
+
+@EVERY_WAY
+async def test_every_member_is_told_once_however_many_an_answer_waits_for(env: Any) -> None:
+    async with serving(app_of(env, cap=12)) as address, batch_of(address, 12) as connection:
+        for at_least in range(1, 14):
+            asked = {"id": 7, "op": "reset", "at_least": at_least}
+            await connection.send(json.dumps(asked))
+            told, last = [], {"last": False}
+            while not last["last"]:
+                last = await answer(connection)
+                told += last["members"]
+                assert len(last["members"]) >= min(at_least, 12) or last["last"]
+            assert sorted(told) == list(range(12))
+
+
 class Together(Counter):
     """Steps that end once all are under way."""
 
@@ -285,9 +422,9 @@ class Waiting(AsyncCounter):
 
 
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:
-    count = MAX_REQUESTS + 1
-    async with serving(app_of(Waiting, cap=count)) as address, batch_of(address, count) as connection:
-        for member in range(count):
+    size = MAX_REQUESTS + 1
+    async with serving(app_of(Waiting, cap=size)) as address, batch_of(address, size) as connection:
+        for member in range(size):
             asked = {"id": member, "op": "step", "members": [member], "actions": add(1)}
             await connection.send(json.dumps(asked))
         told = await answer(connection)

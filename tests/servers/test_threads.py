@@ -86,6 +86,7 @@ async def test_calls_that_compute_get_no_more_threads_than_can_take_turns(
 
 async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate: threading.Event) -> None:
     pool = ThreadPool(4, "hanging")
+    pool._idle_s = -1
     hangs = pool.submit(lambda: gate.wait(60))
     before = pool.submit(lambda: "before")
     for _ in range(20):
@@ -98,6 +99,7 @@ async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate:
     assert len(living("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
+    await eventually(lambda: len(living("hanging")) == 4)
     pool.close()
     await eventually(lambda: not living("hanging"))
 
@@ -112,6 +114,26 @@ async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
     short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
     begin.set()
     assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
+    assert not long.waiter.done()
+    pool.close()
+
+
+async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, pool = threading.Thread.start, ThreadPool(4, "two")
+    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_LONG_S", 60.0)
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: start(thread) if not living("two") else None
+    )
+    pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
+    pool._mailbox.alone = False
+    begin = threading.Event()
+    short, long = pool.submit(lambda: begin.wait(60)), pool.submit(lambda: gate.wait(60))
+    await eventually(lambda: pool._started == 2)
+    begin.set()
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, True)
     assert not long.waiter.done()
     pool.close()
 
@@ -134,7 +156,7 @@ async def test_an_outcome_that_fails_on_the_loop_loses_no_other(monkeypatch: pyt
     pool = ThreadPool(1, "failing")
     late = pool.submit(lambda: "late")
     late.waiter.cancel()
-    late.on_late = lambda _: 1 / 0
+    late.then = lambda _: 1 / 0
     assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 20) == [1] * 10
     assert [type(error) for error in told] == [ZeroDivisionError]
     pool.close()
@@ -169,7 +191,7 @@ async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: th
     late: list[object] = []
     call = pool.submit(lambda: "ended")
     call.waiter.cancel()
-    call.on_late = late.append
+    call.then = late.append
     while call.thread is not None or not call.begun:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
     assert pool.abort(call)  # its outcome is on its way
