@@ -366,7 +366,7 @@ async def test_clients_spread_over_several_servers_and_pass_by_those_that_do_not
             await client.reset()
         assert sorted(str(client.base_url) for client in clients) == sorted([urls[0], urls[2]] * 2)
         with pytest.raises(CapacityError):
-            await CounterEnv([urls[0], urls[2]]).reset()
+            await CounterEnv([urls[0], urls[2]], queue_timeout_s=0).reset()
         await first.close()
         assert {CounterEnv(urls).base_url for _ in range(60)} == set(urls)
         with pytest.raises(ConnectionFailedError):
