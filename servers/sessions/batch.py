@@ -216,7 +216,9 @@ class BatchRound:
                 self._finished.append(call)
                 continue
             member.busy = True
-            if session.runner.plan.inline:
+            if session.shared:  # others may ask it: it takes its turn
+                self._go_on(call, call.play)
+            elif session.runner.plan.inline:
                 self._take(call, outcome_of(call.play_here))
                 if number % _SPELL == 0:
                     await asyncio.sleep(0)

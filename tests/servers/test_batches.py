@@ -20,8 +20,9 @@ from counter import (
     SlowBlocking,
     Unbuildable,
 )
-from server_apps import EVERY_WAY, app_of, step
-from serving import PATIENCE_S, ask, closing_of, eventually, serving, socket_to
+from server_apps import EVERY_WAY, HEADER, app_of, step
+from serving import PATIENCE_S, ask, closing_of, eventually, opened, serving, socket_to
+from serving import request as http
 from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
@@ -35,8 +36,10 @@ INT64 = 8
 
 
 @asynccontextmanager
-async def batch_of(address: str, size: int = 0, **options: Any) -> AsyncIterator[ClientConnection]:
-    async with socket_to(address, subprotocols=[V1], max_size=None, **options) as connection:
+async def batch_of(
+    address: str, size: int = 0, *, query: str = "", **options: Any
+) -> AsyncIterator[ClientConnection]:
+    async with socket_to(address, query, subprotocols=[V1], max_size=None, **options) as connection:
         assert connection.subprotocol == V1
         if size:
             assert await request(connection, op="open", count=size) == {
@@ -419,6 +422,35 @@ class Waiting(AsyncCounter):
     async def step(self, action: Add) -> Count:
         await asyncio.sleep(3600)
         raise AssertionError
+
+
+class Overlapping(SlowBlocking):
+    """Tells how many steps were under way at once."""
+
+    most = 0
+
+    def step(self, action: Add) -> Count:
+        cls = type(self)
+        cls.most = max(cls.most, cls.stepping + 1)
+        return super().step(action)
+
+
+async def test_a_session_that_others_ask_too_takes_its_turn() -> None:
+    env = Overlapping.fresh()
+    async with serving(app_of(env)) as address:
+        session = await opened(address)
+        async with batch_of(address, query=f"?session_id={session}") as connection:
+            assert (await request(connection, op="open", count=1))["members"] == [0]
+            body, headers = {"action": {"amount": 1}}, {HEADER: session}
+            other = asyncio.create_task(http(address, "POST", "/step", body, headers))
+            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1)}))
+            assert (await request(connection, op="state"))["errors"]  # the step is under way
+            await asyncio.sleep(0.05)  # what did not wait for its turn would have begun
+            env.release.set()
+            assert (await answer(connection))["members"] == [0]
+            assert (await other).status_code == 200
+    assert env.most == 1
 
 
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:
