@@ -260,13 +260,18 @@ class EnvironmentRunner:
         """Read the environment's state; `here`: where this is called."""
         return await self._run(lambda: self._environment.state, here=here)  # type: ignore[no-any-return]
 
-    async def call(self, name: str, *args: Any) -> Any:
+    async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
         """Run another method of the environment's.
+
+        Args:
+            name: Of the method.
+            *args: For it.
+            unclaimed: Given, on the loop, what a thread returns after whoever asked has left.
 
         Raises:
             AttributeError: It has none of that name.
         """
-        return await self._run(getattr(self._environment, name), args)
+        return await self._run(getattr(self._environment, name), args, unclaimed=unclaimed)
 
     async def begin(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's up to its first wait.
@@ -383,6 +388,7 @@ class EnvironmentRunner:
         here: bool = False,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
+        unclaimed: Callable[[Any], None] | None = None,
     ) -> Any:
         """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
@@ -404,29 +410,33 @@ class EnvironmentRunner:
                 succeeded, result = await call.waiter
             except asyncio.CancelledError:
                 if call.outcome is None:
-                    self._abandon(call, then or self.discard)
+                    self._abandon(call, then or self.discard, unclaimed)
                 else:
-                    _drop(call.outcome)
+                    _drop(call.outcome, unclaimed)
                 raise
             if not succeeded:
                 raise result
         return result if not whole or isinstance(result, Observation) else await _settle(result, here)
 
-    def _abandon(self, call: ThreadCall, then: Callable[[], None]) -> None:
+    def _abandon(
+        self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None
+    ) -> None:
         def late(outcome: Outcome) -> None:
             self._late = None
-            _drop(outcome)
+            _drop(outcome, unclaimed)
             then()
 
         if self._executor.abort(call, self._pool, late):
             self._late = call
 
 
-def _drop(outcome: Outcome) -> None:
+def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
     """Let go of what nobody waits for any more; of an async method it is what was to be awaited."""
-    _, value = outcome
+    succeeded, value = outcome
     if inspect.iscoroutine(value):
         value.close()
+    elif succeeded and unclaimed is not None:
+        unclaimed(value)
 
 
 async def _settle(result: Any, here: bool) -> Any:

@@ -81,9 +81,17 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
         RefusalError: It cannot tell, or did not within the time of a step; or as `EnvironmentSession.run`.
     """
     taken: list[SessionState] = []
+    left = False
+
+    def drop(state: Any) -> None:
+        keep(asyncio.create_task(SessionState(state).close()))
 
     async def take(runner: EnvironmentRunner) -> None:
-        taken.append(SessionState(await runner.call("snapshot"), ended))
+        state = await runner.call("snapshot", unclaimed=drop)
+        if left:  # the call went on without whoever asked
+            drop(state)
+        else:
+            taken.append(SessionState(state, ended))
 
     if not session.runner.forkable:
         raise RefusalError(
@@ -93,13 +101,12 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
         )
     try:
         await session.run_waiting(take)
-    except RefusalError:
-        raise
-    except FATAL as error:
-        raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
-    except BaseException:
-        for state in taken:  # whoever asked left as it came
-            keep(asyncio.create_task(state.close()))
+    except BaseException as error:
+        left = True
+        for one in taken:  # whoever asked left as it came
+            drop(one.state)
+        if isinstance(error, FATAL) and not isinstance(error, RefusalError):
+            raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
         raise
     return taken[0]
 

@@ -267,6 +267,46 @@ async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leav
         await eventually(lambda: app.sessions.active == 0)
 
 
+class ThreadState(BlockingCounter):
+    """Its snapshots wait to be told on, in a thread."""
+
+    entered: threading.Event
+    go: threading.Event
+
+    def snapshot(self) -> Any:
+        self.entered.set()
+        self.go.wait()
+        return Held(self._state.total)
+
+
+@pytest.mark.parametrize(
+    ("env", "standing", "deadline_s"),
+    [
+        (SlowState, True, None),
+        (ThreadState, True, None),
+        (ThreadState, False, None),
+        (ThreadState, True, 0.2),
+    ],
+)
+async def test_a_state_that_comes_after_its_asker_has_left_is_closed(
+    env: Any, standing: bool, deadline_s: float | None
+) -> None:
+    kind = asyncio if env is SlowState else threading
+    env.entered, env.go, closed = kind.Event(), kind.Event(), Held.closed
+    table = app_of(env, step_timeout_s=deadline_s).sessions
+    session = await table.open("") if standing else (await table.admit(table.queue.enter("", 1)))[0]
+    asking = asyncio.create_task(snapshots.state_of(session, ended=False))
+    await eventually(env.entered.is_set)
+    if deadline_s is None:
+        asking.cancel()
+    await asyncio.wait([asking])
+    env.go.set()
+    await eventually(lambda: Held.closed == closed + 1)
+    await table.finish(session)
+    await table.shut_down()
+    table.executor.close()
+
+
 @EVERY_WAY
 async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
     app = app_of(env, 4)
