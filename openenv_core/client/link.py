@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -130,7 +131,12 @@ class Link(Conversation):
         snapshot = (await self._told("snapshot", member=0))["snapshot"]
         opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
         try:
-            return await asyncio.gather(*opening)
+            try:
+                return await asyncio.gather(*opening)
+            finally:
+                if self.error is None:
+                    with suppress(ClientError):  # its lease ends it then
+                        await self._told("close", snapshots=[snapshot])
         except BaseException:
             for one in opening:
                 one.cancel()
@@ -138,9 +144,6 @@ class Link(Conversation):
                 if not isinstance(made, BaseException):
                     await made.close()
             raise
-        finally:
-            if self.error is None:
-                await self._told("close", snapshots=[snapshot])
 
     async def _told(self, operation: str, **fields: Any) -> dict[str, Any]:
         """Ask what one frame answers; raise the error that it tells of."""

@@ -330,6 +330,31 @@ async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_forks_are_had_or_ended_whatever_becomes_of_their_snapshot(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropping = asyncio.Event()
+
+    def drop(*_: Any) -> None:
+        dropping.set()
+        raise snapshots.UnknownSnapshotError("gone")
+
+    monkeypatch.setattr(snapshots.SnapshotTable, "drop", drop)
+    app = app_of(Counter, 4)
+    async with serving(app) as address, CounterEnv(f"http://{address}") as client:
+        await client.reset(seed=2)
+        forking = asyncio.create_task(client.fork(2))
+        if leaves:
+            await dropping.wait()
+            forking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await forking
+            await eventually(lambda: app.sessions.active == 1)
+        else:
+            assert [(await one.step(Add(amount=1))).observation.total for one in await forking] == [3, 3]
+
+
 async def test_the_released_dialect_has_no_forks() -> None:
     async with (
         serving(app_of(Counter)) as address,
