@@ -356,8 +356,8 @@ class EnvironmentRunner:
             end_own_pool()
 
     def discard(self) -> None:
-        """Close the environment, once, without waiting for it."""
-        if self._closing is None:
+        """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""
+        if self._closing is None and self._late is None:
             self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:

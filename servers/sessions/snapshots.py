@@ -39,6 +39,8 @@ class SessionState:
 
     state: Any
     ended: bool = False
+    _restoring: int = field(default=0, init=False, repr=False)
+    _closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -52,15 +54,29 @@ class SessionState:
         Raises:
             Exception: Whatever the environment raised.
         """
+        if self._closed:
+            runner.discard()
+            raise RuntimeError(
+                "expected a state that is kept, got one that was closed; whoever asked has left"
+            )
+        self._restoring += 1
         try:
             await runner.call("restore", self.state)
         except BaseException:
             runner.discard()
             raise
+        finally:
+            runner.on_free(self._restored)  # a thread may be at it still
+
+    def _restored(self) -> None:
+        self._restoring -= 1
+        if self._closed:
+            keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
-        """Give back what it holds. Whoever waits may be cancelled: it goes on."""
-        if callable(close := getattr(self.state, "close", None)):
+        """Give back what it holds, once it is restored from no more. Whoever waits may be cancelled: it goes on."""
+        self._closed = True
+        if not self._restoring and callable(close := getattr(self.state, "close", None)):
             await asyncio.wait([keep(asyncio.create_task(_close(close)))])
 
 

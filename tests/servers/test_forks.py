@@ -307,6 +307,47 @@ async def test_a_state_that_comes_after_its_asker_has_left_is_closed(
     table.executor.close()
 
 
+class SlowRestore(BlockingCounter):
+    """Its restores wait to be told on, in a thread."""
+
+    go: threading.Event
+    entered: int
+    closed: int
+
+    def snapshot(self) -> Any:
+        return Held(self._state.total)
+
+    def restore(self, state: Held) -> None:
+        type(self).entered += 1
+        self.go.wait()
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_what_is_restored_still_is_closed_after_it(leaves: bool) -> None:
+    env, held = SlowRestore, Held.closed
+    env.go, env.entered, env.closed = threading.Event(), 0, 0
+    app = app_of(env, 4, step_timeout_s=None if leaves else 0.3)
+    try:
+        async with serving(app) as address, vector(address) as client:
+            await client.ask("reset")
+            forking = asyncio.create_task(client.fork(0, 1))
+            await eventually(lambda: env.entered == 1)
+            if leaves:
+                await client.close()
+            await asyncio.wait([forking])
+            await eventually(lambda: app.sessions.active == (0 if leaves else 1))
+            assert isinstance(forking.exception(), ClientClosedError if leaves else SessionError)
+            await eventually(lambda: env.closed == leaves)  # the member's own
+            assert Held.closed == held
+            env.go.set()
+            await eventually(lambda: (env.closed, Held.closed) == (1 + leaves, held + 1))
+    finally:
+        env.go.set()
+
+
 @EVERY_WAY
 async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
     app = app_of(env, 4)
