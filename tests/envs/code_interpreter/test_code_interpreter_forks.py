@@ -9,7 +9,13 @@ import psutil
 import pytest
 from serving import eventually, serving
 
-from envs.code_interpreter_env.models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
+from envs.code_interpreter_env.models import (
+    AnyAction,
+    CodeInterpreterObservation,
+    CodeInterpreterState,
+    CodeObservation,
+    Execute,
+)
 from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from envs.code_interpreter_env.server.shared import SharedBackend
@@ -130,4 +136,26 @@ async def test_a_client_that_leaves_while_it_forks_leaves_nothing() -> None:
         await client.close()
         with pytest.raises(Exception, match="closed"):
             await forking
+    await eventually(lambda: processes() <= before)
+
+
+async def test_a_snapshot_outlives_those_who_leave_while_it_is_restored() -> None:
+    before = processes()
+    shared = SharedBackend(SETTINGS)
+    first = CodeInterpreterEnvironment(shared)
+    await first.reset_async(snapshot=True)
+    await first.step_async(Execute(code="x = 1"))
+    snapshot = await first.snapshot()
+    others = [CodeInterpreterEnvironment(shared) for _ in range(4)]
+    for milliseconds, other in enumerate(others[1:], 1):
+        restoring = asyncio.create_task(other.restore(snapshot))
+        await asyncio.sleep(3 * milliseconds / 1000)
+        restoring.cancel()
+        await asyncio.wait([restoring])
+    await others[0].restore(snapshot)
+    seen = await others[0].step_async(Execute(code="print(x)"))
+    assert isinstance(seen, CodeObservation)
+    assert seen.stdout == "1\n"
+    await snapshot.close()
+    await asyncio.gather(*(one.close_async() for one in (first, *others)))
     await eventually(lambda: processes() <= before)
