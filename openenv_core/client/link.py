@@ -258,6 +258,9 @@ class Link(Conversation):
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
 
+    async def _has_room(self, call: PendingCall) -> bool:
+        return self._resuming is None and await super()._has_room(call)
+
     def _transmit(self, call: PendingCall) -> None:
         if self._resuming is None:
             super()._transmit(call)

@@ -90,6 +90,25 @@ async def test_a_step_that_was_executed_is_answered_and_not_executed_again() -> 
         assert proxy.connections == 2
 
 
+async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_next() -> None:
+    async with (
+        serving(app_of(Tally)) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url) as client,
+    ):
+        await client.reset()
+        assert client._conversation is not None
+        client._conversation.carrier.full = True
+        step = asyncio.create_task(client.step(Add(amount=1)))
+        await eventually(lambda: client._conversation.carrier._room is not None)  # type: ignore[union-attr]
+        proxy.cut()
+        assert (await asyncio.wait_for(step, 20)).observation.extra == 1
+        client._conversation.carrier.full = True
+        proxy.cut()
+        await eventually(lambda: client._conversation._resuming is not None)  # type: ignore[union-attr]
+        assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
+
+
 async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
     options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
     app = app_of(Tally)
