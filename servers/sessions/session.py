@@ -120,6 +120,8 @@ class EnvironmentSession:
         """
         inline = self.runner.plan.inline
         if self.watch is not None and not self.shared:
+            if self.over:
+                raise UnknownSessionError(self.id)
             if inline:
                 return await work(self.runner, *args, **options)
             assert self.on_expiry is not None

@@ -421,6 +421,16 @@ class Waiting(AsyncCounter):
         raise AssertionError
 
 
+async def test_a_member_that_was_ended_is_asked_nothing_more() -> None:
+    async with serving(app_of(Counter, cap=2)) as address, batch_of(address, 2) as connection:
+        await request(connection, op="close", members=[0])
+        for member, kind in ((0, "error"), (1, "observation")):
+            await connection.send(
+                json.dumps({"id": 8, "type": "step", "data": {"amount": 1}, "member": member})
+            )
+            assert (await answer(connection))["type"] == kind
+
+
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:
     size = MAX_REQUESTS + 1
     async with serving(app_of(Waiting, cap=size)) as address, batch_of(address, size) as connection:
