@@ -326,6 +326,7 @@ class Link(Conversation):
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
+            carrier.deterministic |= self.carrier.deterministic
             self.carrier = carrier
             carrier.listen(self)
             if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
 from openenv_core.protocol.errors import SESSION_ERROR
+from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
 from servers.security import TurnedAwayError, turn_away
@@ -98,7 +99,10 @@ class UnixPeers:
             await _lost(worker, error, send)
             return
         try:
-            await send({"type": "websocket.accept", "subprotocol": peer.subprotocol})
+            assert peer.response is not None
+            told = peer.response.headers.get(DETERMINISTIC_HEADER)
+            headers = [] if told is None else [(DETERMINISTIC_HEADER.lower().encode(), told.encode())]
+            await send({"type": "websocket.accept", "subprotocol": peer.subprotocol, "headers": headers})
             await _relay(worker, peer, receive, send)
         finally:
             peer.transport.abort()
