@@ -480,7 +480,7 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
-async def test_a_socket_is_passed_on_with_what_its_worker_says_of_it(
+async def test_a_socket_is_passed_on_with_what_its_worker_says_and_its_death(
     tmp_path: Path, subprotocol: Any
 ) -> None:
     path, told = str(tmp_path / "worker.sock"), asyncio.Queue[Any]()
@@ -506,6 +506,9 @@ async def test_a_socket_is_passed_on_with_what_its_worker_says_of_it(
     accepted = told.get_nowait()
     assert accepted["subprotocol"] == subprotocol
     assert accepted["headers"] == [(b"x-openenv-deterministic", b"true")]
+    if subprotocol is None:  # who cannot come back is told
+        assert "its sessions are gone" in told.get_nowait()["text"]
+    assert told.get_nowait() == {"type": "websocket.close", "code": 1011}
 
 
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
