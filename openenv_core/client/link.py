@@ -169,8 +169,6 @@ class Link(Conversation):
             fields: Of the request's header.
             sink: Is given each frame that answers it; the call is over with the last.
         """
-        if len(self._pending) >= MAX_PENDING:
-            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
         call = self._begin(frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes))
@@ -183,7 +181,8 @@ class Link(Conversation):
     def abandon(self, call: PendingCall) -> None:
         """Wait for a request no more; the server does not begin it, if it has not."""
         call.answer.cancel()
-        if self.error is None and self._resuming is None and call.request_id in self._pending:
+        waits = self._resuming is None and call.request_id in self._pending
+        if self.error is None and waits and len(self._pending) < MAX_PENDING:
             self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
 
     _abandon = abandon
@@ -257,6 +256,11 @@ class Link(Conversation):
         if frame.startswith(_RELEASED):
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
+
+    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
+        if len(self._pending) >= MAX_PENDING:
+            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
+        return super()._begin(frame, binary)
 
     async def _has_room(self, call: PendingCall) -> bool:
         return self._resuming is None and await super()._has_room(call)

@@ -16,7 +16,8 @@ from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from openenv_core import ConnectionLostError, RequestTimeoutError
+from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from openenv_core.client.link import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
 
@@ -180,6 +181,14 @@ async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
         env.release.set()
         told = await vector.recv()
         assert (told.fields["members"], told.last) == ([1], True)
+        for _ in range(3):  # of which always one is unread
+            await vector.send("state", members=[0])
+        for _ in range(10):
+            await vector.send("state", members=[0])
+            await vector.recv()
+        await eventually(lambda: not vector._ahead)
+        for _ in range(3):
+            await vector.recv()
         (told,) = await vector.ask("state")
         assert [row["step_count"] for row in told.fields["rows"]] == [1, 0, 0]
         await vector.close()
@@ -262,6 +271,23 @@ async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply(
         env.release.set()
         assert (await client.step(Add(amount=2))).observation.total == 2
         assert env.entries == 1
+
+
+async def test_who_is_cancelled_is_so_however_many_requests_wait() -> None:
+    env = Patient.fresh()
+    async with serving(app_of(env)) as address, CounterEnv(f"http://{address}") as client:
+        vector = await client.vector(1)
+        step = asyncio.create_task(vector.ask("step", actions=[{"amount": 99}]))
+        await asyncio.to_thread(env.entered.wait, 20)
+        for _ in range(MAX_PENDING - 1):
+            await vector.send("state")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        with pytest.raises(ConfigurationError, match="wait for some of these"):
+            await vector.send("state")
+        env.release.set()
+        await vector.close()
 
 
 async def play(proxy: FaultyProxy, rng: random.Random, breaks: int) -> None:
