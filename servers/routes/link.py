@@ -278,8 +278,10 @@ class Link:
         if head.read is not None:
             self.forget(head.read)
         if asked is not None and self._inline and not self.running and type(asked) is not Mcp:
-            await self._answer_here(head, frame, asked)
-            return
+            members = self.batch.members
+            if head.member >= len(members) or members[head.member].session.alone:
+                await self._answer_here(head, frame, asked)
+                return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return

@@ -95,6 +95,11 @@ class EnvironmentSession:
         self._waiting = 0
 
     @property
+    def alone(self) -> bool:
+        """Whether one caller alone asks, one thing after the other, so that it takes no turns."""
+        return self.watch is not None and not self.shared
+
+    @property
     def busy(self) -> bool:
         """Whether a call is under way or waits."""
         return self._turn is not None and self._turn.locked()
