@@ -46,7 +46,9 @@ MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
 
 MAX_REFUSED: Final = 4
-"""Attempts in a row to connect where nobody listens any more: the server is gone, and its sessions with it."""
+"""Attempts in a row to connect where nobody listens any more: the server is likely gone, and its sessions with it.
+
+Where they can go on elsewhere they do then. Where not, an ingress that is started again is waited for."""
 
 T = TypeVar("T", bound=Closable)
 
@@ -83,6 +85,7 @@ class Link(Conversation):
         count: How many sessions are opened.
         queue_timeout_s: Seconds that they may wait in the queue of a full server.
         snapshot: In whose state they begin, by its id.
+        others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class Link(Conversation):
         count: int,
         queue_timeout_s: float,
         snapshot: str | None = None,
+        others: bool = False,
     ) -> None:
         self._connect = connect
+        self._others = others
         self._queue_timeout_s = queue_timeout_s
         self._lease_s = lease_s
         self._read = 0
@@ -310,7 +315,7 @@ class Link(Conversation):
                     break
                 except ConnectionFailedError as failure:
                     refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                    if refused >= MAX_REFUSED:
+                    if refused >= MAX_REFUSED and (self._others or self.carrier.deterministic):
                         reason = failure
                         break
                 except (ConnectionLostError, TimeoutError):
@@ -392,8 +397,11 @@ async def open_conversation(
     lease_s: float,
     count: int = 1,
     snapshot: str | None = None,
+    others: bool = False,
 ) -> Conversation:
     """Connect to a ws:// or wss:// URL, and begin to open sessions, in the state of a snapshot where one is named.
+
+    With `others` a server that does not listen any more is soon given up, as by `Link`.
 
     Returns:
         A `Link`; where the server does not speak `ropewalk.v1`, a conversation in the released dialect.
@@ -407,7 +415,7 @@ async def open_conversation(
     carrier = await connect(None)
     if carrier.subprotocol != SUBPROTOCOL:
         return Conversation(carrier, timeout_s)
-    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot)
+    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot, others)
     if snapshot is not None:  # which may be gone by the first request
         try:
             await link.opened()

@@ -228,6 +228,7 @@ class Link:
 
     def _expire(self) -> None:
         logger.info("a client that broke off has not come back; its sessions are ended")
+        self._links.remove(self)  # nobody is to resume what is about to end
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:

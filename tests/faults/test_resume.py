@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from openenv_core.client import link
 from openenv_core.client.link import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -153,7 +154,7 @@ async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
 async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy:
-        client = CounterEnv(f"http://{address}" if stops == "drained" else proxy.url)
+        client = CounterEnv(f"http://{address}" if stops == "drained" else [proxy.url, proxy.url])
         await client.reset()
         if stops == "drained":
             await app.drain(20)
@@ -163,6 +164,38 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
         with pytest.raises(ConnectionLostError, match=r"going away|resumed: .*check that it runs"):
             await client.step(Add(amount=1))
         await client.close()
+
+
+async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_REFUSED", 1)
+    async with (
+        serving(app_of(Tally)) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url) as client,
+    ):
+        await client.reset()
+        conversation: Any = client._conversation
+        connect, attempts = conversation._connect, []
+
+        async def counted(session: str | None) -> Any:
+            attempts.append(session)
+            return await connect(session)
+
+        conversation._connect = counted
+        proxy.stop()
+        await eventually(lambda: len(attempts) > 1)
+        async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):
+            assert (await client.step(Add(amount=1))).observation.extra == 1
+            await client.close()
+
+
+async def test_a_lease_that_is_over_resumes_nobody() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
+        await client.reset()
+        (one,) = app._built().links._links.values()
+        one._expire()
+        assert not app._built().links._links
 
 
 async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
