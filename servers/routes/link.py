@@ -47,6 +47,9 @@ logger = logging.getLogger("servers")
 MAX_REQUESTS: Final = 32
 """Requests of one connection under way at once, those whose answers wait to be sent among them."""
 
+UNOPENED_S: Final = 60.0
+"""Seconds that a connection may be without sessions from its beginning."""
+
 MAX_LEASE_S: Final = 600.0
 """Seconds that a connection may be gone before its sessions end."""
 
@@ -184,6 +187,11 @@ class Link:
         self._deferred: deque[_Request] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def living(self) -> int:
+        """Its sessions that have not ended."""
+        return sum(not member.session.over for member in self.batch.members)
+
     # Frames to the client
 
     def put(self, frame: str | bytes) -> None:
@@ -222,12 +230,18 @@ class Link:
             former.drop()
 
     def detach(self) -> None:
-        """Wait for another socket, as long as the lease is."""
+        """Wait for another socket, as long as the lease is, and as long as anything is left to resume."""
         self.conversation = None
+        if not self.living and not self.running:
+            self._end()
+            return
         self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
 
     def _expire(self) -> None:
         logger.info("a client that broke off has not come back; its sessions are ended")
+        self._end()
+
+    def _end(self) -> None:
         self._links.remove(self)  # nobody is to resume what is about to end
         keep(asyncio.create_task(self.close()))
 
@@ -278,7 +292,8 @@ class Link:
             return
         if head.read is not None:
             self.forget(head.read)
-        if asked is not None and self._inline and not self.running and type(asked) is not Mcp:
+        inline = self._inline and not self.running and type(asked) is not Mcp
+        if inline and isinstance(head, NumberedFrame):
             members = self.batch.members
             if head.member >= len(members) or members[head.member].session.alone:
                 await self._answer_here(head, frame, asked)
@@ -459,8 +474,7 @@ class Link:
         return members
 
     def _check_count(self, more: int) -> None:
-        living = sum(not member.session.over for member in self.batch.members)
-        if living + self._opening + more > wire.MAX_MEMBERS:
+        if self.living + self._opening + more > wire.MAX_MEMBERS:
             raise RefusalError(
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
@@ -588,6 +602,7 @@ class LinkConversation(Conversation):
 
     async def _talk(self, held: None) -> int:
         code = GOING_AWAY
+        unopened = asyncio.get_running_loop().call_later(UNOPENED_S, self._look)
         try:
             while not self.leaving:
                 self.busy = bool(self._link.running)
@@ -598,6 +613,7 @@ class LinkConversation(Conversation):
                 await asyncio.wait(tasks)
             return code
         finally:
+            unopened.cancel()
             if self.sending is not None and self.over:
                 self.sending.cancel()
             link = self._link
@@ -614,6 +630,11 @@ class LinkConversation(Conversation):
         link.attach(self)
         link.forget(request.read)
         self.sending = keep(asyncio.create_task(self._send_rest()))
+
+    def _look(self) -> None:
+        """End a conversation that has opened nothing."""
+        if not self._link.batch.members and not self._link.running:
+            self.end(NORMAL_CLOSURE)
 
     def drop(self) -> None:
         """Say and hear nothing more: another socket speaks for the link."""

@@ -17,10 +17,11 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
-from openenv_core.client import link
+from openenv_core.client import link as client_link
 from openenv_core.client.link import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
+from servers.routes import link as server_link
 
 pytestmark = pytest.mark.usefixtures("held_frames")
 
@@ -167,7 +168,7 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
 
 
 async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_REFUSED", 1)
+    monkeypatch.setattr(client_link, "MAX_REFUSED", 1)
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,
@@ -196,6 +197,21 @@ async def test_a_lease_that_is_over_resumes_nobody() -> None:
         (one,) = app._built().links._links.values()
         one._expire()
         assert not app._built().links._links
+
+
+async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_of(Tally)
+    monkeypatch.setattr(server_link, "UNOPENED_S", 0.1)
+    v1 = Subprotocol("ropewalk.v1")
+    async with serving(app) as address, socket_to(address, subprotocols=[v1]) as silent:
+        async with socket_to(address, subprotocols=[v1]) as first:
+            await ask(first, id=1, op="open", lease_s=600)
+            await silent.wait_closed()
+            assert silent.close_code == 1000
+            await ask(first, id=2, op="close", members=[0])
+            assert app._built().links._links
+            first.transport.abort()
+        await eventually(lambda: not app._built().links._links)
 
 
 async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
