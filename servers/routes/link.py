@@ -47,6 +47,9 @@ logger = logging.getLogger("servers")
 MAX_REQUESTS: Final = 32
 """Requests of one connection under way at once, those whose answers wait to be sent among them."""
 
+MAX_HELD: Final = 16 * 1024 * 1024
+"""Characters of requests under way above which no further one is read until one of them is answered."""
+
 UNOPENED_S: Final = 60.0
 """Seconds that a connection may be without sessions from its beginning."""
 
@@ -516,6 +519,11 @@ class Link:
         if self.conversation is not None:
             self.conversation.finish()
 
+    async def progress(self) -> None:
+        """Wait until one of the requests under way is answered."""
+        tasks = [request.task for request in self.running if request.task is not None]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def _flushed(self) -> None:
         """Wait until a client that is there has been sent everything."""
         if self.conversation is not None and (sending := self.conversation.sending) is not None:
@@ -606,6 +614,8 @@ class LinkConversation(Conversation):
         try:
             while not self.leaving:
                 self.busy = bool(self._link.running)
+                while sum(len(request.frame) for request in self._link.running) > MAX_HELD:
+                    await self._link.progress()
                 frame = await self._next_frame()
                 self.busy = True
                 await self._link.take(frame)

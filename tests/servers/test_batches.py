@@ -27,6 +27,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
+from servers.routes import link
 from servers.routes.link import MAX_REQUESTS
 
 pytestmark = pytest.mark.usefixtures("held_frames")
@@ -419,6 +420,24 @@ class Waiting(AsyncCounter):
     async def step(self, action: Add) -> Count:
         await asyncio.sleep(3600)
         raise AssertionError
+
+
+async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_HELD", 200)
+    app = app_of(Counter, cap=1, max_wait_s=20.0)
+    async with serving(app) as address, batch_of(address, 1) as first, batch_of(address) as second:
+        await second.send(json.dumps({"id": 0, "op": "open", "wait_s": 20}))
+        assert "queue" in await answer(second)
+        for number in range(1, 9):
+            await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
+        conversations: Any = app._built().sockets._conversations
+        (waiting,) = [one for one in conversations if one._link._opening]
+        await eventually(lambda: len(waiting._link.running) > 1)
+        await asyncio.sleep(0.05)
+        assert len(waiting._link.running) == 3
+        await first.close()
+        told = [await answer(second) for _ in range(9)]
+        assert sorted(one["id"] for one in told) == [*range(9)]
 
 
 async def test_a_member_that_was_ended_is_asked_nothing_more() -> None:
