@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -228,6 +229,7 @@ class Link:
         """Let a socket speak for it, in the place of one that may not know yet that it is broken."""
         if self._timer is not None:
             self._timer.cancel()
+        self._let_go(None)
         former, self.conversation = self.conversation, conversation
         if former is not None:
             former.drop()
@@ -238,11 +240,21 @@ class Link:
         if not self.living and not self.running:
             self._end()
             return
+        self._let_go(self._given_up)
         self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
 
     def _expire(self) -> None:
         logger.info("a client that broke off has not come back; its sessions are ended")
         self._end()
+
+    def _let_go(self, how: Callable[[], Awaitable[None]] | None) -> None:
+        """Tell a session that stands by itself how another socket comes in while this one is broken."""
+        if self._standing is not None:
+            for member in self.batch.members:
+                member.session.let_go = how
+
+    async def _given_up(self) -> None:
+        await asyncio.shield(keep(asyncio.create_task(self.close())))
 
     def _end(self) -> None:
         self._links.remove(self)  # nobody is to resume what is about to end
@@ -254,6 +266,7 @@ class Link:
             return
         self.over = True
         self._links.remove(self)
+        self._let_go(None)
         if self._timer is not None:
             self._timer.cancel()
         tasks = [request.task for request in self.running if request.task is not None]

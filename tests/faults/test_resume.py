@@ -301,6 +301,30 @@ async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_ov
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
 
 
+@pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
+async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subprotocol: Any) -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        session = await app.sessions.open("", "own")
+        async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
+            known = await ask(first, id=1, op="open", lease_s=600)
+            step = {"type": "step", "data": {"amount": 1}}
+            assert (await ask(first, id=2, **step))["type"] == "observation"
+            first.transport.abort()
+        (one,) = app._built().links._links.values()
+        await eventually(lambda: one.conversation is None)
+        offered = [subprotocol] if subprotocol else None
+        async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
+            if subprotocol:
+                assert (await ask(second, id=1, op="open"))["members"] == [0]
+            seen = (await ask(second, **({"id": 2} if subprotocol else {}), **step))["data"]["observation"]
+            assert seen["total"] == 2
+            assert session.attached
+            async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as third:
+                said = {"session": known["session"], "secret": known["secret"], "read": 1}
+                assert "error" in await ask(third, id=0, op="resume", **said)
+
+
 async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_executed() -> None:
     env = Patient.fresh()
     app = app_of(env)
