@@ -277,12 +277,15 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             use_aiofastnet=False,
         )
     except BaseException:
-        # picows leaves a connection open whose handshake was cancelled. The end of the stream closes it.
+        # picows leaves a connection open whose handshake was cancelled. The end of the stream has its transport close
+        # it; one that was reset before there was a transport has nobody else.
         for raw in opened:
             with suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
-        if opened:
+        for _ in opened * 3:  # it is read, then the transport closes
             await asyncio.sleep(0)
+        for raw in opened:
+            raw.close()
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")

@@ -193,6 +193,8 @@ class CutOff(Counter):
 class Fragile(Counter):
     """Seven breaks the machine that it runs on; everything else earns itself, and ends the episode."""
 
+    DETERMINISTIC = False  # or clients would draw the seeds that it counts from
+
     def step(self, action: Add) -> Count:
         if action.amount == 7:
             return Count(infrastructure_error="no disk", reward=7)

@@ -11,6 +11,8 @@ from servers import create_app
 
 
 class Mortal(BlackjackEnvironment):
+    DETERMINISTIC = False  # or its hands would be played again by another worker
+
     def step(self, action: BlackjackAction, **options: Any) -> BlackjackObservation:
         order = Path(os.environ["MORTAL_ORDER"])
         if order.exists():
