@@ -150,9 +150,8 @@ class Conversation:
         """Send a frame and return what answers it, unread; as `ask`."""
         self.last = call = self._begin(frame)
         try:
-            if self.carrier.full:
-                await self._wait_room(call)
-            self._transmit(call)
+            if not self.carrier.full or await self._has_room(call):
+                self._transmit(call)
             return await call.answer
         except (asyncio.CancelledError, RequestTimeoutError):
             self._abandon(call)
@@ -179,14 +178,23 @@ class Conversation:
     def _abandon(self, call: PendingCall) -> None:
         """Wait for it no more."""
 
-    async def _wait_room(self, call: PendingCall) -> None:
-        """Wait until the request can leave. Out of time, or cancelled, it never does."""
+    async def _has_room(self, call: PendingCall) -> bool:
+        """Wait until the request can leave. Out of time, or cancelled, it never does.
+
+        Where the connection breaks before, it stays with those that are told so, or are sent over another.
+        """
         room = asyncio.ensure_future(self.carrier.wait_room())
+        given_up = True
         try:
             await asyncio.wait([room, call.answer], return_when=asyncio.FIRST_COMPLETED)
+            given_up = call.answer.done()
+            return not given_up and room.exception() is None
         finally:
-            if not room.done() or room.cancelled() or room.exception() is not None or call.answer.done():
-                room.cancel()
+            room.add_done_callback(
+                lambda room: room.cancelled() or room.exception()
+            )  # which has been heard of
+            room.cancel()
+            if given_up:
                 self._pending.pop(call.request_id, None)
                 call.reply = b""
 

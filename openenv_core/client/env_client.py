@@ -562,7 +562,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 wait = self._wait or SlotWait(self._options.queue_timeout_s)
                 options = replace(self._options, queue_timeout_s=wait.attempt_s(len(self._urls)))
                 conversation = await open_conversation(
-                    url, options, self._timeout_s, self._lease_s, 1, snapshot
+                    url, options, self._timeout_s, self._lease_s, 1, snapshot, len(self._urls) != 1
                 )
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without

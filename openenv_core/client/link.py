@@ -47,7 +47,12 @@ MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
 
 MAX_REFUSED: Final = 4
-"""Attempts in a row to connect where nobody listens any more: the server is gone, and its sessions with it."""
+"""Attempts in a row to connect where nobody listens any more: the server is likely gone, and its sessions with it.
+
+Where they can go on elsewhere they do then."""
+
+MAX_REFUSED_ALONE: Final = 8
+"""Where they cannot: some four seconds, in which an ingress may be started again."""
 
 T = TypeVar("T", bound=Closable)
 
@@ -84,6 +89,7 @@ class Link(Conversation):
         count: How many sessions are opened.
         queue_timeout_s: Seconds that they may wait in the queue of a full server.
         snapshot: In whose state they begin, by its id.
+        others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
     """
 
     def __init__(
@@ -95,8 +101,10 @@ class Link(Conversation):
         count: int,
         queue_timeout_s: float,
         snapshot: str | None = None,
+        others: bool = False,
     ) -> None:
         self._connect = connect
+        self._others = others
         self._queue_timeout_s = queue_timeout_s
         self._lease_s = lease_s
         self._read = 0
@@ -172,8 +180,6 @@ class Link(Conversation):
             fields: Of the request's header.
             sink: Is given each frame that answers it; the call is over with the last.
         """
-        if len(self._pending) >= MAX_PENDING:
-            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
         call = self._begin(frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes))
@@ -186,7 +192,8 @@ class Link(Conversation):
     def abandon(self, call: PendingCall) -> None:
         """Wait for a request no more; the server does not begin it, if it has not."""
         call.answer.cancel()
-        if self.error is None and self._resuming is None and call.request_id in self._pending:
+        waits = self._resuming is None and call.request_id in self._pending
+        if self.error is None and waits and len(self._pending) < MAX_PENDING:
             self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
 
     _abandon = abandon
@@ -261,6 +268,14 @@ class Link(Conversation):
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
 
+    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
+        if len(self._pending) >= MAX_PENDING:
+            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
+        return super()._begin(frame, binary)
+
+    async def _has_room(self, call: PendingCall) -> bool:
+        return self._resuming is None and await super()._has_room(call)
+
     def _transmit(self, call: PendingCall) -> None:
         if self._resuming is None:
             super()._transmit(call)
@@ -306,7 +321,8 @@ class Link(Conversation):
                     break
                 except ConnectionFailedError as failure:
                     refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                    if refused >= MAX_REFUSED:
+                    elsewhere = self._others or self.carrier.deterministic
+                    if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
                         reason = failure
                         break
                 except (ConnectionLostError, TimeoutError):
@@ -326,6 +342,7 @@ class Link(Conversation):
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
+            carrier.deterministic |= self.carrier.deterministic
             self.carrier = carrier
             carrier.listen(self)
             if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
@@ -387,8 +404,11 @@ async def open_conversation(
     lease_s: float,
     count: int = 1,
     snapshot: str | None = None,
+    others: bool = False,
 ) -> Conversation:
     """Connect to a ws:// or wss:// URL, and begin to open sessions, in the state of a snapshot where one is named.
+
+    With `others` a server that does not listen any more is soon given up, as by `Link`.
 
     Returns:
         A `Link`; where the server does not speak `ropewalk.v1`, a conversation in the released dialect.
@@ -402,7 +422,7 @@ async def open_conversation(
     carrier = await connect(None)
     if carrier.subprotocol != SUBPROTOCOL:
         return Conversation(carrier, timeout_s)
-    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot)
+    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot, others)
     if snapshot is not None:  # which may be gone by the first request
         try:
             await link.opened()

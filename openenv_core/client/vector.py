@@ -28,7 +28,7 @@ class VectorClient:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._ahead: set[asyncio.Future[Any]] = set()
-        self._unread: deque[BatchReply] = deque()
+        self._unread: deque[BatchReply | BaseException] = deque()
         self._arrived = asyncio.Event()
 
     @classmethod
@@ -92,7 +92,7 @@ class VectorClient:
         """Send a request whose answers `recv` returns. Raises what `ask` does."""
         answer = self._link.request(operation, arrays, fields, self._take).answer
         self._ahead.add(answer)
-        answer.add_done_callback(lambda _: self._arrived.set())
+        answer.add_done_callback(self._over)
 
     async def recv(self) -> BatchReply:
         """Return the next answer to what was sent by `send`. Raises what `ask` does.
@@ -101,14 +101,14 @@ class VectorClient:
             ConfigurationError: There is none to come.
         """
         while not self._unread:
-            for answer in [answer for answer in self._ahead if answer.done()]:
-                self._ahead.discard(answer)
-                answer.result()
             if not self._ahead:
                 raise ConfigurationError("nothing was sent that is still to be answered; call send first")
             self._arrived.clear()
             await self._arrived.wait()
-        return _checked(self._unread.popleft())
+        reply = self._unread.popleft()
+        if isinstance(reply, BaseException):
+            raise reply
+        return _checked(reply)
 
     async def fork(self, member: int, count: int) -> list[int]:
         """Open sessions in the state of one; return their numbers.
@@ -149,6 +149,12 @@ class VectorClient:
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
         await self._link.close(last=False)
+
+    def _over(self, answer: asyncio.Future[Any]) -> None:
+        self._ahead.discard(answer)
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            self._unread.append(error)
+        self._arrived.set()
 
     def _take(self, reply: BatchReply) -> None:
         self._unread.append(reply)

@@ -10,7 +10,9 @@ import httpcore
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import replies
+from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import SESSION_ERROR
+from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
 from servers.security import TurnedAwayError, turn_away
@@ -98,7 +100,10 @@ class UnixPeers:
             await _lost(worker, error, send)
             return
         try:
-            await send({"type": "websocket.accept", "subprotocol": peer.subprotocol})
+            assert peer.response is not None
+            told = peer.response.headers.get(DETERMINISTIC_HEADER)
+            headers = [] if told is None else [(DETERMINISTIC_HEADER.lower().encode(), told.encode())]
+            await send({"type": "websocket.accept", "subprotocol": peer.subprotocol, "headers": headers})
             await _relay(worker, peer, receive, send)
         finally:
             peer.transport.abort()
@@ -254,16 +259,18 @@ async def _downwards(worker: int, peer: "ClientConnection", send: Send) -> None:
                 await send({"type": "websocket.send", "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
-            await _lost(worker, closed, send)
+            # Who comes back learns that the session is gone; a frame would be taken for the environment's word.
+            await _lost(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
         else:
             code = _NORMAL if peer.close_code == _NO_CODE else peer.close_code
             await send({"type": "websocket.close", "code": code, "reason": peer.close_reason or ""})
 
 
-async def _lost(worker: int, error: Exception, send: Send) -> None:
+async def _lost(worker: int, error: Exception, send: Send, *, silent: bool = False) -> None:
     logger.warning("worker %d was lost: %s", worker, type(error).__name__)
     text = f"expected worker {worker}, which holds this session, to be there, got none; its sessions are gone"
-    await send({"type": "websocket.send", "text": replies.encode_error(SESSION_ERROR, text)})
+    if not silent:
+        await send({"type": "websocket.send", "text": replies.encode_error(SESSION_ERROR, text)})
     await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
 
 

@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -46,6 +47,12 @@ logger = logging.getLogger("servers")
 
 MAX_REQUESTS: Final = 32
 """Requests of one connection under way at once, those whose answers wait to be sent among them."""
+
+MAX_HELD: Final = 16 * 1024 * 1024
+"""Characters of requests under way above which no further one is read until one of them is answered."""
+
+UNOPENED_S: Final = 60.0
+"""Seconds that a connection may be without sessions from its beginning."""
 
 MAX_LEASE_S: Final = 600.0
 """Seconds that a connection may be gone before its sessions end."""
@@ -184,6 +191,11 @@ class Link:
         self._deferred: deque[_Request] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def living(self) -> int:
+        """Its sessions that have not ended."""
+        return sum(not member.session.over for member in self.batch.members)
+
     # Frames to the client
 
     def put(self, frame: str | bytes) -> None:
@@ -217,17 +229,35 @@ class Link:
         """Let a socket speak for it, in the place of one that may not know yet that it is broken."""
         if self._timer is not None:
             self._timer.cancel()
+        self._let_go(None)
         former, self.conversation = self.conversation, conversation
         if former is not None:
             former.drop()
 
     def detach(self) -> None:
-        """Wait for another socket, as long as the lease is."""
+        """Wait for another socket, as long as the lease is, and as long as anything is left to resume."""
         self.conversation = None
+        if not self.living and not self.running:
+            self._end()
+            return
+        self._let_go(self._given_up)
         self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
 
     def _expire(self) -> None:
         logger.info("a client that broke off has not come back; its sessions are ended")
+        self._end()
+
+    def _let_go(self, how: Callable[[], Awaitable[None]] | None) -> None:
+        """Tell a session that stands by itself how another socket comes in while this one is broken."""
+        if self._standing is not None:
+            for member in self.batch.members:
+                member.session.let_go = how
+
+    async def _given_up(self) -> None:
+        await asyncio.shield(keep(asyncio.create_task(self.close())))
+
+    def _end(self) -> None:
+        self._links.remove(self)  # nobody is to resume what is about to end
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
@@ -236,6 +266,7 @@ class Link:
             return
         self.over = True
         self._links.remove(self)
+        self._let_go(None)
         if self._timer is not None:
             self._timer.cancel()
         tasks = [request.task for request in self.running if request.task is not None]
@@ -277,9 +308,12 @@ class Link:
             return
         if head.read is not None:
             self.forget(head.read)
-        if asked is not None and self._inline and not self.running and type(asked) is not Mcp:
-            await self._answer_here(head, frame, asked)
-            return
+        inline = self._inline and not self.running and type(asked) is not Mcp
+        if inline and isinstance(head, NumberedFrame):
+            members = self.batch.members
+            if head.member >= len(members) or members[head.member].session.alone:
+                await self._answer_here(head, frame, asked)
+                return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
@@ -456,8 +490,7 @@ class Link:
         return members
 
     def _check_count(self, more: int) -> None:
-        living = sum(not member.session.over for member in self.batch.members)
-        if living + self._opening + more > wire.MAX_MEMBERS:
+        if self.living + self._opening + more > wire.MAX_MEMBERS:
             raise RefusalError(
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
@@ -498,6 +531,11 @@ class Link:
         """Close the connection, and end with it, after what has been written."""
         if self.conversation is not None:
             self.conversation.finish()
+
+    async def progress(self) -> None:
+        """Wait until one of the requests under way is answered."""
+        tasks = [request.task for request in self.running if request.task is not None]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def _flushed(self) -> None:
         """Wait until a client that is there has been sent everything."""
@@ -585,9 +623,12 @@ class LinkConversation(Conversation):
 
     async def _talk(self, held: None) -> int:
         code = GOING_AWAY
+        unopened = asyncio.get_running_loop().call_later(UNOPENED_S, self._look)
         try:
             while not self.leaving:
                 self.busy = bool(self._link.running)
+                while sum(len(request.frame) for request in self._link.running) > MAX_HELD:
+                    await self._link.progress()
                 frame = await self._next_frame()
                 self.busy = True
                 await self._link.take(frame)
@@ -595,6 +636,7 @@ class LinkConversation(Conversation):
                 await asyncio.wait(tasks)
             return code
         finally:
+            unopened.cancel()
             if self.sending is not None and self.over:
                 self.sending.cancel()
             link = self._link
@@ -611,6 +653,11 @@ class LinkConversation(Conversation):
         link.attach(self)
         link.forget(request.read)
         self.sending = keep(asyncio.create_task(self._send_rest()))
+
+    def _look(self) -> None:
+        """End a conversation that has opened nothing."""
+        if not self._link.batch.members and not self._link.running:
+            self.end(NORMAL_CLOSURE)
 
     def drop(self) -> None:
         """Say and hear nothing more: another socket speaks for the link."""

@@ -46,6 +46,7 @@ class EnvironmentSession:
         last_use: When that was, or when it was opened, by the loop's clock.
         listeners: Requests under way beside its calls, streams that stay open among them; they keep it in use.
         on_over: Called once when it has ended.
+        let_go: Ends the hold of a socket that has broken, and that its client may not come back for.
         call: The call that is under way in a task of its own.
         watch: Where one caller alone asks, one thing after the other: looks at the time of its calls.
         on_expiry: Called when a call of that caller outlasts its time.
@@ -63,6 +64,7 @@ class EnvironmentSession:
         "holds_slot",
         "id",
         "last_use",
+        "let_go",
         "listeners",
         "on_expiry",
         "on_over",
@@ -87,12 +89,18 @@ class EnvironmentSession:
         self.last_use = 0.0
         self.listeners = 0
         self.on_over: Callable[[], None] | None = None
+        self.let_go: Callable[[], Awaitable[None]] | None = None
         self.call: _SessionCall[Any] | None = None
         self.watch: Watchdog | None = None
         self.on_expiry: Callable[[], None] | None = None
         self._table = table
         self._turn: asyncio.Lock | None = None
         self._waiting = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether one caller alone asks, one thing after the other, so that it takes no turns."""
+        return self.watch is not None and not self.shared
 
     @property
     def busy(self) -> bool:
@@ -120,6 +128,8 @@ class EnvironmentSession:
         """
         inline = self.runner.plan.inline
         if self.watch is not None and not self.shared:
+            if self.over:
+                raise UnknownSessionError(self.id)
             if inline:
                 return await work(self.runner, *args, **options)
             assert self.on_expiry is not None

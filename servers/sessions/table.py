@@ -208,6 +208,10 @@ class SessionTable:
         if (owner, session_id) in self._opening:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
         session = self.find(owner, session_id)
+        if session.let_go is not None:
+            await session.let_go()
+        if session.over:
+            raise UnknownSessionError(session_id)
         if session.attached:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
         session.attached = session.used = True

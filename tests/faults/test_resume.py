@@ -16,9 +16,12 @@ from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from openenv_core import ConnectionLostError, RequestTimeoutError
+from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from openenv_core.client import link as client_link
+from openenv_core.client.link import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
+from servers.routes import link as server_link
 
 pytestmark = pytest.mark.usefixtures("held_frames")
 
@@ -90,6 +93,26 @@ async def test_a_step_that_was_executed_is_answered_and_not_executed_again() -> 
         assert proxy.connections == 2
 
 
+async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_next() -> None:
+    async with (
+        serving(app_of(Tally)) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url) as client,
+    ):
+        await client.reset()
+        assert client._conversation is not None
+        client._conversation.carrier.full = True
+        step = asyncio.create_task(client.step(Add(amount=1)))
+        await eventually(lambda: client._conversation.carrier._room is not None)  # type: ignore[union-attr]
+        proxy.cut()
+        assert (await asyncio.wait_for(step, 20)).observation.extra == 1
+        client._conversation.carrier.full = True
+        proxy.cut()
+        while client._conversation._resuming is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
+            await asyncio.sleep(0)
+        assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
+
+
 async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
     options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
     app = app_of(Tally)
@@ -132,7 +155,7 @@ async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
 async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy:
-        client = CounterEnv(f"http://{address}" if stops == "drained" else proxy.url)
+        client = CounterEnv(f"http://{address}" if stops == "drained" else [proxy.url, proxy.url])
         await client.reset()
         if stops == "drained":
             await app.drain(20)
@@ -142,6 +165,53 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
         with pytest.raises(ConnectionLostError, match=r"going away|resumed: .*check that it runs"):
             await client.step(Add(amount=1))
         await client.close()
+
+
+async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_link, "MAX_REFUSED", 1)
+    async with (
+        serving(app_of(Tally)) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url) as client,
+    ):
+        await client.reset()
+        conversation: Any = client._conversation
+        connect, attempts = conversation._connect, []
+
+        async def counted(session: str | None) -> Any:
+            attempts.append(session)
+            return await connect(session)
+
+        conversation._connect = counted
+        proxy.stop()
+        await eventually(lambda: len(attempts) > 1)
+        async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):
+            assert (await client.step(Add(amount=1))).observation.extra == 1
+            await client.close()
+
+
+async def test_a_lease_that_is_over_resumes_nobody() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
+        await client.reset()
+        (one,) = app._built().links._links.values()
+        one._expire()
+        assert not app._built().links._links
+
+
+async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_of(Tally)
+    monkeypatch.setattr(server_link, "UNOPENED_S", 0.1)
+    v1 = Subprotocol("ropewalk.v1")
+    async with serving(app) as address, socket_to(address, subprotocols=[v1]) as silent:
+        async with socket_to(address, subprotocols=[v1]) as first:
+            await ask(first, id=1, op="open", lease_s=600)
+            await silent.wait_closed()
+            assert silent.close_code == 1000
+            await ask(first, id=2, op="close", members=[0])
+            assert app._built().links._links
+            first.transport.abort()
+        await eventually(lambda: not app._built().links._links)
 
 
 async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
@@ -161,6 +231,14 @@ async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
         env.release.set()
         told = await vector.recv()
         assert (told.fields["members"], told.last) == ([1], True)
+        for _ in range(3):  # of which always one is unread
+            await vector.send("state", members=[0])
+        for _ in range(10):
+            await vector.send("state", members=[0])
+            await vector.recv()
+        await eventually(lambda: not vector._ahead)
+        for _ in range(3):
+            await vector.recv()
         (told,) = await vector.ask("state")
         assert [row["step_count"] for row in told.fields["rows"]] == [1, 0, 0]
         await vector.close()
@@ -206,6 +284,47 @@ async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> No
         await eventually(lambda: app.sessions.active == 0)
 
 
+async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_over_the_next() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        standing = await app.sessions.open("", "own")
+        async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
+            told = await ask(first, id=1, op="open", lease_s=20)
+            await standing._take_turn()  # as a caller over HTTP
+            await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
+            (link,) = app._built().links._links.values()
+            await eventually(lambda: link.taken == 2)
+            known = {"session": told["session"], "secret": told["secret"], "read": 1}
+            async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
+                assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
+                standing._turn_over()
+                assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
+
+
+@pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
+async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subprotocol: Any) -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        session = await app.sessions.open("", "own")
+        async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
+            known = await ask(first, id=1, op="open", lease_s=600)
+            step = {"type": "step", "data": {"amount": 1}}
+            assert (await ask(first, id=2, **step))["type"] == "observation"
+            first.transport.abort()
+        (one,) = app._built().links._links.values()
+        await eventually(lambda: one.conversation is None)
+        offered = [subprotocol] if subprotocol else None
+        async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
+            if subprotocol:
+                assert (await ask(second, id=1, op="open"))["members"] == [0]
+            seen = (await ask(second, **({"id": 2} if subprotocol else {}), **step))["data"]["observation"]
+            assert seen["total"] == 2
+            assert session.attached
+            async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as third:
+                said = {"session": known["session"], "secret": known["secret"], "read": 1}
+                assert "error" in await ask(third, id=0, op="resume", **said)
+
+
 async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_executed() -> None:
     env = Patient.fresh()
     app = app_of(env)
@@ -243,6 +362,23 @@ async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply(
         env.release.set()
         assert (await client.step(Add(amount=2))).observation.total == 2
         assert env.entries == 1
+
+
+async def test_who_is_cancelled_is_so_however_many_requests_wait() -> None:
+    env = Patient.fresh()
+    async with serving(app_of(env)) as address, CounterEnv(f"http://{address}") as client:
+        vector = await client.vector(1)
+        step = asyncio.create_task(vector.ask("step", actions=[{"amount": 99}]))
+        await asyncio.to_thread(env.entered.wait, 20)
+        for _ in range(MAX_PENDING - 1):
+            await vector.send("state")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        with pytest.raises(ConfigurationError, match="wait for some of these"):
+            await vector.send("state")
+        env.release.set()
+        await vector.close()
 
 
 async def play(proxy: FaultyProxy, rng: random.Random, breaks: int) -> None:

@@ -28,6 +28,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
+from servers.routes import link
 from servers.routes.link import MAX_REQUESTS
 
 pytestmark = pytest.mark.usefixtures("held_frames")
@@ -451,6 +452,34 @@ async def test_a_session_that_others_ask_too_takes_its_turn() -> None:
             assert (await answer(connection))["members"] == [0]
             assert (await other).status_code == 200
     assert env.most == 1
+
+
+async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_HELD", 200)
+    app = app_of(Counter, cap=1, max_wait_s=20.0)
+    async with serving(app) as address, batch_of(address, 1) as first, batch_of(address) as second:
+        await second.send(json.dumps({"id": 0, "op": "open", "wait_s": 20}))
+        assert "queue" in await answer(second)
+        for number in range(1, 9):
+            await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
+        conversations: Any = app._built().sockets._conversations
+        (waiting,) = [one for one in conversations if one._link._opening]
+        await eventually(lambda: len(waiting._link.running) > 1)
+        await asyncio.sleep(0.05)
+        assert len(waiting._link.running) == 3
+        await first.close()
+        told = [await answer(second) for _ in range(9)]
+        assert sorted(one["id"] for one in told) == [*range(9)]
+
+
+async def test_a_member_that_was_ended_is_asked_nothing_more() -> None:
+    async with serving(app_of(Counter, cap=2)) as address, batch_of(address, 2) as connection:
+        await request(connection, op="close", members=[0])
+        for member, kind in ((0, "error"), (1, "observation")):
+            await connection.send(
+                json.dumps({"id": 8, "type": "step", "data": {"amount": 1}, "member": member})
+            )
+            assert (await answer(connection))["type"] == kind
 
 
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:

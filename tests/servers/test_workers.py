@@ -23,6 +23,7 @@ from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serv
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from openenv_core import GenericEnvClient
@@ -476,6 +477,38 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
                 left.kill()
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
+async def test_a_socket_is_passed_on_with_what_its_worker_says_and_its_death(
+    tmp_path: Path, subprotocol: Any
+) -> None:
+    path, told = str(tmp_path / "worker.sock"), asyncio.Queue[Any]()
+    begin = [{"type": "websocket.connect"}]
+
+    async def die(connection: ServerConnection) -> None:
+        connection.transport.abort()
+
+    async def receive() -> Any:
+        if begin:
+            return begin.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    offered = [subprotocol] if subprotocol else None
+    scope = {"raw_path": b"/ws", "headers": [(b"host", b"h")], "subprotocols": offered}
+    header = {"X-OpenEnv-Deterministic": "true"}
+
+    def declare(connection: ServerConnection, request: Any, response: Any) -> None:
+        response.headers.update(header)
+
+    async with unix_serve(die, path, subprotocols=offered, process_response=declare):
+        await UnixPeers(lambda _: path, 20.0).socket(0, scope, receive, told.put)
+    accepted = told.get_nowait()
+    assert accepted["subprotocol"] == subprotocol
+    assert accepted["headers"] == [(b"x-openenv-deterministic", b"true")]
+    if subprotocol is None:  # who cannot come back is told
+        assert "its sessions are gone" in told.get_nowait()["text"]
+    assert told.get_nowait() == {"type": "websocket.close", "code": 1011}
 
 
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
