@@ -346,7 +346,7 @@ class SharedSlots:
         table, column = self._table, self._columns[owner]
         if self._per_owner is not None and (taken := table.column(column)) + count > self._per_owner:
             return FullError("session of this token", taken, self._per_owner, count, own=True)
-        if (taken := table.row(self._worker)) + count > self._local:
+        if self._local < self._total and (taken := table.row(self._worker)) + count > self._local:
             return FullError("session in this worker process", taken, self._local, count, own=True)
         if (taken := table.total()) + count > self._total:
             return FullError("session", taken, self._total, count)

@@ -10,6 +10,7 @@ import pytest
 from openenv_core import ConfigurationError
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.slots import SharedSlots, SlotTable
+from servers.sessions import SlotQueue
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -100,6 +101,22 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     assert (one.elsewhere(), other.elsewhere()) == (None, None)
     with pytest.raises(RefusalError, match="in this worker process"):
         one.take("a")
+    os.close(fd)
+
+
+async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> None:
+    fd = SlotTable.create(2, 2, 4)
+    queues = [SlotQueue(seen_by(fd, worker, local=4), 4, 600.0) for worker in range(2)]
+    held = [queues[0].enter("a") for _ in range(3)] + [queues[1].enter("b")]
+    several, one = queues[0].enter("b", 2), queues[0].enter("a")
+    held[0].leave()
+    assert not one.holds
+    held[3].leave()
+    queues[0].wake()
+    assert several.holds
+    assert not one.holds
+    for ticket in (*held, several, one):
+        ticket.leave()
     os.close(fd)
 
 
