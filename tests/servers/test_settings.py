@@ -107,15 +107,27 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
 async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> None:
     fd = SlotTable.create(2, 2, 4)
     queues = [SlotQueue(seen_by(fd, worker, local=4), 4, 600.0) for worker in range(2)]
-    held = [queues[0].enter("a") for _ in range(3)] + [queues[1].enter("b")]
-    several, one = queues[0].enter("b", 2), queues[0].enter("a")
+    held = [queues[0].enter(owner) for owner in "aaab"]
+    several, one = queues[0].enter("b", 2), queues[1].enter("a")
     held[0].leave()
+    queues[1].wake()
     assert not one.holds
     held[3].leave()
-    queues[0].wake()
     assert several.holds
     assert not one.holds
     for ticket in (*held, several, one):
+        ticket.leave()
+    os.close(fd)
+
+
+async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
+    fd = SlotTable.create(2, 2, 4)
+    queues = [SlotQueue(seen_by(fd, worker), 4, 600.0) for worker in range(2)]
+    held = [queues[0].enter(owner) for owner in "aabb"]
+    waiting = [queues[0].enter("a") for _ in range(4)]
+    late = [queue.enter("b") for queue in queues for _ in range(2)]
+    assert [ticket.waits for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
+    for ticket in (*waiting, *held):
         ticket.leave()
     os.close(fd)
 
