@@ -500,7 +500,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
         patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            return await replay(self._journal, self._lost, self._connect, self._abort, patience_s)
+            turn = self._turn_to_next_server
+            return await replay(
+                self._journal, self._lost, self._connect, self._abort, turn, self._wait, patience_s
+            )
         except EpisodeLostError as error:
             self._lost = str(error)
             raise await self._explained(error) from error.__cause__
