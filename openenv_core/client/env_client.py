@@ -25,7 +25,7 @@ from openenv_core.client.settings import (
     space_label,
     websocket_url,
 )
-from openenv_core.client.waiting import SlotWait
+from openenv_core.client.waiting import SlotWait, one_of
 from openenv_core.errors import (
     CapacityError,
     ClientClosedError,
@@ -152,10 +152,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._turn = FairLock()
         self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
-        self._admitted, self._wait = (
-            False,
-            cast("SlotWait | None", None),
-        )  # answered in this session; waits for one
+        self._admitted = False  # answered in this session
+        self._wait: SlotWait | None = None  # for a session
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
@@ -287,6 +285,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._come_to_loop()
         with await self._turn.wait():
             if self._conversation is None:
+                self._wait = None
                 await self._find_session(fresh=self._journal.trouble is not None)
         return self
 
@@ -315,6 +314,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         with await self._turn.wait():
             if self._conversation is not None and self._conversation.error is not None:
                 self._abort(str(self._conversation.error))
+            self._wait = None
             conversation = self._conversation or await self._find_session(fresh=False)
             return await link_of(conversation).forked(count, self._another)
 
@@ -493,13 +493,17 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _find_session(self, *, fresh: bool) -> Conversation:
         """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
+        self._wait = self._wait or SlotWait(self._options.queue_timeout_s)
         if fresh or self._lost is None or self._closed:
             return await self._connect()
         if self._journal.trouble is not None:
             raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
         patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            return await replay(self._journal, self._lost, self._connect, self._abort, patience_s)
+            turn = self._turn_to_next_server
+            return await replay(
+                self._journal, self._lost, self._connect, self._abort, turn, self._wait, patience_s
+            )
         except EpisodeLostError as error:
             self._lost = str(error)
             raise await self._explained(error) from error.__cause__
@@ -543,12 +547,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             return self._conversation
         await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
-        for _ in self._urls[1:] if self._snapshot is None else ():  # no other server knows a snapshot
-            try:
-                return await self._connect_to_this()
-            except (CapacityError, ConnectionFailedError):
-                self._turn_to_next_server()
-        return await self._connect_to_this()
+        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
+            return await self._connect_to_this()
+        return await one_of(self._urls, self._connect_to_this, self._turn_to_next_server, self._wait)
 
     async def _connect_to_this(self) -> Conversation:
         base_url = self._base_url

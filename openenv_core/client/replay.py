@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -11,6 +12,7 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
+from openenv_core.client.waiting import SlotWait
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -184,6 +186,8 @@ async def replay(
     lost: str,
     connect: Callable[[], Awaitable[Conversation]],
     abort: Callable[[str], None],
+    turn: Callable[[], None],
+    wait: SlotWait,
     patience_s: float,
 ) -> Conversation:
     """Return a session in which the episode of a journal stands where it stood, or raise EpisodeLostError.
@@ -193,7 +197,9 @@ async def replay(
         lost: Why its own session is gone.
         connect: Opens a session, on whichever server has room.
         abort: Ends that session.
-        patience_s: Seconds that a server is looked for.
+        turn: Makes another server the one that is asked next.
+        wait: For servers that are full.
+        patience_s: Seconds that a server is looked for where none is full.
     """
     clock = asyncio.get_running_loop().time
     latest, pause_s = clock() + patience_s, _RETRY_S
@@ -206,11 +212,17 @@ async def replay(
             raise ConnectionLostError(CLOSED)
         except ClientError as error:
             abort(lost)
+            if isinstance(error, CapacityError):
+                turn()
+                with suppress(CapacityError):  # then it has been waited for long enough
+                    await wait.pause(error)
+                    latest, pause_s = clock() + patience_s, _RETRY_S
+                    continue
             if journal.trouble is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
-            differs = isinstance(error, EpisodeLostError)
-            if differs or clock() + pause_s > latest:
-                why = "" if differs else f"no server was found to play it again on, within {patience_s:g} s: "
+            known = isinstance(error, EpisodeLostError | CapacityError)
+            if isinstance(error, EpisodeLostError) or clock() + pause_s > latest:
+                why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
                 journal.clear(f"{why}{error}")
                 raise EpisodeLostError(f"{lost}. The episode is lost: {journal.trouble}") from error
         except BaseException:

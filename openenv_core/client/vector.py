@@ -44,13 +44,17 @@ class VectorClient:
         """
         wait = SlotWait(options.queue_timeout_s)
         while True:
-            link = await open_conversation(
-                websocket_url(base_url),
-                replace(options, queue_timeout_s=max(wait.left_s, 0.0)),
-                timeout_s,
-                lease_s,
-                count,
-            )
+            try:
+                link = await open_conversation(
+                    websocket_url(base_url),
+                    replace(options, queue_timeout_s=max(wait.left_s, 0.0)),
+                    timeout_s,
+                    lease_s,
+                    count,
+                )
+            except CapacityError as refusal:
+                await wait.pause(refusal)
+                continue
             try:
                 if not isinstance(link, Link):
                     raise ConnectionFailedError(

@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from openenv_core.errors import CapacityError
+from openenv_core.errors import CapacityError, ConnectionFailedError
+
+T = TypeVar("T")
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
@@ -89,3 +92,37 @@ class SlotWait:
         return CapacityError(
             why, str(data.get("code", "")), {**data, "place": self.place, "waited_s": waited_s}
         )
+
+
+async def one_of(
+    urls: Sequence[str], attempt: Callable[[], Awaitable[T]], turn: Callable[[], None], wait: SlotWait | None
+) -> T:
+    """Return what an attempt does at the first server that lets it; ask all again as long as some are full.
+
+    Args:
+        urls: Of the servers; of a single one, or none.
+        attempt: At the server in use.
+        turn: Makes the next one that in use.
+        wait: Of the caller; None: a full server is not waited for.
+
+    Raises:
+        CapacityError: One was full, for longer than the wait, and no other answered.
+        ConnectionFailedError: None answered.
+    """
+    while True:
+        full: CapacityError | None = None
+        failed: ConnectionFailedError | None = None
+        for _ in urls or ("",):
+            try:
+                return await attempt()
+            except CapacityError as error:
+                full = error
+            except ConnectionFailedError as error:
+                failed = error
+            turn()
+        if full is None:
+            assert failed is not None
+            raise failed
+        if wait is None:
+            raise full
+        await wait.pause(full)

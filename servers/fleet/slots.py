@@ -45,7 +45,7 @@ class SlotTable:
         fd: An open file of `size` bytes, zeros at first.
         workers: How many rows.
         columns: How many columns.
-        places: How many newcomers may wait in one worker.
+        places: How many newcomers may wait in one worker; a row counts the one too many as well.
         wakers: A descriptor for each worker; a byte that is written there wakes it.
     """
 
@@ -55,6 +55,7 @@ class SlotTable:
         self._columns = columns
         self._wakers = wakers
         self._memory = mmap.mmap(fd, self.size(workers, columns, places))
+        places += 1
         memory = memoryview(self._memory)
         at = _TIME_BYTES * workers * (places + 2)
         times = memory[:at].cast("Q")
@@ -76,7 +77,7 @@ class SlotTable:
     @staticmethod
     def size(workers: int, columns: int, places: int) -> int:
         """Return the bytes that a table takes."""
-        return workers * ((places + 2) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
+        return workers * ((places + 3) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
 
     @classmethod
     def create(cls, workers: int, columns: int, places: int) -> int:
@@ -346,7 +347,7 @@ class SharedSlots:
         table, column = self._table, self._columns[owner]
         if self._per_owner is not None and (taken := table.column(column)) + count > self._per_owner:
             return FullError("session of this token", taken, self._per_owner, count, own=True)
-        if (taken := table.row(self._worker)) + count > self._local:
+        if self._local < self._total and (taken := table.row(self._worker)) + count > self._local:
             return FullError("session in this worker process", taken, self._local, count, own=True)
         if (taken := table.total()) + count > self._total:
             return FullError("session", taken, self._total, count)

@@ -170,9 +170,9 @@ class Conversation(ABC):
             entering: What is entered; it raises why the client is refused.
             ticket: Of the queue, for `entering`: the client is accepted when its turn has come, or none will.
         """
-        await self._receive()
-        sockets.enter(self)
         try:
+            await self._receive()
+            sockets.enter(self)
             if ticket is None or not ticket.waits or await while_connected(self._receive, ticket.settled()):
                 await self._hold(sockets, entering)
         finally:

@@ -202,7 +202,7 @@ class SlotQueue:
     def estimate_s(self, place: int) -> float | None:
         """Return in about how many seconds the turn of a place comes; None where nobody knows.
 
-        By Little's law: `cap` slots, each held for so long on average, come back at the rate of cap / length. Those
+        By Little's law: `total` slots, each held for so long on average, come back at the rate of total / length. Those
         that hold one now have done so for as long as none came back, at least.
         """
         if not place:
@@ -212,7 +212,7 @@ class SlotQueue:
         held_s = max(sum(self._held_s) / len(self._held_s), time.monotonic() - self._last_return)
         tickets = sum(map(len, self._lines.values()))
         each = self._wanted / tickets if tickets else 1
-        return round(place * each * held_s / self._slots.cap, 3)
+        return round(place * each * held_s / self._slots.total, 3)
 
     def _look_again(self, ticket: Ticket) -> None:
         """Refuse a newcomer whose time is over, unless slots are about to come back."""

@@ -27,6 +27,7 @@ from openenv_core import (
     make,
 )
 from openenv_core.client import replay as replaying
+from openenv_core.client import waiting
 from openenv_core.client.replay import MAX_LOSSES, Journal
 from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers import create_app
@@ -223,6 +224,28 @@ async def test_a_refused_reset_leaves_the_episode_to_be_played_again() -> None:
                 await env.step(Add(amount=1))
             with pytest.raises(ConnectionFailedError):
                 await env.reset()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_a_survivor_that_is_full_is_waited_for_as_a_full_server_is(
+    fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SEVERAL_QUEUE_S", 0.05)
+    async with several() as servers:
+        urls = [await servers.start(), await servers.start(sessions=1)]
+        async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
+            env._options = replace(env._options, connect_timeout_s=0.2)
+            while env.base_url != urls[0]:
+                env._turn_to_next_server()
+            await env.disconnect()
+            await env.reset(seed=1)
+            await holder.reset()
+            await servers.end(urls[0])
+            going_on = asyncio.create_task(env.reset(seed=1) if fresh else env.step(Add(amount=1)))
+            await asyncio.wait([going_on], timeout=1)
+            assert not going_on.done()
+            await holder.disconnect()
+            assert (await going_on).observation.total == (1 if fresh else 2)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])

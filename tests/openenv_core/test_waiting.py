@@ -9,9 +9,10 @@ from counter_client import CounterEnv
 from scripted import scripted
 from serving import eventually, serving
 from socket_servers import frame
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
-from openenv_core import CapacityError, ConnectionLostError, GenericEnvClient
+from openenv_core import CapacityError, ConnectionFailedError, ConnectionLostError, GenericEnvClient
 from openenv_core.client import waiting
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -56,6 +57,37 @@ async def test_a_server_without_a_queue_is_asked_again_until_it_has_room(
     async with scripted(handler) as url, CounterEnv(url) as env:
         assert (await env.reset()).observation.total == 7
         assert asked == 5
+
+
+@pytest.mark.parametrize("first", ["reset", "connect", "vector"])
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_server_that_refuses_the_handshake_is_asked_again_too(
+    first: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 0.005)
+    asked = 0
+
+    def refuse(ws: ServerConnection, _: Request) -> Response | None:
+        nonlocal asked
+        asked += 1
+        return ws.respond(status, "no room") if asked < 4 else None
+
+    async def handler(ws: ServerConnection) -> None:
+        async for _ in ws:
+            await ws.send(frame(7))
+
+    async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:
+        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        with pytest.raises(CapacityError, match="no room"):
+            await CounterEnv(url, queue_timeout_s=0).connect()
+        env = CounterEnv(url)
+        if first == "vector":
+            with pytest.raises(ConnectionFailedError, match="to speak ropewalk"):
+                await env.vector(1)
+        else:
+            await getattr(env, first)()
+        assert asked == 4
+        await env.close()
 
 
 async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:

@@ -10,6 +10,7 @@ import pytest
 from openenv_core import ConfigurationError
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.slots import SharedSlots, SlotTable
+from servers.sessions import SlotQueue
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -100,6 +101,36 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     assert (one.elsewhere(), other.elsewhere()) == (None, None)
     with pytest.raises(RefusalError, match="in this worker process"):
         one.take("a")
+    os.close(fd)
+
+
+async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> None:
+    fd = SlotTable.create(2, 2, 4)
+    queues = [SlotQueue(seen_by(fd, worker, local=4), 4, 600.0) for worker in range(2)]
+    held = [queues[0].enter(owner) for owner in "aaab"]
+    several, one = queues[0].enter("b", 2), queues[1].enter("a")
+    held[0].leave()
+    queues[1].wake()
+    assert not one.holds
+    held[3].leave()
+    assert several.holds
+    assert not one.holds
+    for ticket in (*held, several, one):
+        ticket.leave()
+    os.close(fd)
+
+
+async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
+    fd = SlotTable.create(2, 2, 4)
+    queues = [SlotQueue(seen_by(fd, worker, local=3), 4, 600.0) for worker in range(2)]
+    held = [queues[number % 2].enter(owner) for number, owner in enumerate("aabb")]
+    waiting = [queues[0].enter("a") for _ in range(4)]
+    late = [queue.enter("b") for queue in queues for _ in range(2)]
+    queues[1].returned(60.0)  # one of four comes back every quarter of a minute, wherever it is
+    assert queues[1].estimate_s(2) == pytest.approx(30, rel=0.1)
+    assert [ticket.waits for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
+    for ticket in (*waiting, *held):
+        ticket.leave()
     os.close(fd)
 
 
