@@ -65,7 +65,7 @@ async def test_why_a_handshake_was_refused() -> None:
         url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         for status, error, words in expected:  # noqa: B007 - read by the server
             with pytest.raises(error, match=words) as raised:
-                await GenericEnvClient(url).connect()
+                await GenericEnvClient(url, queue_timeout_s=0).connect()
             assert type(raised.value) is error
             if isinstance(raised.value, CapacityError):
                 assert raised.value.retry_after_s == 3

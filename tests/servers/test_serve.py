@@ -184,7 +184,7 @@ async def test_a_second_interrupt_ends_at_once() -> None:
 
 @slow
 def test_sessions_that_were_opened_and_left_do_not_fill_the_server_for_ever() -> None:
-    with serve("--max-sessions", "2", "--idle-timeout", "1.5") as server:
+    with serve("--max-sessions", "2", "--idle-timeout", "1.5", "--max-wait", "0") as server:
 
         def created() -> bool:
             return "result" in server.request("POST", "/mcp", mcp("openenv/session/create"))[1]
