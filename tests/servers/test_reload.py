@@ -125,7 +125,10 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
         assert "SyntaxError" in server.output
         assert "importlib" not in server.output
         url = f"http://{server.address}"
-        with pytest.raises(CapacityError, match="SyntaxError"), GenericEnvClient(url).sync() as client:
+        with (
+            pytest.raises(CapacityError, match="SyntaxError"),
+            GenericEnvClient(url, queue_timeout_s=0).sync() as client,
+        ):
             client.reset()
         edit(folder, lambda text: text.replace("class Tick(Action", "class Tick(Action)"))
         eventually(lambda: serves(server))
