@@ -545,23 +545,22 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _connect(self) -> Conversation:
         if self._conversation is not None:
             return self._conversation
-        await self._located()
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
             return await self._connect_to_this()
+        assert self._wait is not None
         return await one_of(self._urls, self._connect_to_this, self._turn_to_next_server, self._wait)
 
     async def _connect_to_this(self) -> Conversation:
-        base_url = self._base_url
-        assert base_url is not None
+        base_url = await self._located()
         try:
             if self._transport == "websocket":
                 from openenv_core.client.link import open_conversation  # with picows
 
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
-                wait = self._wait or SlotWait(self._options.queue_timeout_s)
-                options = replace(self._options, queue_timeout_s=wait.attempt_s(len(self._urls)))
+                assert self._wait is not None
+                options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
                 conversation = await open_conversation(
                     url, options, self._timeout_s, self._lease_s, 1, snapshot, len(self._urls) != 1
                 )

@@ -9,8 +9,8 @@ from typing import Any
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.link import BatchReply, Link, error_of, open_conversation
 from openenv_core.client.settings import websocket_url
-from openenv_core.client.waiting import SlotWait
-from openenv_core.errors import CapacityError, ConfigurationError, ConnectionFailedError
+from openenv_core.client.waiting import SlotWait, one_of
+from openenv_core.errors import ConfigurationError, ConnectionFailedError
 from openenv_core.protocol.batch import SUBPROTOCOL, Array
 from openenv_core.protocol.http import redact_url
 
@@ -43,18 +43,10 @@ class VectorClient:
             FactoryError: It could not make their environments.
         """
         wait = SlotWait(options.queue_timeout_s)
-        while True:
-            try:
-                link = await open_conversation(
-                    websocket_url(base_url),
-                    replace(options, queue_timeout_s=max(wait.left_s, 0.0)),
-                    timeout_s,
-                    lease_s,
-                    count,
-                )
-            except CapacityError as refusal:
-                await wait.pause(refusal)
-                continue
+
+        async def attempt() -> VectorClient:
+            waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
+            link = await open_conversation(websocket_url(base_url), waiting, timeout_s, lease_s, count)
             try:
                 if not isinstance(link, Link):
                     raise ConnectionFailedError(
@@ -63,12 +55,11 @@ class VectorClient:
                     )
                 await link.opened()
                 return cls(link)
-            except CapacityError as refusal:
-                await link.close(last=False)
-                await wait.pause(refusal)
             except BaseException:
                 await link.close(last=False)
                 raise
+
+        return await one_of((base_url,), attempt, lambda: None, wait)
 
     async def ask(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> list[BatchReply]:
         """Send a request and return all that answers it.

@@ -95,7 +95,7 @@ class SlotWait:
 
 
 async def one_of(
-    urls: Sequence[str], attempt: Callable[[], Awaitable[T]], turn: Callable[[], None], wait: SlotWait | None
+    urls: Sequence[str], attempt: Callable[[], Awaitable[T]], turn: Callable[[], None], wait: SlotWait
 ) -> T:
     """Return what an attempt does at the first server that lets it; ask all again as long as some are full.
 
@@ -103,7 +103,7 @@ async def one_of(
         urls: Of the servers; of a single one, or none.
         attempt: At the server in use.
         turn: Makes the next one that in use.
-        wait: Of the caller; None: a full server is not waited for.
+        wait: Of the caller.
 
     Raises:
         CapacityError: One was full, for longer than the wait, and no other answered.
@@ -123,6 +123,4 @@ async def one_of(
         if full is None:
             assert failed is not None
             raise failed
-        if wait is None:
-            raise full
         await wait.pause(full)

@@ -117,7 +117,7 @@ class _Request:
 
     Attributes:
         head: What it says.
-        asked: What of the released dialect it holds.
+        parsed: What of the released dialect it holds.
         begun: The environment is asked, or was.
         refusal: Why it is not to be begun.
         round: Its calls, where it is about many sessions.
@@ -126,11 +126,11 @@ class _Request:
         timer: Of its deadline.
     """
 
-    __slots__ = ("arrays", "asked", "begun", "frame", "head", "refusal", "round", "started", "task", "timer")
+    __slots__ = ("arrays", "begun", "frame", "head", "parsed", "refusal", "round", "started", "task", "timer")
 
-    def __init__(self, head: RequestHead, asked: Any, arrays: list[Array], frame: str | bytes) -> None:
+    def __init__(self, head: RequestHead, parsed: Any, arrays: list[Array], frame: str | bytes) -> None:
         self.head = head
-        self.asked = asked
+        self.parsed = parsed
         self.arrays = arrays
         self.frame = frame
         self.begun = self.started = False
@@ -287,7 +287,7 @@ class Link:
     async def take(self, frame: str | bytes) -> None:
         """Begin to answer a frame. What it waits for is that its client has read enough."""
         try:
-            head, asked, arrays = self._dialect.read(frame)
+            head, parsed, arrays = self._dialect.read(frame)
             if isinstance(head, wire.ResumeRequest):
                 self._resume(head)
                 return
@@ -308,20 +308,20 @@ class Link:
             return
         if head.read is not None:
             self.forget(head.read)
-        inline = self._inline and not self.running and type(asked) is not Mcp
+        inline = self._inline and not self.running and type(parsed) is not Mcp
         if inline and isinstance(head, NumberedFrame):
             members = self.batch.members
             if head.member >= len(members) or members[head.member].session.alone:
-                await self._answer_here(head, frame, asked)
+                await self._answer_here(head, frame, parsed)
                 return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
-        request = _Request(head, asked, arrays, frame)
+        request = _Request(head, parsed, arrays, frame)
         if len(self.running) >= MAX_REQUESTS:
             text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
             self.put(
-                self._dialect.refusal(RefusalError(EXECUTION_ERROR, text), request_id, asked is not None)
+                self._dialect.refusal(RefusalError(EXECUTION_ERROR, text), request_id, parsed is not None)
             )
             await self._flushed()
             return
@@ -342,12 +342,12 @@ class Link:
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(self, head: Any, frame: str | bytes, asked: Any) -> None:
+    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any) -> None:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
             members = self.batch.members
             member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
-            reply = await self._dialect.single.answer(member.session, frame, asked)
+            reply = await self._dialect.single.answer(member.session, frame, parsed)
         except RefusalError as refusal:
             reply = encode_error(refusal.code, refusal.message, refusal.extra)
         if reply is None:
@@ -375,7 +375,7 @@ class Link:
         try:
             if request.refusal is not None:
                 raise request.refusal
-            if request.asked is not None:
+            if request.parsed is not None:
                 await self._ask_one(request)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
@@ -387,15 +387,15 @@ class Link:
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
-            self.put(self._dialect.refusal(refusal, head.id, request.asked is not None))
+            self.put(self._dialect.refusal(refusal, head.id, request.parsed is not None))
         except asyncio.CancelledError:
             if request.refusal is None or self.over:
                 raise
-            self.put(self._dialect.refusal(request.refusal, head.id, request.asked is not None))
+            self.put(self._dialect.refusal(request.refusal, head.id, request.parsed is not None))
         except Exception:
             logger.exception("a connection ended by a fault of the server")
             fault = RefusalError(SESSION_ERROR, "the server failed; its log tells why")
-            self.put(self._dialect.refusal(fault, head.id, request.asked is not None))
+            self.put(self._dialect.refusal(fault, head.id, request.parsed is not None))
             self._finish()
         finally:
             if request.timer is not None:
@@ -419,7 +419,7 @@ class Link:
             if member.busy:
                 raise SessionBusyError(1)
             request.begun = True
-            reply = await self._dialect.single.answer(member.session, request.frame, request.asked)
+            reply = await self._dialect.single.answer(member.session, request.frame, request.parsed)
         if reply is None:
             self._finish()
         else:

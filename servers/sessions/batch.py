@@ -39,6 +39,19 @@ class Member:
     busy: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a request is under way."""
+        return self.busy or self.turn.locked()
+
+    def refusal(self) -> RefusalError | None:
+        """Return why it cannot be asked now; None where it can."""
+        if self.in_use:
+            return SessionBusyError(1)
+        if self.session.over:
+            return UnknownSessionError(f"member {self.number}, which has ended")
+        return None
+
 
 @dataclass(slots=True, eq=False)
 class MemberCall:
@@ -151,16 +164,14 @@ class SessionBatch:
         Raises:
             RefusalError: A member is busy, or there is no such snapshot; nothing is ended then.
         """
-        if any(member.busy or member.turn.locked() for member in members):
+        if any(member.in_use for member in members):
             raise SessionBusyError(1)
         self._table.snapshots.drop(self._owner, snapshots)
         await self._table.release([member.session for member in members])
 
     async def _state_of(self, member: Member) -> SessionState:
-        if member.busy or member.turn.locked():
-            raise SessionBusyError(1)
-        if member.session.over:
-            raise UnknownSessionError(f"member {member.number}, which has ended")
+        if (refusal := member.refusal()) is not None:
+            raise refusal
         member.busy = True
         try:
             return await state_of(member.session, ended=member.ended)
@@ -208,10 +219,8 @@ class BatchRound:
         """Begin; calls that never wait are over when it returns."""
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None and (member.busy or member.turn.locked()):
-                call.outcome = SessionBusyError(1)
-            elif call.outcome is None and session.over:
-                call.outcome = UnknownSessionError(f"member {member.number}, which has ended")
+            if call.outcome is None:
+                call.outcome = member.refusal()
             if call.outcome is not None:
                 self._finished.append(call)
                 continue

@@ -99,15 +99,14 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     taken: list[SessionState] = []
     left = False
 
-    def drop(state: Any) -> None:
-        keep(asyncio.create_task(SessionState(state).close()))
+    def drop(state: SessionState) -> None:
+        keep(asyncio.create_task(state.close()))
 
     async def take(runner: EnvironmentRunner) -> None:
-        state = await runner.call("snapshot", unclaimed=drop)
+        state = await runner.call("snapshot", unclaimed=lambda late: drop(SessionState(late)))
+        taken.append(SessionState(state, ended))
         if left:  # the call went on without whoever asked
-            drop(state)
-        else:
-            taken.append(SessionState(state, ended))
+            drop(taken[-1])
 
     if not session.runner.forkable:
         raise RefusalError(
@@ -120,7 +119,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     except BaseException as error:
         left = True
         for one in taken:  # whoever asked left as it came
-            drop(one.state)
+            drop(one)
         if isinstance(error, FATAL) and not isinstance(error, RefusalError):
             raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
         raise

@@ -14,7 +14,7 @@ from envs.blackjack_env.server.environment import BlackjackEnvironment
 from openenv_core import ConnectionLostError, EpisodeLostError
 
 CLIENTS = 12
-PATIENCE_S = 60
+HANDS_TIMEOUT_S = 60
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(120)]
 HUNDRED = pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
@@ -76,7 +76,7 @@ async def kill(servers: ForkedServers, kills: int, played: Played) -> None:
     """Kill a server that a hand is played on, and start it again; the other one serves meanwhile."""
 
     async def until(hands: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANDS_TIMEOUT_S):
             while played.hands < hands or not played.playing:
                 played.changed.clear()
                 await played.changed.wait()
