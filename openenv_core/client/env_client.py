@@ -43,6 +43,7 @@ from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
+from openenv_core.tracing import EpisodeSpans, current_traceparent, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
+        made_by = tracer()
+        self._spans = None if made_by is None else EpisodeSpans(made_by)
 
     @classmethod
     def from_process(
@@ -363,7 +366,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(b"", "observation", reset=options)
+        request = self._request(b"", "observation", reset=options)
+        data = await (request if self._spans is None else self._spans.request("reset", request))
         return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
@@ -376,7 +380,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
                 elsewhere; `reset` opens a new session.
         """
-        data = await self._request(encode_request("step", self._step_payload(action)), "observation")
+        request = self._request(encode_request("step", self._step_payload(action)), "observation")
+        data = await (request if self._spans is None else self._spans.request("step", request))
         return self._result_of(data)
 
     async def state(self) -> StateT:
@@ -456,6 +461,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)
+                if self._spans is not None:
+                    conversation.carrier.traceparent = None if reads else current_traceparent()
                 try:
                     data = await conversation.ask(frame, expected)
                 except asyncio.CancelledError:  # it may happen all the same
@@ -656,6 +663,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
+        if self._spans is not None:
+            self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
             await conversation.close(last=self._session_id is None)
 

@@ -180,6 +180,8 @@ class HttpCarrier(Carrier):
 
     async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.apart else {SESSION_HEADER: self._session_id}
+        if request.kind in ("reset", "step") and self.traceparent is not None:
+            headers["traceparent"] = self.traceparent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         limit = self._options.max_message_bytes

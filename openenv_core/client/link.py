@@ -265,6 +265,8 @@ class Link(Conversation):
 
     def _numbered(self, request_id: int, frame: bytes) -> bytes:
         if frame.startswith(_RELEASED):
+            if (parent := self.carrier.traceparent) is not None and self.carrier.traces:
+                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
 

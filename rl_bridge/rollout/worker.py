@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
+from openenv_core.tracing import traced
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
@@ -120,7 +121,8 @@ class RolloutWorker:
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
-                with policy.settled() as settled:
+                told = {"seed": seed, "lease": assignment.lease, "sibling": sibling, "attempt": number + 1}
+                with policy.settled() as settled, traced("rollout", **told):
                     return await self._play(seed, assignment.settings, key, answers, settled)
             except PromptRefusedError:
                 raise

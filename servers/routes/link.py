@@ -372,7 +372,7 @@ class Link:
         try:
             members = self.batch.members
             member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
-            reply = await self._dialect.single.answer(member.session, frame, parsed, began)
+            reply = await self._dialect.single.answer(member.session, frame, parsed, began, head.traceparent)
         except RefusalError as refusal:
             reply = self._dialect.single.refusal(refusal)
         if reply is None:
@@ -445,7 +445,8 @@ class Link:
                 raise SessionBusyError(1)
             request.begun = True
             single = self._dialect.single
-            reply = await single.answer(member.session, request.frame, request.parsed, request.came)
+            asked = request.frame, request.parsed, request.came, head.traceparent
+            reply = await single.answer(member.session, *asked)
         if reply is None:
             self._finish()
         else:
