@@ -199,3 +199,32 @@ def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Pat
     assert finished.returncode == 0, finished.stderr
     report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
     assert (report["episodes"], report["dropped"]) == (60, 0)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(250)
+def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
+    """Its vocabulary has little but two calls, each a word, so that random weights play hands to their end."""
+    call = '<tool_call>{{"name":"act","arguments":{{"action":"{}"}}}}</tool_call>'
+    texts = [call.format("hit"), call.format("stand")]
+    program = (
+        "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
+        "from rl_bridge.tiny_policy import make_tiny_policy\nfrom pathlib import Path\n"
+        f"make_tiny_policy(Path(sys.argv[3]), {texts!r}, seed=1, max_length=512)\n"
+        "sys.exit(run(COMMAND, sys.argv[1:]))"
+    )
+    words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
+    more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
+    finished = subprocess.run(
+        [sys.executable, "-c", program, *words, *more],
+        cwd=EXAMPLE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
+    assert len(endings) == 12
+    assert "completed" in endings, endings
+    assert set(endings) <= {"completed", "truncated_length", "truncated_turns"}
