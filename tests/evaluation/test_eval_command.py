@@ -16,7 +16,7 @@ from serve_process import SUPPORT, ServeProcess, eventually, serve
 from envs.blackjack_env.baselines import baselines
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
-from openenv_core.evaluation.records import EvaluationFolder
+from openenv_core.evaluation.records import EvaluationFolder, summarize
 
 LIMIT_S = 100
 
@@ -179,6 +179,25 @@ def test_killed_evaluation_goes_on_to_the_same_figures(
     assert evaluate("--resume", str(killed)) == 0
     assert figures(killed) == figures(whole)
     assert figures(killed)[table]["episodes"] == len(lines(killed)) == 800
+
+
+def test_lost_episode_is_counted_apart_and_played_again(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert evaluate(table, "--policy", "random", "--episodes", "3", "--out", str(out)) == 0
+    whole = figures(out)
+    lost = {**lines(out)[0], "ending": "failed_environment", "reward": None, "reason": "it was lost"}
+    unscored = {**lines(out)[1], "ending": "failed_reward", "reward": None, "reason": "nobody can judge it"}
+    with (out / "rollouts" / "000001.jsonl").open("a") as file:
+        file.write("".join(f"{json.dumps(line)}\n" for line in (lost, unscored)))
+    found = summarize(list(EvaluationFolder(out).read().records.values()))
+    assert (found["episodes"], found["dropped"], found["unscored"]) == (1, 1, 1)
+    capsys.readouterr()
+    assert evaluate("--resume", str(out)) == 0
+    assert "0 dropped and 1 unscored, the last one because: nobody can judge it" in capsys.readouterr().err
+    assert (figures(out)[table]["episodes"], len(lines(out))) == (2, 6)
+    assert whole[table]["episodes"] == 3
 
 
 def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
