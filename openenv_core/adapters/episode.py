@@ -110,6 +110,10 @@ class TextEpisode:
             self._acts = True
             self.tools = [_act_tool(schema)]
 
+    async def connect(self) -> None:
+        """Open a session before the first reset does. CapacityError: a full server had no room for it in time."""
+        await self._client.connect()
+
     async def _fetch_schema(self) -> dict[str, Any]:
         *others, last = self._urls
         for url in others:

@@ -149,15 +149,21 @@ class Arena:
         todo = deque(episodes)
         schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
         sessions = min(self.settings.sessions, len(todo))
-        lost = 0
+        lost = seated = 0
         left = len(todo)
         over = asyncio.Event()
 
         async def work() -> None:
-            nonlocal lost, left
+            nonlocal lost, left, seated
             player = self._player(schema)
             try:
-                await player.open()  # before there is an episode to be held up by a full server
+                try:
+                    await player.open()  # before there is an episode to be held up by a full server
+                except CapacityError:
+                    if not seated:
+                        raise
+                    return  # the others play without it
+                seated += 1
                 while todo:
                     record = await self._until_over(player, todo.popleft())
                     done(record)
@@ -343,6 +349,7 @@ class ChatPlayer(_Player):
         """See `ActionPlayer.open`."""
         with suppress(ConnectionFailedError):
             await self._episode.open()
+            await self._episode.connect()
 
     async def leave(self) -> None:
         """See `ActionPlayer.leave`."""

@@ -278,6 +278,20 @@ def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
+def test_server_with_room_for_one_is_waited_for(
+    tmp_path: Path, model: tuple[str, list[Any], list[Any]]
+) -> None:
+    url, _, answers = model
+    answers.append(call("act", '{"action": "stand"}'))
+    with serve("--max-sessions", "1", app="blackjack") as server:
+        for policy in ("random", url):
+            out = tmp_path / policy[-2:]
+            how = f"--policy {policy} --sessions 4 --patience 0.2 --timeout 5 --episodes 20 --out {out}"
+            assert evaluate(url_of(server), *how.split()) == 0
+            found = figures(out)[url_of(server)]
+            assert (found["episodes"], found["dropped"]) == (20, 0)
+
+
 def test_model_plays_in_text_until_its_context_is_full(
     table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
