@@ -103,9 +103,9 @@ def reword(words: Sequence[str]) -> Sequence[str]:
     """Write a run's keys as its configuration knows them; see `rl_bridge.cli.common`."""
     if not any(word.partition("=")[0] == "--config" for word in words):
         return words
-    from openenv_core.evaluation.policies import provided
+    from openenv_core.evaluation.policies import load_provided
 
-    return provided("reword", "a training run's configuration")(words)  # type: ignore[no-any-return]
+    return load_provided("reword", "a training run's configuration")(words)  # type: ignore[no-any-return]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,9 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
             told = " and ".join("ENV" if name == "words" else f"--{name.replace('_', '-')}" for name in extra)
             raise ConfigurationError(f"expected --{asked[0]} without {told}; leave one out")
     if arguments.config:
-        from openenv_core.evaluation.policies import provided
+        from openenv_core.evaluation.policies import load_provided
 
-        evaluate = provided("config", "a training run's configuration")
+        evaluate = load_provided("config", "a training run's configuration")
         return evaluate(arguments.config, arguments.words, arguments.name)  # type: ignore[no-any-return]
     if arguments.name:
         raise ConfigurationError("expected --name with --config; a folder is named by --out")
@@ -183,14 +183,14 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
     """Play what is missing, one environment after the other."""
-    from openenv_core.evaluation.policies import opened_policy
+    from openenv_core.evaluation.policies import open_policy
     from openenv_core.targets import served, target_of
 
     if there := sum(record.reward is not None for record in folder.records.values()):
         _say(f"{there:,} episodes are there already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
-    async with opened_policy(settings) as policy:
+    async with open_policy(settings) as policy:
         for text, target in targets.items():
             with served(target) as running:
                 first += await _play_environment(folder, settings, text, target, running, policy, first)
@@ -206,14 +206,14 @@ async def _play_environment(
     first: int,
 ) -> int:
     """Play the missing episodes of one environment; return how many tasks it has."""
-    from openenv_core.evaluation.episodes import Arena, count_tasks, planned
+    from openenv_core.evaluation.episodes import Arena, count_tasks, plan_episodes
     from openenv_core.evaluation.records import LOST, EpisodeRecord, ProgressBar
     from openenv_core.providers.base import has_died
     from openenv_core.targets import TargetKind
 
     token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
     tasks = await count_tasks(settings, running.url, token)
-    plan = planned(settings, first, tasks)
+    plan = plan_episodes(settings, first, tasks)
     known = folder.records
     todo = [
         one
@@ -245,7 +245,7 @@ async def _play_environment(
 
 def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_json: bool) -> int:
     """Print the figures, and write them; return 1 where an environment has none."""
-    from openenv_core.evaluation.records import missing, summarize, table_lines
+    from openenv_core.evaluation.records import describe_missing, summarize, table_lines
 
     found = {
         name: summarize(
@@ -275,7 +275,7 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
         print("\n".join(table_lines(headings, rows)))
     for name, one in found.items():
         if one["last_absence"] is not None:
-            _say(f"{name}: {missing(one)}")
+            _say(f"{name}: {describe_missing(one)}")
     if any(one["dropped"] for one in found.values()):
         _say(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
     _say(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")

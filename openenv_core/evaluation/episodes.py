@@ -66,7 +66,7 @@ class PlannedEpisode(NamedTuple):
     options: Json
 
 
-def planned(settings: EvaluationSettings, first_group: int, tasks: int) -> list[PlannedEpisode]:
+def plan_episodes(settings: EvaluationSettings, first_group: int, tasks: int) -> list[PlannedEpisode]:
     """Return the episodes of one environment: as many tasks, each as often as the settings say."""
     return [
         PlannedEpisode(first_group + task, sibling, number, settings.reset | options)
@@ -296,7 +296,7 @@ class ActionPlayer(_Player):
             if len(record.turns) == settings.max_turns:
                 record.ending = "truncated_turns"
                 return
-            action = await _acted(act, result.observation)
+            action = await _ask_action(act, result.observation)
             record.turns.append(
                 turn_record(
                     _text_of(result.observation), json.dumps(action, default=str), fresh=not record.turns
@@ -310,7 +310,7 @@ class ActionPlayer(_Player):
                 return
 
 
-async def _acted(act: Any, observation: Json) -> Json:
+async def _ask_action(act: Any, observation: Json) -> Json:
     try:
         action = act(observation)
         if inspect.isawaitable(action):

@@ -153,7 +153,7 @@ def is_url(policy: str) -> bool:
 
 
 @asynccontextmanager
-async def opened_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
+async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
     """Make the policy that is named, and end it behind the block.
 
     Raises:
@@ -169,20 +169,20 @@ async def opened_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy
         finally:
             await model.close()
     elif _is_folder(settings.policy):
-        checkpoint: ChatModel = await provided("checkpoint", "a checkpoint as the policy")(settings)
+        checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
         try:
             yield checkpoint
         finally:
             await checkpoint.close()
     else:
-        yield CallablePolicy(_imported(settings.policy))
+        yield CallablePolicy(_import_callable(settings.policy))
 
 
 def _is_folder(policy: str) -> bool:
     return Path(policy).expanduser().is_dir()
 
 
-def provided(name: str, what: str) -> Any:
+def load_provided(name: str, what: str) -> Any:
     """Return what a package above this one offers to evaluations. ConfigurationError: none does."""
     point = next(iter(entry_points(group=GROUP, name=name)), None)
     with installed_with("rl", what):
@@ -191,7 +191,7 @@ def provided(name: str, what: str) -> Any:
         return point.load()
 
 
-def _imported(text: str) -> Callable[..., Any]:
+def _import_callable(text: str) -> Callable[..., Any]:
     module, colon, attribute = text.rpartition(":" if ":" in text else ".")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise ConfigurationError(
@@ -338,7 +338,7 @@ class EndpointChat:
         )
         self._messages.append(
             {"role": "assistant", "content": message.content or ""}
-            | ({"tool_calls": [_as_sent(call) for call in calls]} if calls else {})
+            | ({"tool_calls": [_call_as_json(call) for call in calls]} if calls else {})
         )
         return ChatAnswer(message.content or "", calls)
 
@@ -357,6 +357,6 @@ def _arguments(text: str | Json) -> Json | str:
     return found if isinstance(found, dict) else text
 
 
-def _as_sent(call: RequestedCall) -> Json:
+def _call_as_json(call: RequestedCall) -> Json:
     arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -223,7 +223,7 @@ def summarize(
     }
 
 
-def missing(summary: dict[str, Any]) -> str:
+def describe_missing(summary: dict[str, Any]) -> str:
     """Return what is said of the episodes that have no reward."""
     return (
         f"{summary['dropped'] + summary['unscored']} episodes are no part of the mean, {summary['dropped']} dropped "

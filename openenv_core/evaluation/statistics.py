@@ -88,7 +88,7 @@ def figures(
         tasks are repeated `pass_at`, by k above 1: [estimate, interval, tasks that were scored so often].
     """
     scored = {task: list(values) for task, values in rewards.items() if values}
-    wins = {task: [won(value, success) for value in values] for task, values in scored.items()}
+    wins = {task: [is_success(value, success) for value in values] for task, values in scored.items()}
     return {
         "episodes": sum(map(len, scored.values())),
         **_estimate("mean_reward", "ci95", scored),
@@ -97,7 +97,7 @@ def figures(
     }
 
 
-def won(reward: float, success: float | None) -> bool:
+def is_success(reward: float, success: float | None) -> bool:
     """Whether a reward is a success's."""
     return reward > 0.0 if success is None else reward >= success
 

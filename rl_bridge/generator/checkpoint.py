@@ -100,7 +100,7 @@ class CheckpointChat:
         if not self._calls:
             return ChatAnswer(model.tokenizer.text(completion.tokens))
         found = parse_tool_calls(
-            model.tokenizer.written(completion.tokens),
+            model.tokenizer.decode_written(completion.tokens),
             style=model.tokenizer.call_style or CallStyle.HERMES,
             repair=False,
             in_thought=model.tokenizer.opens_thought(prompt),

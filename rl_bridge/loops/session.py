@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from openenv_core.evaluation.endpoint import plain
-from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder, missing, summarize
+from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder, describe_missing, summarize
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
@@ -232,7 +232,7 @@ async def _evaluation(config: Config, model_path: Path, folder: Path, console: C
     console.print_json(data=report)
     for name, one in reports.items():
         if one["last_absence"] is not None:
-            _say(console, f"{name}: {missing(one)}" if name else missing(one))
+            _say(console, f"{name}: {describe_missing(one)}" if name else describe_missing(one))
     with EvaluationFolder(folder) as kept:
         for record in (record for records in results.values() for record in records):
             kept.write(record)
