@@ -117,5 +117,5 @@ class Page {
 const page = new Page();
 byId("fresh").onclick = () => page.load();
 if (settings.served) setInterval(() => document.hidden || page.look(), FRESH_MS);
-listenToKeys(page);
+listenToKeys(keyTable(page));
 page.load();

@@ -1,5 +1,17 @@
 // Lines of JSON into records, and what the list, the filters and the heading say of each.
 
+/** A probability to two digits that mean something. */
+function probability(p) {
+  if (p >= 0.9995) return "100%";
+  if (p >= 0.1) return `${(100 * p).toFixed(1)}%`;
+  if (p >= 0.0001) return `${(100 * p).toPrecision(2)}%`;
+  return p.toExponential(1);
+}
+
+/** An ending as words, and what kind of ending it is: the first word of its name. */
+const endingWords = (ending) => ending.replaceAll("_", " ");
+const endingKind = (ending) => ending.split("_")[0];
+
 const ANSWERED = Symbol("searched text");
 
 /** Whether runs say something of so many tokens. */
