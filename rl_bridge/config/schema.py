@@ -14,6 +14,7 @@ from rl_bridge.config.sections import (
     Positive,
     RecordsConfig,
     RewardConfig,
+    Sampling,
     Section,
     TrainerConfig,
 )
@@ -92,6 +93,11 @@ class EnvConfig(Section):
     """How often a server that we started is started again before the run ends, or goes on without the environment."""
     task: str | None = None
     """Its own `rollout.task`."""
+    tasks: Count | None = None
+    """How many tasks training has, each a seed, to come back to; None gives every group a seed of its own."""
+    sampling: Sampling = "uniform"
+    """Which of `tasks` a group begins from: pass after pass over all, each in an order of its own (uniform) or in one
+    (sequential), or less often what came to rewards without variance the last times, and taught nothing (signal)."""
     weight: Positive = 1.0
     """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
 
@@ -111,6 +117,11 @@ class EnvConfig(Section):
             )
         if self.token_file is not None and self.url is None:
             raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
+        if self.sampling != "uniform" and self.tasks is None:
+            raise ValueError(
+                f"expected env.tasks, a number of tasks to come back to, with env.sampling={self.sampling}, got none: "
+                "every group would have a task of its own"
+            )
         return self
 
 
@@ -147,8 +158,18 @@ class DataConfig(Section):
 
     source: str
     """A file of JSON lines (`prompt`, and if there are `target` and `id`), or the dotted path of an iterable."""
-    shuffle: bool = True
-    """Whether every epoch has an order of its own, drawn from the run's seed."""
+    sampling: Sampling = "uniform"
+    """Which example a group answers: pass after pass over all, each in an order of its own (uniform) or in that of the
+    source (sequential), or less often what came to rewards without variance the last times (signal)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_shuffle(cls, data: Any) -> Any:
+        """Runs from before there was `sampling` say `shuffle`."""
+        if isinstance(data, dict) and isinstance(data.get("shuffle"), bool):
+            sampling = "uniform" if data["shuffle"] else "sequential"
+            return {"sampling": sampling} | {key: value for key, value in data.items() if key != "shuffle"}
+        return data
 
 
 class RolloutConfig(Section):

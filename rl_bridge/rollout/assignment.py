@@ -15,9 +15,9 @@ TRAINING_SEEDS = 2**31
 """Training takes seeds below this, evaluation takes seeds from this on: no episode is in both."""
 
 
-def group_seed(run_seed: int, group: int) -> int:
-    """The seed that the siblings of a group begin from."""
-    return int(np.random.default_rng([run_seed, group]).integers(0, TRAINING_SEEDS))
+def task_seed(run_seed: int, task: int) -> int:
+    """The seed that the siblings of a group begin from. Where tasks are not numbered each group has one of its own."""
+    return int(np.random.default_rng([run_seed, task]).integers(0, TRAINING_SEEDS))
 
 
 ENVIRONMENT_DRAWS = 2**31
@@ -72,7 +72,7 @@ class Assignment:
         siblings: Each episode's number in its group.
         settings: How they are played.
         environment: Where, by its name in `Config.environments`.
-        group: The group's number in the run; None of held-out episodes.
+        task: The number of the group's task, as a dataset has it; None of held-out episodes.
         sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
             own; None where the engine's generator goes on as it pleases.
     """
@@ -82,7 +82,7 @@ class Assignment:
     siblings: tuple[int, ...]
     settings: EpisodeSettings
     environment: str = ""
-    group: int | None = None
+    task: int | None = None
     sampling_key: tuple[int, int] | None = None
 
 

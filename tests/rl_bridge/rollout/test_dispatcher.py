@@ -24,7 +24,7 @@ from dispatcher_stage import (
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, group_seed
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
 from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.types import Group, Trajectory
 
@@ -40,10 +40,10 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
         bridge.serve(1)
         assert {group.version for group in await bridge.sample(1)} == {1}
     assert [group.id for group in groups] == [0, 1, 2, 3]
-    assert [group.seed for group in groups] == [group_seed(7, number) for number in range(4)]
+    assert [group.seed for group in groups] == [task_seed(7, number) for number in range(4)]
     assert all(sibling_numbers(group) == [0, 1, 2, 3] for group in groups)
     assignment = bridge.workers.assignments[1]
-    assert assignment.seeds == (group_seed(7, 1),) * SIBLINGS
+    assert assignment.seeds == (task_seed(7, 1),) * SIBLINGS
     assert assignment.sampling_key == (7, 1)
     assert assignment.settings == EPISODE
     assert bridge.dispatcher.counts.played == 8 * SIBLINGS
@@ -246,7 +246,13 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
 
     bridge = Bridge(
-        how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps, group_filter=Fickle()
+        how,
+        max_staleness=max_staleness,
+        groups=4,
+        slots=6,
+        iterations=steps,
+        group_filter=Fickle(),
+        tasks=16,
     )
     trained: Counter[int] = Counter()
     async with bridge.dispatcher:
@@ -264,6 +270,7 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         assert max(trained.values()) == 1
         assert trained.total() == ledger.trained == ledger.live == steps * 4
         assert (ledger.leases, ledger.waiting) == ([], 0)
+        assert bridge.dispatcher.samplers[""].state()["drawn"] == []  # no group's task is kept for ever
         assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
