@@ -52,7 +52,7 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
 
 OF_EPISODES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "rollout": ("num_turns", "episode_timeout_s"),
+        "rollout": ("num_turns", "fork_turn", "episode_timeout_s"),
         "reward": ("illegal_answer",),
         "evaluation": ("episodes",),
     }

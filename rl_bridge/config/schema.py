@@ -187,6 +187,10 @@ class RolloutConfig(Section):
     """Siblings that share a seed."""
     num_turns: Count = 32
     """Exchanges an episode at most, and steps: an answer with several calls of tools takes as many."""
+    fork_turn: Count | tuple[Count, Count] | None = None
+    """After how many turns of one episode the siblings of a group part, each from a fork of its session: a number, or
+    the least and the most, between which each group draws. What they share is context. None has each begin with a
+    reset. The environment has to say that it can be forked (`FORKABLE`)."""
     episode_timeout_s: Positive | None = None
     """After how long since its reset an episode begins no exchange any more, and is truncated."""
     max_new_tokens: Count = 16
@@ -240,12 +244,27 @@ class RolloutConfig(Section):
                 f"expected rollout.max_new_tokens below rollout.max_length, "
                 f"got {self.max_new_tokens} and {self.max_length}"
             )
+        if self.fork_turns is not None and not self.fork_turns[0] <= self.fork_turns[1] < self.num_turns:
+            raise ValueError(
+                "expected rollout.fork_turn below rollout.num_turns, as a number or as the least and the most, got "
+                f"{self.fork_turn} and {self.num_turns}"
+            )
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"expected rollout.min_group_size of at most rollout.group_size, "
                 f"got {self.min_group_size} and {self.group_size}"
             )
         return self
+
+    @property
+    def fork_turns(self) -> tuple[int, int] | None:
+        """The least and the most in `fork_turn`."""
+        return (self.fork_turn, self.fork_turn) if isinstance(self.fork_turn, int) else self.fork_turn
+
+    @property
+    def sessions_a_group(self) -> int:
+        """Sessions that a group has at once: one a sibling, and the one that they were forked from."""
+        return self.group_size + (self.fork_turn is not None)
 
     @property
     def groups_per_step(self) -> int:
@@ -457,6 +476,16 @@ class Config(Section):
                 "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
                 f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
             )
+        for name, env in self.environments.items():
+            if (
+                self.rollout.fork_turn
+                and env.sessions // self.rollout.num_workers < self.rollout.sessions_a_group
+            ):
+                raise ValueError(
+                    f"expected {env_key(name, 'sessions')} of at least {self.rollout.sessions_a_group} for each of "
+                    f"{self.rollout.num_workers} rollout workers with rollout.fork_turn, one more than a group has "
+                    f"siblings, got {env.sessions}"
+                )
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "

@@ -75,7 +75,7 @@ def dispatch_settings(config: Config, examples: int | None = None) -> DispatchSe
         run_seed=config.seed,
         group_size=rollout.group_size,
         min_group_size=rollout.min_group_size,
-        slots=max(1, in_flight // rollout.group_size),
+        slots=max(1, in_flight // rollout.sessions_a_group),
         environments={
             name: PlayedEnvironment(
                 episode=episode_settings(config, name, temperature=rollout.temperature),
@@ -96,6 +96,7 @@ def dispatch_settings(config: Config, examples: int | None = None) -> DispatchSe
         timeout_s=config.call_timeout_s,
         max_lost_share=rollout.max_lost_share,
         filter=group_filter(config),
+        fork_turn=rollout.fork_turns,
     )
 
 

@@ -20,6 +20,16 @@ def task_seed(run_seed: int, task: int) -> int:
     return int(np.random.default_rng([run_seed, task]).integers(0, TRAINING_SEEDS))
 
 
+FORK_DRAWS = 2**31 + 2
+"""As `ENVIRONMENT_DRAWS`, for another draw."""
+
+
+def draw_fork_turn(run_seed: int, group: int, bounds: tuple[int, int]) -> int:
+    """After how many turns the siblings of a group part: from the first to the second of the bounds."""
+    first, last = bounds
+    return int(np.random.default_rng([run_seed, group, FORK_DRAWS]).integers(first, last + 1))
+
+
 ENVIRONMENT_DRAWS = 2**31
 """Beside a run's seed and a group: no sibling is numbered so, whose samples this draw could go with."""
 
@@ -75,6 +85,7 @@ class Assignment:
         task: The number of the group's task, as a dataset has it; None of held-out episodes.
         sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
             own; None where the engine's generator goes on as it pleases.
+        fork_turn: After how many turns of one episode siblings part; None where each begins with a reset.
     """
 
     lease: int
@@ -84,6 +95,7 @@ class Assignment:
     environment: str = ""
     task: int | None = None
     sampling_key: tuple[int, int] | None = None
+    fork_turn: int | None = None
 
 
 class Absence(StrEnum):

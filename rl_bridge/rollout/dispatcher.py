@@ -21,6 +21,7 @@ from rl_bridge.rollout.assignment import (
     NoTrajectory,
     Outcome,
     draw_environment,
+    draw_fork_turn,
     task_seed,
 )
 from rl_bridge.rollout.groups import (
@@ -54,6 +55,7 @@ class DispatchSettings:
         max_lost_share: With more than this share of its latest episodes dropped for failures, an environment is set
             aside; where none is left the run ends.
         filter: Which finished groups are worth training.
+        fork_turn: Between how many turns and how many siblings part; None where each begins with a reset.
     """
 
     run_seed: int
@@ -65,6 +67,7 @@ class DispatchSettings:
     timeout_s: float
     max_lost_share: float = 0.5
     filter: GroupFilter = ACCEPT_ALL
+    fork_turn: tuple[int, int] | None = None
 
 
 logger = logging.getLogger(__name__)
@@ -383,6 +386,8 @@ class Dispatcher:
             environment=environment,
             task=task,
             sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
+            fork_turn=settings.fork_turn
+            and draw_fork_turn(settings.run_seed, lease.group, settings.fork_turn),
         )
         try:
             async with asyncio.timeout(settings.timeout_s):
@@ -406,7 +411,8 @@ class Dispatcher:
             RolloutError: Too many are dropped, in this environment and all others: playing on would not help.
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
-        kept = final_outcomes(outcomes.items())
+        # Of siblings that share a beginning none is kept: another worker's begin elsewhere.
+        kept = {} if self._settings.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
             if self._buffer.give_back(lease, floor=lease.floor if kept else None):
                 health.counts.attempted(result)

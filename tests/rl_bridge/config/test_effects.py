@@ -74,7 +74,7 @@ def test_our_files_set_nothing_idle(name: str | None) -> None:
 
 
 EPISODES: dict[str, dict[str, Any]] = {
-    "rollout": {"num_turns": 3, "episode_timeout_s": 5.0},
+    "rollout": {"num_turns": 3, "fork_turn": 1, "episode_timeout_s": 5.0},
     "reward": {"illegal_answer": -2.0},
     "evaluation": {"episodes": 7},
 }
@@ -122,6 +122,22 @@ def test_a_dataset_of_an_older_run_keeps_its_order(shuffle: bool, sampling: str)
 def test_an_order_of_tasks_without_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
         config(world={"env": {"url": "http://127.0.0.1:8000", "sampling": "signal"}})
+
+
+@pytest.mark.parametrize(
+    ("fork_turn", "sessions", "told"),
+    [
+        (4, 128, r"fork_turn below rollout\.num_turns, .*got 4 and 4"),
+        ([3, 2], 128, r"the least and the most, got \(3, 2\) and 4"),
+        (2, 8, r"env\.sessions of at least 9 for each of 1 rollout workers .*got 8"),
+    ],
+)
+def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        config(
+            world={"env": {"url": "http://127.0.0.1:8000", "sessions": sessions}},
+            rollout={"num_turns": 4, "fork_turn": fork_turn},
+        )
 
 
 def test_what_episodes_have_is_not_told_with_an_environment() -> None:

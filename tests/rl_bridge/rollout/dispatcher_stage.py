@@ -90,6 +90,7 @@ class Bridge:
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         tasks: int | None = None,
+        fork_turn: tuple[int, int] | None = None,
     ) -> None:
         self.workers = Workers(how)
         self.groups = groups
@@ -114,6 +115,7 @@ class Bridge:
                 deterministic=deterministic,
                 timeout_s=300.0,
                 filter=group_filter,
+                fork_turn=fork_turn,
             ),
             collect=collect,
             explain=explain,

@@ -114,6 +114,22 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
     assert (counts.played, counts.dropped, counts.retried, counts.unfinished) == (3, 1, 3, 0)
 
 
+@simulated
+async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_where_they_would_have() -> (
+    None
+):
+    def one_finished(assignment: Assignment) -> AssignmentResult:
+        return cut_short(assignment, finished=1, preempted=True)
+
+    bridge = Bridge(in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
+    async with bridge.dispatcher:
+        await bridge.sample()
+    first, again, *others = bridge.workers.assignments
+    assert again.siblings == first.siblings
+    assert again.fork_turn == first.fork_turn
+    assert {one.fork_turn for one in (first, *others)} == {2, 3, 4}
+
+
 @pytest.mark.parametrize("lost_too", [True])
 @simulated
 async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile(lost_too: bool) -> None:
