@@ -595,7 +595,7 @@ class SessionLeases:
         with span("lease", waits_for="session"):
             await self._take_places(1 + forks)
             try:
-                session = self._leased_session(*await self._pool.obtain())
+                session = self._make_session(*await self._pool.obtain())
             except BaseException:
                 self._give_places_back(1 + forks)
                 raise
@@ -624,11 +624,11 @@ class SessionLeases:
         """
         for client in await session.fork(count):
             self._pool.hold(session.address)
-            session.forks.append(self._leased_session(session.address, client))
+            session.forks.append(self._make_session(session.address, client))
         self._leased.update(session.forks)
         return session.forks
 
-    def _leased_session(self, address: ServerRecord, client: Client) -> LeasedSession:
+    def _make_session(self, address: ServerRecord, client: Client) -> LeasedSession:
         return LeasedSession(
             address, client, deadlines=self._deadlines, learn=self._pool.learn, renew=self.renew
         )

@@ -140,7 +140,7 @@ class RolloutWorker:
             assert not isinstance(found, Branch)
             return found
 
-        return await self._until_played(playing, policy, play)
+        return await self._retry(playing, policy, play)
 
     async def fork(self, playing: "_Playing", policy: ChatPolicy, held: AsyncExitStack) -> "Fork | Outcome":
         """Play what the siblings of an assignment share, and fork its session for each of them.
@@ -167,9 +167,9 @@ class RolloutWorker:
                 held.push_async_callback(own.pop_all().aclose)
                 return fork
 
-        return await self._until_played(playing, policy, play)
+        return await self._retry(playing, policy, play)
 
-    async def _until_played(
+    async def _retry(
         self, playing: "_Playing", policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
     ) -> T | NoTrajectory:
         failure, ending = "", Ending.FAILED_ENVIRONMENT
