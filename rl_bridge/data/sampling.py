@@ -46,8 +46,8 @@ class TaskSampler:
     in a row, had rewards without variance, and so no gradient: the probabilistic filter of GRESO, arXiv 2506.02177,
     with p fixed at 1/4. The floor is ours: nothing is starved.
 
-    What a group came to counts for draws under later weights, whenever it comes back before those. So in a run whose
-    weights wait for all groups, the draws are the same however the groups overtake each other.
+    What a group came to counts for a draw where its number is below a bound that the caller gives. With a bound below
+    which all groups have ended, the draws are the same however the groups overtake each other.
 
     Args:
         tasks: They are numbered from 0.
@@ -67,16 +67,16 @@ class TaskSampler:
         self._results: dict[int, tuple[int, bool]] = {}
         """By group: what is not counted yet."""
 
-    def draw(self, group: int, *, first: int) -> int:
+    def draw(self, group: int, *, known: int) -> int:
         """The task of a group: the same however often it is asked for, until the group has ended.
 
         Args:
             group: Its number in the run.
-            first: The number of the first group that was given out under the same weights; see `GroupLease`.
+            known: What groups below this number came to counts, if they have ended.
         """
         if group not in self._drawn:
-            for known in sorted(number for number in self._results if number < first):
-                task, signal = self._results.pop(known)
+            for ended in sorted(number for number in self._results if number < known):
+                task, signal = self._results.pop(ended)
                 self._dull[task] = 0 if signal else self._dull[task] + 1
             self._drawn[group] = task = self._next()
             self._draws[task] += 1

@@ -375,7 +375,9 @@ class Dispatcher:
         else:
             environment, kept = self._draw(lease.group), {}
         sampler = self.samplers.get(environment)
-        task = lease.group if sampler is None else sampler.draw(lease.group, first=lease.first)
+        # Which others are back by now is a matter of timing; whether those under older weights are is not.
+        known = lease.first if settings.deterministic else lease.group
+        task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
         seed = task_seed(settings.run_seed, task)
         left = tuple(sibling for sibling in range(settings.group_size) if sibling not in kept)
         assignment = Assignment(

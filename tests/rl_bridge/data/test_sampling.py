@@ -38,12 +38,12 @@ def drawn(
     """The tasks of groups that come back, in any order, before the first of the next step is given out."""
     tasks = []
     for first in groups[::step]:
-        known = [(group, sampler.draw(group, first=first)) for group in range(first, first + step)]
+        known = [(group, sampler.draw(group, known=first)) for group in range(first, first + step)]
         tasks += [task for _, task in known]
         if order is not None:
             order.shuffle(known)
         for group, task in known:
-            assert sampler.draw(group, first=first) == task  # also one that is played again
+            assert sampler.draw(group, known=first) == task  # also one that is played again
             sampler.end(group, teaches(task))
     return tasks
 
@@ -84,7 +84,7 @@ def test_one_group_without_variance_leaves_a_task_out_with_the_probability_of_th
         (dull, _), first = drawn(sampler, range(2), lambda task: False, step=2), 2
         other = 1 - dull
         sampler.restore({**sampler.state(), "results": [(0, dull, False), (1, other, True)]})
-        taken += dull in (sampler.draw(2, first=first), sampler.draw(3, first=first))
+        taken += dull in (sampler.draw(2, known=first), sampler.draw(3, known=first))
     assert taken / 400 == pytest.approx(KEPT, abs=0.25 * KEPT + 0.05)
 
 
@@ -95,16 +95,16 @@ def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_chec
     sampler = TaskSampler(TASKS, sampling="signal", seed=3)
     before = drawn(sampler, range(400), teaching.__getitem__, order=chance)
     # In the middle of a step: some are under way, and some have come back.
-    under_way = [sampler.draw(group, first=400) for group in range(400, 406)]
+    under_way = [sampler.draw(group, known=400) for group in range(400, 406)]
     sampler.end(403, teaching[under_way[3]])
     state = json.loads(json.dumps(sampler.state()))
-    sampler.draw(406, first=400)
+    sampler.draw(406, known=400)
     resumed = TaskSampler(TASKS, sampling="signal", seed=3)
     resumed.restore(state)
-    assert [resumed.draw(group, first=400) for group in (400, 401, 402, 404, 405)] == [
+    assert [resumed.draw(group, known=400) for group in (400, 401, 402, 404, 405)] == [
         task for place, task in enumerate(under_way) if place != 3
     ]
-    rest = [resumed.draw(group, first=400) for group in (406, 407)]
+    rest = [resumed.draw(group, known=400) for group in (406, 407)]
     for group, task in enumerate([*under_way, *rest], 400):
         resumed.end(group, teaching[task])
     after = drawn(resumed, range(408, 800), teaching.__getitem__, order=chance)
@@ -114,11 +114,11 @@ def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_chec
 
 def test_what_comes_back_late_counts_from_then_on() -> None:
     sampler = TaskSampler(2, sampling="signal", seed=0)
-    task = sampler.draw(0, first=0)
+    task = sampler.draw(0, known=0)
     sampler.end(0, False)
-    sampler.draw(1, first=0)
+    sampler.draw(1, known=0)
     assert sampler.metrics()["tasks/dull_share"] == 0  # it was given out under the same weights
-    sampler.draw(2, first=2)
+    sampler.draw(2, known=2)
     assert sampler.metrics()["tasks/dull_share"] == 0.5
     assert sampler.state()["dull"] == [(task, 1)]
     sampler.end(7, False)  # another's

@@ -13,6 +13,7 @@ from dispatcher_stage import (
     UNFINISHED,
     Bridge,
     Workers,
+    altered,
     answer,
     at_once,
     cut_short,
@@ -290,3 +291,19 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@simulated
+async def test_what_groups_came_to_counts_at_once_unless_draws_may_not_depend_on_timing(
+    deterministic: bool,
+) -> None:
+    async def dull(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        return await altered(workers, assignment, reward=1.0)
+
+    bridge = Bridge(dull, groups=80, slots=4, tasks=8, deterministic=deterministic)
+    async with bridge.dispatcher:
+        await bridge.sample()
+        often = Counter(one.seeds[0] for one in bridge.workers.assignments)
+        assert len(often) == 8
+        assert (set(often.values()) == {10}) is deterministic
