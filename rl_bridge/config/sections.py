@@ -11,6 +11,8 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Sampling = Literal["uniform", "sequential", "signal"]
+"""How groups are given tasks: `rl_bridge.data.sampling`."""
 
 
 class Section(BaseModel):
