@@ -13,6 +13,7 @@ function trajectoryFacts(record, siblings) {
     make("b", { className: `ending ${endingKind(record.ending)}`, textContent: endingWords(record.ending) }),
     fact("reward", signed(record.reward), shade(record.reward)),
     plain ? null : fact("advantage", advantage, shade(record.advantage ?? 0)),
+    ...Object.entries(record.scores ?? {}).map(([path, score]) => fact(path, signed(score), shade(score))),
     fact("turns", whole(record.turns.length)),
     fact("tool calls", whole(record.tool_calls)),
     ...(plain ? [] : [

@@ -92,6 +92,7 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
         "completed",
         "reward +1",
         "advantage +1.5",
+        "style +0.25",
         "tool calls 1",
         "turns 2",
         "seed 4",
