@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -196,7 +196,7 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     total: float = 0.0
-    scores: Counter[str] = field(default_factory=Counter)
+    scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
     steps: int = 0
 
@@ -213,7 +213,7 @@ class _Play:
         parts = (metadata or {}).get(SCORES)
         for path, score in parts.items() if isinstance(parts, Mapping) else ():
             if isinstance(score, int | float) and math.isfinite(score):
-                self.scores[path] += score
+                self.scores[path] = self.scores.get(path, 0.0) + score
 
     async def to_the_end(self) -> Ending | None:
         """Returns None where the episode is to be forked."""
