@@ -42,6 +42,7 @@ class ServerSettings:
         drain_s: Seconds that sessions get to end when the server is asked to stop.
         mode: `production` serves no reset, step or state.
         web: There is a page to play on, at /web.
+        metrics: Whether the server counts what it does and tells it at /metrics.
         exposed: Whether callers beyond this machine reach the listening socket; None: not known. What opens the
             socket says so, no variable does.
     """
@@ -61,6 +62,7 @@ class ServerSettings:
     drain_s: float = 8.0
     mode: Mode = "simulation"
     web: bool = False
+    metrics: bool = True
     exposed: bool | None = None
 
     def __post_init__(self) -> None:
@@ -173,6 +175,18 @@ def seconds_or_none(variable: str, value: str) -> float | None:
     return seconds(variable, value) or None
 
 
+def switch(variable: str, value: str) -> bool:
+    """Read a setting that is on or off.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    on, off = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if value.lower() not in on + off:
+        raise ConfigurationError(f"expected {variable} to be 1 or 0, got {value!r}")
+    return value.lower() in on
+
+
 def _mode(variable: str, value: str) -> Mode:
     mode = value.lower()
     if mode not in MODES:
@@ -181,6 +195,7 @@ def _mode(variable: str, value: str) -> Mode:
 
 
 def _is_on(_: str, value: str) -> bool:
+    """Read a switch of the released server, which takes any other word for off."""
     return value.lower() in ("1", "true", "yes")
 
 
@@ -195,7 +210,8 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_STEP_TIMEOUT": ("step_timeout_s", seconds_or_none),
     "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
     "ROPEWALK_DRAIN": ("drain_s", seconds),
+    "ROPEWALK_METRICS": ("metrics", switch),
     "OPENENV_MODE": ("mode", _mode),
     "ENABLE_WEB_INTERFACE": ("web", _is_on),  # as the released server calls it; the next one goes before it
-    "OPENENV_WEB": ("web", _is_on),
+    "OPENENV_WEB": ("web", switch),
 }

@@ -19,6 +19,11 @@ const runsOver = (runs, tokens) => runs.reduce((sum, [, number]) => sum + number
 
 /** Whether all that the page shows of a turn is there; what is no turn may throw. */
 function isTurn(turn) {
+  if (typeof turn.answer === "string") {
+    // Of an evaluation: text whose tokens nobody knows.
+    Object.assign(turn, { plain: true, pieces: [turn.answer], tokens: [], logprobs: [], trained: [], versions: [], context_tokens: 0 });
+    return typeof turn.context === "string";
+  }
   const number = turn.tokens.length;
   return typeof turn.context === "string" && turn.pieces.length === number && turn.logprobs.length === number &&
     turn.pieces.every((piece) => typeof piece === "string") && turn.logprobs.every(Number.isFinite) &&
@@ -30,6 +35,7 @@ function readRecord(line) {
   let record;
   try {
     record = JSON.parse(line);
+    if (record.reward === null) return record;
     if (!Number.isFinite(record.reward) || typeof record.ending !== "string" || !record.turns.every(isTurn)) return null;
   } catch {
     return null; // one line that is none is no reason to show none
@@ -76,6 +82,7 @@ class Records {
     this.all = [];
     this.groups = new Map();
     this.unreadable = 0;
+    this.unscored = 0;
   }
 
   add(line) {
@@ -83,6 +90,10 @@ class Records {
     const record = readRecord(line);
     if (record === null) {
       this.unreadable += 1;
+      return;
+    }
+    if (record.reward === null) {
+      this.unscored += 1; // no zero, in no mean
       return;
     }
     this.all.push(record);

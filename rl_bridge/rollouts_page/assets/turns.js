@@ -36,7 +36,7 @@ class Cards {
 
   #answer(turn, parting) {
     const trained = turn.trained.reduce((sum, [on, number]) => sum + (on ? number : 0), 0);
-    const box = make("div", { className: trained ? "answer" : "answer masked" });
+    const box = make("div", { className: trained || turn.plain ? "answer" : "answer masked" });
     const fill = () => box.prepend(answerText(turn, this.view.colour, parting));
     if (this.left > 0) fill();
     else {
@@ -72,6 +72,7 @@ function saidBox(role, text) {
 }
 
 function answerFacts(turn, trained) {
+  if (turn.plain) return [];
   const number = turn.tokens.length;
   const facts = [counted(number, "token")];
   if (trained < number) facts.push(trained ? `${whole(number - trained)} masked` : "masked: the loss does not see them");
