@@ -209,7 +209,7 @@ class WebInterfaceManager:
                 _visitor.set((owner_of(request.scope), session_named_by(request) or WEB_SESSION))
                 return json_answer(dumps(await work(request)))
             except RefusalError as refusal:
-                return refused(refusal)
+                return refused(refusal, self._sessions.metrics)
             except FATAL as error:
                 # The released server answers so where an environment has no state before its first reset.
                 early = isinstance(error, RuntimeError) and request.method == "GET"
