@@ -8,8 +8,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -262,21 +262,14 @@ def start_container(
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
-    ours = companion.ensure(engine.address)
-    short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
-    name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
     publish = options.reach == "port"
     if options.reach == "auto":  # on the loopback interface of the engine's own machine
         publish = options.network != "none" and is_local(engine.address)
-    asked = spec(image, options, ours.labels, publish=publish)
-    with ours.making(name):
-        container = Container(engine, _create(engine, name, asked, ours), name, image, options, ours)
-    try:
-        _run(engine, container, options)
-        found = engine.inspect(container.id)
-        _require_honoured(image, asked, found)
-        bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
-        port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
+    container = create_container(image, options, engine, publish=publish)
+    with _removed_on_failure(container):
+        bindings = engine.inspect(container.id)["NetworkSettings"].get("Ports") or {}
+        ports = bindings.get(f"{options.port}/tcp") or ()
+        port = next((int(each["HostPort"]) for each in ports if each.get("HostIp") == LOOPBACK), None)
         if port is None and options.reach == "port":
             raise OptionUnavailableError(
                 f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
@@ -285,11 +278,45 @@ def start_container(
         port = port or container.relayed()
         _wait_until_healthy(container, port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
+    return container
+
+
+def create_container(
+    image: str, options: ContainerOptions, engine: DockerEngine, *, publish: bool = False
+) -> Container:
+    """Start a container, and return it as soon as its command runs, whatever that does.
+
+    Args:
+        image: Name or id of the image. It is not pulled.
+        options: What the container gets.
+        engine: Where it runs.
+        publish: Whether its port is published on the loopback interface.
+
+    Raises:
+        EngineUnavailableError: There is no engine, or it does not answer.
+        ImageNotFoundError: The engine has no such image.
+        OptionUnavailableError: The engine cannot honour an option.
+    """
+    ours = companion.ensure(engine.address)
+    short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
+    name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
+    asked = spec(image, options, ours.labels, publish=publish)
+    with ours.making(name):
+        container = Container(engine, _create(engine, name, asked, ours), name, image, options, ours)
+    with _removed_on_failure(container):
+        _run(engine, container, options)
+        _require_honoured(image, asked, engine.inspect(container.id))
+    return container
+
+
+@contextmanager
+def _removed_on_failure(container: Container) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with suppress(ProviderError):  # what it failed of is the news; the companion goes on
             container.remove()
         raise
-    return container
 
 
 def _wait_until_healthy(
