@@ -19,6 +19,7 @@ from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
+from servers.metrics import METRICS_PATH, ServerMetrics, SharedCounts
 from servers.routes.about import MetadataSource, about_router, page_router
 from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
@@ -37,6 +38,9 @@ logger = logging.getLogger("servers")
 _API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
+
+_OF_SESSIONS: Final = ("/reset", "/step", "/state", MCP_PATH)
+"""Paths of HTTP whose bytes are counted."""
 
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
 """What is entered when a server process starts, and left when it ends, after the last session has."""
@@ -68,6 +72,7 @@ class EnvironmentApp(FastAPI):
         self._settings = settings
         self._slots: SessionSlots | None = None
         self._new_id: Callable[[], str] | None = None
+        self._counts: SharedCounts | None = None
         self._parts: _Parts | None = None
         self._started = False
         self._routes_at = len(self.router.routes)
@@ -106,6 +111,7 @@ class EnvironmentApp(FastAPI):
         *,
         slots: SessionSlots | None = None,
         new_id: Callable[[], str] | None = None,
+        counts: SharedCounts | None = None,
     ) -> None:
         """Take other settings; before the server starts.
 
@@ -113,6 +119,7 @@ class EnvironmentApp(FastAPI):
             settings: They go before the environment's variables and what `create_app` was told.
             slots: Counts sessions; by default those of this process alone.
             new_id: Draws the ids of sessions; by default a uuid4.
+            counts: Where several processes share what they count; by default this one counts for itself.
 
         Raises:
             ConfigurationError: The server runs already, or the class does not allow so many sessions.
@@ -123,7 +130,7 @@ class EnvironmentApp(FastAPI):
             del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
             self._parts = None
         _check_cap(self._served.factory, settings.max_sessions or self._served.cap)
-        self._settings, self._slots, self._new_id = settings, slots, new_id
+        self._settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _built(self) -> "_Parts":
         """Return what it is made of; made when it is first asked for, which is at the start of its server."""
@@ -135,7 +142,11 @@ class EnvironmentApp(FastAPI):
         served, settings = self._served, self._settings
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
-        sessions = SessionTable(served.factory, cap, Executor(cap), settings, self._slots, **extra)
+        metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
+        executor = Executor(cap, timed=settings.metrics)
+        sessions = SessionTable(
+            served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
+        )
         self.state.sessions = sessions
         production = settings.mode == "production"
         encoder = ObservationEncoder(
@@ -145,14 +156,16 @@ class EnvironmentApp(FastAPI):
         tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
-        frames = FrameDialect(decoder, rpc)
-        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder), production)
+        frames = FrameDialect(decoder, rpc, metrics)
+        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder, metrics), production)
         links = Links(sessions, dialect, settings.send_timeout_s)
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
         # The framework would read nothing of these, and cost each request as much as the rest of it.
         unseen: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
+        if settings.metrics:
+            unseen.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
         if not production:
             unseen += HttpRoutes(sessions, decoder).routes()
         self.router.routes.extend(unseen)
@@ -225,6 +238,9 @@ class EnvironmentApp(FastAPI):
             return
         parts = self._built()
         path = path_of(scope)
+        metrics = parts.sessions.metrics
+        if metrics.enabled and scope["type"] == "http" and path.startswith(_OF_SESSIONS):
+            receive, send = metrics.http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
         elif scope["type"] == "http" and path.startswith(MCP_PATH):
@@ -246,6 +262,7 @@ class EnvironmentApp(FastAPI):
             raise
         self._started = True
         parts.sessions.draining = parts.sockets.draining = False
+        parts.sessions.metrics.start()
         lifespan = self._served.lifespan
         try:
             async with nullcontext() if lifespan is None else lifespan(self):
@@ -255,6 +272,7 @@ class EnvironmentApp(FastAPI):
                     await parts.links.close()
                     await parts.sessions.shut_down()
                     await parts.mcp.stop()
+                    parts.sessions.metrics.stop()
         except OpenEnvError as error:
             self._refusal = error
             raise
@@ -265,12 +283,12 @@ class EnvironmentApp(FastAPI):
     def _without_traceback(self, send: Send) -> Send:
         """Let a start that is refused on purpose be told by its message alone."""
 
-        async def told(message: Message) -> None:
+        async def send_refusal(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self._refusal is not None:
                 message = {**message, "message": "" if self._refusals_taken else str(self._refusal)}
             await send(message)
 
-        return told
+        return send_refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

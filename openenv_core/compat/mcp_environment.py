@@ -18,7 +18,7 @@ from openenv_core.compat.mcp_link import (
     in_thread,
     mcp_json,
     plain_result,
-    run_to_end,
+    run_async_safely,
     specs,
     tool_result,
 )
@@ -61,7 +61,7 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     """Return the tools of a server object by name, as its own package has them."""
     for method in ("get_tools", "list_tools"):
         if (listing := getattr(mcp_server, method, None)) is not None:
-            found = run_to_end(listing)
+            found = run_async_safely(listing())
             return dict(found) if isinstance(found, Mapping) else {tool.name: tool for tool in found}
     return {}
 

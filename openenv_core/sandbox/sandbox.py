@@ -203,6 +203,7 @@ class Sandbox:
             "preload": list(config.preload),
             "shown": shown,
             "hidden": hidden,
+            "links": config.links,
             "readable": shown if bound else await asyncio.to_thread(without_hidden, shown, hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
             "privileged": session_uid(0) is not None,

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.targets import variables_for
 from servers.listening import (
-    inherited,
+    inherit_socket,
     is_exposed,
     listen,
     listen_often,
@@ -51,6 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
         help="an environment by its name, its folder or file, or the app that create_app returned",
     )
+    parser.add_argument(
+        "argument",
+        nargs="?",
+        help="what the environment is of: a folder of Harbor tasks, an id of Gymnasium's; it sets the first of the "
+        "variables that its openenv.yaml lists",
+    )
     _add_options(parser)
 
 
@@ -61,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
     _refuse_what_reload_cannot(arguments)
+    if arguments.argument is not None:
+        os.environ.update(variables_for(arguments.app, arguments.argument))
     settings = _take_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
@@ -76,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _listeners(arguments: argparse.Namespace) -> list[socket]:
     if arguments.fd is not None:
-        return [inherited(arguments.fd)]
+        return [inherit_socket(arguments.fd)]
     if arguments.workers > 1:
         return listen_often(arguments.host, arguments.port, arguments.workers)
     return [listen(arguments.host, arguments.port)]
@@ -301,6 +310,7 @@ COMMAND = Command(
     examples=(
         "ropewalk serve blackjack",
         "ropewalk serve . --reload",
+        "ropewalk serve harbor tasks/",
         "ropewalk serve . --port 8000 --workers 2",
         "ropewalk serve envs.blackjack_env.server.app:app --host 0.0.0.0 --token-file tokens.txt",
     ),

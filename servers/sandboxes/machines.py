@@ -7,10 +7,10 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol
 
-from openenv_core.providers.docker import ContainerOptions, DockerEngine, _wire
-from openenv_core.providers.docker.container import Container, create_container
+from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
 from openenv_core.sandbox import Limits, Sandbox
 from openenv_core.sandbox.inside import agent, cells
 from servers.sandboxes.guest import Guest, GuestError
@@ -128,7 +128,7 @@ class ContainerMachine:
         found = await asyncio.to_thread(engine.find_image, image)
         config = (found or {}).get("Config") or {}
         options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
-        container = await asyncio.to_thread(create_container, image, options, engine)
+        container = await asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
         guest: Guest | None = None
         try:
             guest = await _attached(engine, container.id)

@@ -334,9 +334,8 @@ def _interpret(control: socket.socket) -> None:
 
     signal.signal(signal.SIGINT, interrupted)
     # Line by line, so that what is printed streams, and keeps its place among what programs print.
-    sys.stdout, sys.stderr = (
-        open(each, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False) for each in (1, 2)
-    )
+    out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
+    sys.stdout, sys.stderr = out, err
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     cells = Cells()
     cells.install()

@@ -9,10 +9,9 @@ import httpx
 import pytest
 from forward_proxy import answering, proxy_everything
 
-from rl_bridge.config import GeneratorConfig
-from rl_bridge.errors import ConfigError
-from rl_bridge.generator import endpoint as endpoint_client
-from rl_bridge.generator.endpoint import EndpointClient
+from openenv_core.errors import ConfigurationError
+from openenv_core.evaluation import endpoint as endpoint_client
+from openenv_core.evaluation.endpoint import EndpointClient
 
 KEY = "sk-0123456789"
 LONGEST = 1000
@@ -37,16 +36,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def client(answer: Answer) -> EndpointClient:
-    endpoint = GeneratorConfig(
-        engine="openai", url="http://host/v1", model="m", key_variable="KEY_OF_THE_TEST"
-    )
-    one = EndpointClient(endpoint, connections=2, longest=LONGEST)
+    one = EndpointClient("http://host/v1", "KEY_OF_THE_TEST", connections=2, longest=LONGEST)
     one._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=one._http.headers)
     return one
 
 
 def ask(answer: Answer, method: str = "GET", body: Any = None) -> bytes:
-    return asyncio.run(client(answer).request(method, "/there", body, place=3))
+    return asyncio.run(client(answer).request(method, "/there", body))
 
 
 def status(number: int, content: bytes = b"no") -> Answer:
@@ -58,7 +54,7 @@ def test_key_that_cannot_be_sent_is_refused_and_not_repeated(
     bad: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY_OF_THE_TEST", bad)
-    with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold") as refused:
+    with pytest.raises(ConfigurationError, match=r"KEY_OF_THE_TEST \(--key-variable\) to hold") as refused:
         client(status(200))
     assert not bad.strip() or bad not in str(refused.value)
 
@@ -72,7 +68,7 @@ def test_error_of_a_server_is_told_without_the_key_and_control_characters(
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(404 if waits else number, content=said)
 
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         ask(answer)
     assert "not with *** ]0;title" in str(refused.value)
     assert str(refused.value).isprintable()
@@ -95,7 +91,7 @@ def test_endless_or_undecodable_answer_is_not_read_to_its_end(
             read += 1
             yield b"x" * 100
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         ask(lambda request: httpx.Response(number, headers=headers, content=parts()))
     assert read <= (endpoint_client.LONGEST_COMPLAINT // 100) + 2
 
@@ -114,7 +110,7 @@ def test_tls_errors_are_not_tried_again(fault: ssl.SSLError, words: str, waits: 
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError(str(fault)) from fault
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         ask(answer)
     assert waits == []
 
@@ -151,9 +147,7 @@ def test_pauses_double_and_respect_retry_after(waits: list[float]) -> None:
 def test_proxy_is_used_for_other_hosts_alone(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask_all(urls: list[str]) -> None:
         for url in urls:
-            one = EndpointClient(
-                GeneratorConfig(engine="openai", url=url, model="m"), connections=2, longest=LONGEST
-            )
+            one = EndpointClient(url, None, connections=2, longest=LONGEST)
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 

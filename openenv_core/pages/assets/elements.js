@@ -13,14 +13,18 @@ const signed = (number) => (number > 0 ? "+" : "") + Number(number.toFixed(4)).t
 const counted = (number, word, words = `${word}s`) => `${whole(number)} ${number === 1 ? word : words}`;
 const shade = (number) => (number > 0 ? "good" : number < 0 ? "bad" : "");
 
-/** A probability to two digits that mean something. */
-function probability(p) {
-  if (p >= 0.9995) return "100%";
-  if (p >= 0.1) return `${(100 * p).toFixed(1)}%`;
-  if (p >= 0.0001) return `${(100 * p).toPrecision(2)}%`;
-  return p.toExponential(1);
-}
+const LONG_TEXT = 900;
 
-/** An ending as words, and what kind of ending it is: the first word of its name. */
-const endingWords = (ending) => ending.replaceAll("_", " ");
-const endingKind = (ending) => ending.split("_")[0];
+/** A box with a text in it: a long one shows its beginning, and a button the rest. */
+function foldable(box, text) {
+  if (text.length > LONG_TEXT || text.split("\n").length > 8) {
+    box.classList.add("long");
+    const words = `all ${whole(text.length)} characters`;
+    const more = make("button", { type: "button", className: "more", textContent: words });
+    more.onclick = () => {
+      more.textContent = box.classList.toggle("opened") ? "less" : words;
+    };
+    box.append(more);
+  }
+  return box;
+}
