@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -95,14 +95,18 @@ class Guard:
     Args:
         app: What is guarded. It finds the name of the caller's token, or an empty one, in the scope.
         settings: The server's settings.
+        streamed: Tells the requests whose bodies the application reads and bounds by itself.
 
     Raises:
         ConfigurationError: A host or an origin that the settings allow is none.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, streamed: Callable[[Scope], bool] = lambda _: False
+    ) -> None:
         self._app = app
-        self._tokens = _Tokens(settings.tokens)
+        self._streamed = streamed
+        self._tokens = Tokens(settings.tokens)
         self._hosts = _AllowedHosts(settings.allowed_hosts)
         self._origins = _Origins(settings.allowed_origins)
         self._max_body_bytes = settings.max_body_bytes
@@ -134,7 +138,7 @@ class Guard:
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
-            if not self._body_comes(headers):
+            if self._streamed(scope) or not self._body_comes(headers):
                 return receive
             body = await self._read_body(receive)
         except TurnedAwayError as turned:
@@ -349,7 +353,7 @@ def _parse_origin(origin: str) -> tuple[str, str, int] | None:
     return scheme, netloc.host, netloc.port or _DEFAULT_PORTS[scheme]
 
 
-class _Tokens:
+class Tokens:
     """The tokens of a server, kept as digests."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
