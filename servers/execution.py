@@ -325,6 +325,11 @@ class EnvironmentRunner:
         self._abandon(call, self.discard)
 
     @property
+    def environment(self) -> Environment[Any, Any, Any]:
+        """The environment itself, for whoever has the session's turn."""
+        return self._environment
+
+    @property
     def is_tool_host(self) -> bool:
         """Whether the environment has tools to list and to call."""
         return is_tool_host(self._environment)
