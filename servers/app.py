@@ -215,7 +215,7 @@ class EnvironmentApp(FastAPI):
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
-            guard=Guard(self.serve_admitted, settings, *([] if page is None else [page.is_open])),
+            guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
             page=page,
         )
 

@@ -112,6 +112,7 @@ class Guard:
         self,
         app: ASGIApp,
         settings: ServerSettings,
+        *,
         streamed: Callable[[Scope], bool] = lambda _: False,
         is_open: Callable[[Scope], bool] = lambda _: False,
     ) -> None:
