@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,7 +120,7 @@ async def play_episode(
         reward=play.total,
         tool_calls=play.dialogue.tool_calls,
         refusal=play.refusal,
-        scores=dict(play.scores),
+        scores=play.scores,
     )
 
 
@@ -139,7 +138,7 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     total: float = 0.0
-    scores: Counter[str] = field(default_factory=Counter)
+    scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
     steps: int = 0
 
@@ -156,7 +155,7 @@ class _Play:
         parts = (metadata or {}).get(SCORES)
         for path, score in parts.items() if isinstance(parts, Mapping) else ():
             if isinstance(score, int | float) and math.isfinite(score):
-                self.scores[path] += score
+                self.scores[path] = self.scores.get(path, 0.0) + score
 
     async def to_the_end(self) -> Ending:
         while True:
