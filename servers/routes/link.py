@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from time import perf_counter
 from typing import Any, Final
 
 from openenv_core.protocol import batch as wire
@@ -98,6 +99,7 @@ class LinkDialect:
 
     def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
         """Return the frame that refuses a request; the id is null where it could not be read."""
+        self.single.metrics.count_error(refusal.code)
         if single:
             return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
         frame = wire.encode_frame(
@@ -117,6 +119,7 @@ class _Request:
 
     Attributes:
         head: What it says.
+        came: When its frame came, by `perf_counter`, where calls are timed.
         parsed: What of the released dialect it holds.
         begun: The environment is asked, or was.
         refusal: Why it is not to be begun.
@@ -126,10 +129,25 @@ class _Request:
         timer: Of its deadline.
     """
 
-    __slots__ = ("arrays", "begun", "frame", "head", "parsed", "refusal", "round", "started", "task", "timer")
+    __slots__ = (
+        "arrays",
+        "begun",
+        "came",
+        "frame",
+        "head",
+        "parsed",
+        "refusal",
+        "round",
+        "started",
+        "task",
+        "timer",
+    )
 
-    def __init__(self, head: RequestHead, parsed: Any, arrays: list[Array], frame: str | bytes) -> None:
+    def __init__(
+        self, head: RequestHead, parsed: Any, arrays: list[Array], frame: str | bytes, came: float
+    ) -> None:
         self.head = head
+        self.came = came
         self.parsed = parsed
         self.arrays = arrays
         self.frame = frame
@@ -179,6 +197,7 @@ class Link:
         self.over = False
         self.batch = SessionBatch(sessions, owner)
         self._sessions = sessions
+        self._metrics = sessions.metrics
         self._inline = sessions.inline
         self._alone = Watchdog(None, lambda: None) if self._inline else None
         self._dialect = dialect
@@ -202,6 +221,8 @@ class Link:
         """Have a frame sent, and keep it until it has been."""
         kept = self._kept
         kept.append(frame)
+        if self._metrics.enabled:
+            self._metrics.count_bytes("", frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -286,6 +307,10 @@ class Link:
 
     async def take(self, frame: str | bytes) -> None:
         """Begin to answer a frame. What it waits for is that its client has read enough."""
+        began = 0.0
+        if self._metrics.enabled:
+            began = perf_counter()
+            self._metrics.count_bytes(frame, "")
         try:
             head, parsed, arrays = self._dialect.read(frame)
             if isinstance(head, wire.ResumeRequest):
@@ -312,12 +337,12 @@ class Link:
         if inline and isinstance(head, NumberedFrame):
             members = self.batch.members
             if head.member >= len(members) or members[head.member].session.alone:
-                await self._answer_here(head, frame, parsed)
+                await self._answer_here(head, frame, parsed, began)
                 return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
-        request = _Request(head, parsed, arrays, frame)
+        request = _Request(head, parsed, arrays, frame, began)
         if len(self.running) >= MAX_REQUESTS:
             text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
             self.put(
@@ -342,14 +367,14 @@ class Link:
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any) -> None:
+    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any, began: float) -> None:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
             members = self.batch.members
             member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
-            reply = await self._dialect.single.answer(member.session, frame, parsed)
+            reply = await self._dialect.single.answer(member.session, frame, parsed, began)
         except RefusalError as refusal:
-            reply = encode_error(refusal.code, refusal.message, refusal.extra)
+            reply = self._dialect.single.refusal(refusal)
         if reply is None:
             self._finish()
             return
@@ -419,7 +444,8 @@ class Link:
             if member.busy:
                 raise SessionBusyError(1)
             request.begun = True
-            reply = await self._dialect.single.answer(member.session, request.frame, request.parsed)
+            single = self._dialect.single
+            reply = await single.answer(member.session, request.frame, request.parsed, request.came)
         if reply is None:
             self._finish()
         else:
@@ -440,6 +466,8 @@ class Link:
                 for frame in batches.answers(head.id, finished, asked.over):
                     self.put(frame)
                     await self._flushed()
+                if self._metrics.enabled:
+                    self._metrics.observe_together(finished, perf_counter() - request.came, self._inline)
         finally:
             asked.close()
 

@@ -24,6 +24,10 @@ class SessionSlots(Protocol):
         """The same over all processes of the server."""
 
     @property
+    def by_worker(self) -> list[int]:
+        """Slots in use in each process of the server."""
+
+    @property
     def most(self) -> int:
         """The greatest number of slots that one caller may have at once."""
 
@@ -102,6 +106,11 @@ class LocalSlots:
     def total(self) -> int:
         """The same: there is one process."""
         return self._cap
+
+    @property
+    def by_worker(self) -> list[int]:
+        """Slots in use, of the one process."""
+        return [self._active]
 
     @property
     def most(self) -> int:

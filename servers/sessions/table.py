@@ -18,6 +18,7 @@ from servers.execution import (
     name_of,
     plan_of,
 )
+from servers.metrics import ServerMetrics
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
@@ -56,6 +57,7 @@ class SessionTable:
         settings: How long things may take.
         slots: Counts sessions; by default those of this process alone.
         new_id: Draws the ids that callers do not choose themselves.
+        metrics: Counts what happens; by default apart, for nobody.
 
     Attributes:
         queue: Who waits for a slot.
@@ -71,14 +73,18 @@ class SessionTable:
         settings: ServerSettings | None = None,
         slots: SessionSlots | None = None,
         new_id: Callable[[], str] = lambda: str(uuid4()),
+        metrics: ServerMetrics | None = None,
     ) -> None:
         settings = settings or ServerSettings()
+        self.metrics = metrics or ServerMetrics(name_of(factory), enabled=False)
         self.factory = factory
         self.executor = executor
         self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
+        self.metrics.slots = self.slots
         self.step_timeout_s = settings.step_timeout_s
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
         self.queue.refusal = self._refusal
+        self.queue.on_grant = self.metrics.count_admitted
         self._draining = False
         self.new_id = new_id
         self._sessions: dict[_Key, EnvironmentSession] = {}
@@ -375,10 +381,12 @@ class SessionTable:
     ) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
         try:
-            return EnvironmentSession(self, await self._construct(state), owner, session_id)
+            session = EnvironmentSession(self, await self._construct(state), owner, session_id)
         except BaseException:
             self._give(owner)
             raise
+        self.metrics.count_session()
+        return session
 
     async def _construct(self, state: SessionState | None) -> EnvironmentRunner:
         name = name_of(self.factory)

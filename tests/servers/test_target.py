@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core import ConfigurationError, compat
-from openenv_core.targets import Target, TargetKind, target_of
+from openenv_core.targets import Target, TargetKind, target_of, variables_for
 from servers.environments import source_of
 from servers.target import is_asgi, load_app
 
@@ -279,3 +279,13 @@ def test_what_is_an_asgi_app() -> None:
     assert is_asgi(Async().__call__)
     for value in (Async, Plain(), short, 3):
         assert not is_asgi(value), value
+
+
+def test_an_argument_is_the_first_of_the_variables_that_a_manifest_lists(tmp_path: Path) -> None:
+    assert variables_for("gymnasium", "FrozenLake-v1") == {"GYMNASIUM_ENV": "FrozenLake-v1"}
+    assert variables_for("harbor", "tasks/") == {"HARBOR_TASKS": "tasks/"}
+    assert variables_for(str(ROOT / "envs" / "harbor_env"), "x") == {"HARBOR_TASKS": "x"}
+    (tmp_path / "openenv.yaml").write_text("name: plain\n")
+    for text in ("blackjack", str(tmp_path)):
+        with pytest.raises(ConfigurationError, match=r"lists no variables; leave 'x' out"):
+            variables_for(text, "x")
