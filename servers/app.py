@@ -405,7 +405,7 @@ def create_app(
     """
     if not callable(env):
         raise TypeError(
-            "expected the environment's class, or a callable without arguments that returns an environment, got an "
+            "env must be a callable, the environment's class or a function that returns an environment, got an "
             f"instance of {type(env).__name__}; each session has one of its own, so give the class"
         )
     settings = ServerSettings.from_environment(os.environ)

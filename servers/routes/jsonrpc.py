@@ -88,7 +88,7 @@ class JsonRpc:
             if method is None:
                 raise JsonRpcFaultError(
                     jsonrpc.METHOD_NOT_FOUND,
-                    f"expected one of the methods {', '.join(self._methods)}, got {short(request.method)!r}",
+                    f"method not found: expected one of {', '.join(self._methods)}, got {short(request.method)!r}",
                 )
             return jsonrpc.encode_result(request_id, await method(caller, request.params))
         except JsonRpcFaultError as error:
