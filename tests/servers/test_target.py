@@ -246,7 +246,8 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
             "needy.py": "import no_such_package\n",
             "playing.py": "raise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
             "later.py": "from openenv.core.http_env_client import HTTPEnvClient\n",
-            "tried.py": "try:\n    from openenv.core.http_env_client import HTTPEnvClient\nexcept ImportError:\n    import fallback\n",
+            "tried.py": "try:\n    from openenv.core.http_env_client import HTTPEnvClient\n"
+            "except ImportError:\n    import fallback\n",
             "empty/readme.md": "",
             "odd/openenv.yaml": "app: [1]\n",
             "json/__init__.py": "",
