@@ -72,7 +72,7 @@ class ProcessMachine:
         """End them."""
         await self.guest.close()
         self._serving.cancel()
-        await asyncio.wait([self._serving])
+        await asyncio.gather(self._serving, return_exceptions=True)
         await self._session.close()
 
 
@@ -128,7 +128,9 @@ class ContainerMachine:
         found = await asyncio.to_thread(engine.find_image, image)
         config = (found or {}).get("Config") or {}
         options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
-        container = await asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
+        container = await asyncio.to_thread(
+            partial(start_container, engine=engine, serves=False), image, options
+        )
         guest: Guest | None = None
         try:
             guest = await _attached(engine, container.id)
