@@ -256,9 +256,7 @@ class _Collector:
 
         told = self._snapshot
 
-        def family(
-            kind: Any, name: str, text: str, found: Mapping[tuple[str, ...], float], *labels: str
-        ) -> Any:
+        def family(kind: Any, name: str, text: str, found: Mapping[Any, float], *labels: str) -> Any:
             made = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
             for of, value in found.items():
                 made.add_metric((told.name, *of), value)
