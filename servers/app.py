@@ -206,7 +206,7 @@ class EnvironmentApp(FastAPI):
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
-            guard=Guard(self.serve_admitted, settings, *([] if page is None else [page.is_open])),
+            guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
             page=page,
         )
 
@@ -396,7 +396,7 @@ def create_app(
     """
     if not callable(env):
         raise TypeError(
-            "expected the environment's class, or a callable without arguments that returns an environment, got an "
+            "env must be a callable, the environment's class or a function that returns an environment, got an "
             f"instance of {type(env).__name__}; each session has one of its own, so give the class"
         )
     settings = ServerSettings.from_environment(os.environ)

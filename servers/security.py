@@ -101,6 +101,7 @@ class Guard:
     Args:
         app: What is guarded. It finds the name of the caller's token, or an empty one, in the scope.
         settings: The server's settings.
+        streamed: Tells the requests whose bodies the application reads and bounds by itself.
         is_open: Whether a request, by its scope, needs no token.
 
     Raises:
@@ -108,11 +109,17 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, is_open: Callable[[Scope], bool] = lambda _: False
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        *,
+        streamed: Callable[[Scope], bool] = lambda _: False,
+        is_open: Callable[[Scope], bool] = lambda _: False,
     ) -> None:
         self._app = app
+        self._streamed = streamed
         self._is_open = is_open
-        self._tokens = _Tokens(settings.tokens)
+        self._tokens = Tokens(settings.tokens)
         self._hosts = _AllowedHosts(settings.allowed_hosts)
         self._origins = _Origins(settings.allowed_origins)
         self._max_body_bytes = settings.max_body_bytes
@@ -144,7 +151,7 @@ class Guard:
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
-            if not self._body_comes(headers):
+            if self._streamed(scope) or not self._body_comes(headers):
                 return receive
             body = await self._read_body(receive)
         except TurnedAwayError as turned:
@@ -364,7 +371,7 @@ def _parse_origin(origin: str) -> tuple[str, str, int] | None:
     return scheme, netloc.host, netloc.port or _DEFAULT_PORTS[scheme]
 
 
-class _Tokens:
+class Tokens:
     """The tokens of a server, kept as digests."""
 
     def __init__(self, tokens: Sequence[str]) -> None:

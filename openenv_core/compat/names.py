@@ -166,6 +166,9 @@ MODULES: Final[Mapping[str, Module]] = {
         _in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
         rest=_PROVIDERS,
     ),
+    "openenv.core.containers.runtime.daytona_provider": Module(
+        _in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
+    ),
     "openenv.core.rubrics": Module(
         also=_below("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
