@@ -245,8 +245,11 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
             "walking.py": ASGI,
             "needy.py": "import no_such_package\n",
             "playing.py": "raise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
-            "later.py": "from openenv.core.env_server.route_config import GetEndpointConfig\n",
-            "tried.py": "try:\n    from openenv.core.env_server.route_config import GetEndpointConfig\nexcept ImportError:\n    import fallback\n",
+            "later.py": "from openenv.core.env_server import GetEndpointConfig\n",
+            "tried.py": (
+                "try:\n    from openenv.core.env_server import GetEndpointConfig\n"
+                "except ImportError:\n    import fallback\n"
+            ),
             "empty/readme.md": "",
             "odd/openenv.yaml": "app: [1]\n",
             "json/__init__.py": "",
