@@ -222,8 +222,8 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
         ("walking.py:app.deeper", r'Attribute "app.deeper" not found'),
         ("needy:app", r"No module named 'no_such_package'; install what it needs"),
         ("playing:app", r"No module named 'gymnasium'; pip install 'ropewalk\[gymnasium\]'"),
-        ("later:app", r"got GetEndpointConfig, which it does not: it belongs to a server.s own classes"),
-        ("tried:app", r"got GetEndpointConfig, which it does not: it belongs to a server.s own classes"),
+        ("later:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
+        ("tried:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("./nowhere", r"expected a folder or file at \./nowhere, got none"),
         ("nowhere.py", r"expected a folder or file at nowhere.py, got none"),
         (
@@ -245,11 +245,9 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
             "walking.py": ASGI,
             "needy.py": "import no_such_package\n",
             "playing.py": "raise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
-            "later.py": "from openenv.core.env_server import GetEndpointConfig\n",
-            "tried.py": (
-                "try:\n    from openenv.core.env_server import GetEndpointConfig\n"
-                "except ImportError:\n    import fallback\n"
-            ),
+            "later.py": "from openenv.core.http_env_client import HTTPEnvClient\n",
+            "tried.py": "try:\n    from openenv.core.http_env_client import HTTPEnvClient\n"
+            "except ImportError:\n    import fallback\n",
             "empty/readme.md": "",
             "odd/openenv.yaml": "app: [1]\n",
             "json/__init__.py": "",
