@@ -74,6 +74,7 @@ class EpisodeSpans:
     def __init__(self, made_by: "Tracer") -> None:
         self._tracer = made_by
         self._episode: Span | None = None
+        self._last_ns = 0
 
     async def request(self, name: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """Await the data of a reply in a span; a reset begins an episode, and what is done ends it."""
@@ -83,18 +84,21 @@ class EpisodeSpans:
             self.end()
             self._episode = self._tracer.start_span("episode")
         episode = trace.set_span_in_context(self._episode)
-        with self._tracer.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
-            data = await work
-            done = data.get("done") is True
-            span.set_attributes(_named({"done": done, "reward": data.get("reward")}))
+        try:
+            with self._tracer.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
+                data = await work
+                done = data.get("done") is True
+                span.set_attributes(_named({"done": done, "reward": data.get("reward")}))
+        finally:
+            self._last_ns = time.time_ns()
         if done:
             self.end()
         return data
 
     def end(self) -> None:
-        """End the episode's span, if there is one."""
+        """End the episode's span, if there is one, as of its last request: who leaves an episode may say so late."""
         if self._episode is not None:
-            self._episode.end()
+            self._episode.end(self._last_ns)
             self._episode = None
 
 

@@ -80,6 +80,7 @@ class TrajectoryRecord(RecordPart):
         advantage: Of its tokens; None where none of them was trained.
         version: The oldest weights that any of its tokens came from.
         tool_calls: How many tools it called.
+        scores: What the parts of the environment's rubric gave, by path, summed over the steps.
         turns: The exchanges.
     """
 
@@ -93,6 +94,7 @@ class TrajectoryRecord(RecordPart):
     advantage: float | None
     version: PolicyVersion
     tool_calls: int
+    scores: dict[str, float] = {}
     turns: tuple[TurnRecord, ...]
 
 
@@ -179,6 +181,7 @@ def group_records(
             advantage=next((row.advantage for row in own if any(row.loss_mask)), None),
             version=trajectory.version,
             tool_calls=trajectory.tool_calls,
+            scores=trajectory.scores,
             turns=tuple(_turns(trajectory, own, text)),
         )
 
@@ -190,7 +193,7 @@ def _turns(trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenText)
         fresh = not seen or list(turn.prompt[: len(seen)]) != seen
         new = turn.prompt if fresh else turn.prompt[len(seen) :]
         seen = [*turn.prompt, *turn.completion.tokens]
-        context, left_out = shortened(text.whole(new))
+        context, left_out = shorten_text(text.whole(new))
         answer = turn.completion
         yield TurnRecord(
             fresh=fresh,
@@ -225,7 +228,7 @@ def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterato
             yield list(rows[found].loss_mask[begin:end])
 
 
-def shortened(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
+def shorten_text(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
     """A text without its middle where it is longer than the limit, and what was left out."""
     if len(text) <= limit:
         return text, None

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
-from servers.threads import Outcome, ThreadCall, ThreadPool, contained, max_threads
+from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads
 
 logger = logging.getLogger("servers")
 
@@ -328,6 +328,11 @@ class EnvironmentRunner:
         self._abandon(call, self.discard)
 
     @property
+    def environment(self) -> Environment[Any, Any, Any]:
+        """The environment itself, for whoever has the session's turn."""
+        return self._environment
+
+    @property
     def is_tool_host(self) -> bool:
         """Whether the environment has tools to list and to call."""
         return is_tool_host(self._environment)
@@ -498,7 +503,7 @@ async def _settle(result: Any, here: bool) -> Any:
     except (*FATAL, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise contained(error) from error
+        raise contain(error) from error
 
 
 def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
@@ -507,7 +512,7 @@ def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     except FATAL:
         raise
     except BaseException as error:
-        raise contained(error) from error
+        raise contain(error) from error
 
 
 _kept: set[asyncio.Task[Any]] = set()

@@ -88,7 +88,7 @@ class JsonRpc:
             if method is None:
                 raise JsonRpcFaultError(
                     jsonrpc.METHOD_NOT_FOUND,
-                    f"expected one of the methods {', '.join(self._methods)}, got {short(request.method)!r}",
+                    f"method not found: expected one of {', '.join(self._methods)}, got {short(request.method)!r}",
                 )
             return jsonrpc.encode_result(request_id, await method(caller, request.params))
         except JsonRpcFaultError as error:
@@ -126,7 +126,7 @@ class JsonRpc:
 
     async def _list_tools(self, caller: Caller, params: _Params) -> Any:
         session = self._find(caller, params)
-        declared = self._tooling.declared()
+        declared = self._tooling.declared_tools()
         if declared is None:
             declared = await self._ask(caller, session, self._tooling.list)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}

@@ -37,7 +37,7 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[ServeProcess]:
-    with serve("--workers", str(WORKERS)) as server:
+    with serve("--workers", str(WORKERS), "--web") as server:
         yield server
 
 
@@ -176,6 +176,14 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
             writer.close()
 
 
+async def test_the_page_s_own_session_is_one_for_all_workers(fleet: ServeProcess) -> None:
+    assert fleet.request("POST", "/web/reset", {"seed": 0})[0] == 200
+    totals = [fleet.request("POST", "/web/step", {"action": {"amount": 1}})[1] for _ in range(8)]
+    assert [told["observation"]["total"] for told in totals] == [1, 2, 3, 4, 5, 6, 7, 8]
+    async with socket_to(fleet.address, path="/ws/ui") as watching:
+        assert len((await ask(watching, "here"))["episode_state"]["action_logs"]) == 8
+
+
 @pytest.mark.soak
 def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) -> None:
     with CounterEnv(f"http://{fleet.address}").sync() as client:
@@ -187,7 +195,7 @@ def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) ->
 
 
 async def test_the_cap_holds_over_all_workers() -> None:
-    with serve("--workers", "2", "--max-sessions", "6") as server:
+    with serve("--workers", "2", "--max-sessions", "6", "--max-wait", "0") as server:
         for _ in range(2):  # and the slots come back
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(40)))
             kept = [client for client, reply in outcomes if reply["type"] == "state"]

@@ -72,7 +72,7 @@ def _frozen(value: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
-def _nothing() -> Mapping[str, str]:
+def _empty_mapping() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
@@ -111,6 +111,7 @@ class ContainerOptions(BaseModel):
         no_new_privileges: Whether setuid programs and file capabilities are without effect.
         user: Who runs the command; None for whom the image says.
         init: Whether an init reaps processes and passes signals on.
+        entrypoint: What runs instead of the image's entry point.
         command: What runs instead of the image's command.
         start_timeout_s: Seconds until the server must be healthy.
         stop_timeout_s: Seconds that the server gets to end in order.
@@ -125,7 +126,7 @@ class ContainerOptions(BaseModel):
     host_port: Port | None = None
     # They may hold secrets.
     env_vars: Annotated[Mapping[Variable, Text], AfterValidator(_frozen)] = Field(
-        default_factory=_nothing, repr=False
+        default_factory=_empty_mapping, repr=False
     )
     memory: Size | None = None
     swap: Size | None = 0
@@ -138,13 +139,14 @@ class ContainerOptions(BaseModel):
         | Annotated[Sequence[Folder], BeforeValidator(_as_tuple), AfterValidator(tuple)]
     ) = ("/tmp",)
     gpus: Annotated[str, Field(pattern=r"[^, ]")] | Annotated[int, Field(gt=0)] | None = None
-    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_nothing)
+    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_empty_mapping)
     read_only: bool = True
     cap_drop: Words = ("ALL",)
     cap_add: Words = ()
     no_new_privileges: bool = True
     user: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] | None = None
     init: bool = True
+    entrypoint: Annotated[Words, Field(min_length=1)] | None = None
     command: Annotated[Words, Field(min_length=1)] | None = None
     start_timeout_s: Annotated[float, Field(ge=0.001, le=MAX_DURATION_S)] = 60.0
     stop_timeout_s: Annotated[float, Field(ge=0.0, le=MAX_DURATION_S)] = 5.0
@@ -230,16 +232,18 @@ def spec(
         }
     if options.user is not None:
         body["User"] = options.user
+    if options.entrypoint is not None:
+        body["Entrypoint"] = list(options.entrypoint)
     if options.command is not None:
         body["Cmd"] = list(options.command)
     return body
 
 
-def dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def find_dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return what the engine did not take over, of what it was asked for."""
     config = found.get("Config") or {}
     lines = _differences("HostConfig", asked["HostConfig"], found.get("HostConfig"))
-    for place in ("Labels", "User", "Cmd"):
+    for place in ("Labels", "User", "Entrypoint", "Cmd"):
         if place in asked:
             lines += _differences(place, asked[place], config.get(place))
     # The values may be secret.

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shortened
+from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shorten_text
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
@@ -27,7 +27,9 @@ def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
         reward=0.25,
         ending=Ending.TRUNCATED_TURNS,
     )
+    one.scores = {"legal": 0.75}
     made = record(one, training_rows(one, advantage=1.5, index=0))
+    assert made.scores == {"legal": 0.75}
     assert (made.iteration, made.group, made.sibling, made.seed) == (9, 4, 0, 7)
     assert (made.ending, made.reward, made.advantage, made.version) == ("truncated_turns", 0.25, 1.5, 3)
     assert [(t.fresh, t.context, t.context_tokens, "".join(t.pieces)) for t in made.turns] == [
@@ -100,5 +102,5 @@ def test_line_of_json_says_all_of_it_again() -> None:
 
 
 def test_long_context_loses_its_middle() -> None:
-    assert shortened("abcdefghij", 10) == ("abcdefghij", None)
-    assert shortened("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))
+    assert shorten_text("abcdefghij", 10) == ("abcdefghij", None)
+    assert shorten_text("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))
