@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter as Tally
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,7 +25,10 @@ from toolbox import boxes
 from websockets.asyncio.client import ClientConnection, connect
 
 from openenv_core.protocol.batch import SUBPROTOCOL
-from servers.metrics import CALLS, CODES
+from rl_bridge.metrics.status import encode_metrics
+from servers.metrics import CALLS, CODES, ServerMetrics
+from servers.sessions import LocalSlots
+from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 TOKEN = "correct-horse-battery-staple"
 PATIENT: dict[str, Any] = {"open_timeout": 60}  # a worker may be starting
@@ -269,3 +274,21 @@ async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off(
     async with serving(app_of(Counter, metrics=False)) as address:
         await play(address, Kept())
         assert (await request(address, "GET", "/metrics")).status_code == 404
+
+
+def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
+    board = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked += [variable["query"] for variable in board["templating"]["list"]]
+    metrics = ServerMetrics("counter")
+    metrics.slots = LocalSlots(4)
+    families = [*metrics.collect(), *text_string_to_metric_families(encode_metrics(snapshot()).decode())]
+    exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    named = {name for text in asked for name in re.findall(r"\bropewalk_\w+", text)}
+    assert named <= exported.keys()
+    assert {family.name for family in families} <= {
+        re.sub("_(total|bucket|count|sum)$", "", name) for name in named
+    }
+    for text in asked:
+        for name, labels in re.findall(r"\b(ropewalk_\w+)\{(.*?)\}", text):
+            assert set(re.findall(r"(\w+)[=!]", labels)) <= exported[name], text
