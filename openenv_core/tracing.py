@@ -121,12 +121,13 @@ class ServedSpan:
 
         self._tracer = made_by
         self._name = name
+        self._began_ns = _epoch_ns(began)
         self._span = made_by.start_span(
             f"serve {name}",
             TraceContextTextMapPropagator().extract({"traceparent": traceparent}),
             trace.SpanKind.SERVER,
             _named({"environment": environment}),
-            start_time=_epoch_ns(began),
+            start_time=self._began_ns,
         )
         self.entered = trace.use_span(self._span)
         """The context in which it is answered: spans of an environment that makes some are a part of it."""
@@ -144,7 +145,7 @@ class ServedSpan:
         inner = self._tracer.start_span(
             f"environment {self._name}",
             trace.set_span_in_context(self._span),
-            start_time=now - int(spent_s * 1e9),
+            start_time=max(self._began_ns, now - int(spent_s * 1e9)),
         )
         inner.end(now)
         if error:
@@ -153,7 +154,10 @@ class ServedSpan:
 
 
 def _epoch_ns(moment: float) -> int:
-    return time.time_ns() - int((time.perf_counter() - moment) * 1e9)
+    elapsed_s = (
+        time.perf_counter() - moment
+    )  # first: a process that is stopped between the two is late, not early
+    return time.time_ns() - int(elapsed_s * 1e9)
 
 
 def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:

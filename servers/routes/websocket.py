@@ -476,6 +476,7 @@ class FrameDialect:
         self._decoder = decoder
         self._rpc = rpc
         self.metrics = metrics
+        self._timed = metrics.enabled
         self._resets, self._steps = metrics.counts.calls[RESET], metrics.counts.calls[STEP]
 
     async def answer(
@@ -500,7 +501,7 @@ class FrameDialect:
         """
         if traceparent is not None and (made_by := tracer()) is not None:
             return await self._traced(made_by, traceparent, session, text, request, began)
-        timed = self.metrics.enabled
+        timed = self._timed
         if timed and not began:
             began = perf_counter()
         try:

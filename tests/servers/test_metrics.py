@@ -24,10 +24,12 @@ from serving import request, serving, socket_to
 from toolbox import boxes
 from websockets.asyncio.client import ClientConnection, connect
 
+from openenv_core import ConfigurationError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from rl_bridge.metrics.status import encode_metrics
 from servers.metrics import CALLS, CODES, ServerMetrics
 from servers.sessions import LocalSlots
+from servers.settings import ServerSettings
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 TOKEN = "correct-horse-battery-staple"
@@ -271,6 +273,9 @@ async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off(
             "accept": "application/openmetrics-text; version=1.0.0",
         }
         assert (await request(address, "GET", "/metrics", headers=openmetrics)).text.endswith("# EOF\n")
+    assert ServerSettings.from_environment({"ROPEWALK_METRICS": "off"}).metrics is False
+    with pytest.raises(ConfigurationError, match="ROPEWALK_METRICS to be 1 or 0"):
+        ServerSettings.from_environment({"ROPEWALK_METRICS": "maybe"})
     async with serving(app_of(Counter, metrics=False)) as address:
         await play(address, Kept())
         assert (await request(address, "GET", "/metrics")).status_code == 404
