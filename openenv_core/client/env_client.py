@@ -472,7 +472,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     self._abort(str(error))
                     if isinstance(error, CapacityError) and self._wait is not None:  # nothing was done
                         self._turn_to_next_server()
-                        await self._wait.pause(error)
+                        await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
                     lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)

@@ -37,6 +37,7 @@ class SlotWait:
         self._backoff_s = MIN_BACKOFF_S
         self._stopped = asyncio.Event()
         self._told = False
+        self._full = 0  # servers that have refused since the last pause
         self.place: int | None = None
 
     @property
@@ -48,13 +49,17 @@ class SlotWait:
         """Return the seconds that one attempt may wait in a queue; of several servers another may have room."""
         return max(0.0, self.left_s if servers == 1 else min(self.left_s, SEVERAL_QUEUE_S))
 
-    async def pause(self, refusal: CapacityError) -> None:
-        """Wait until the next attempt is due.
+    async def pause(self, refusal: CapacityError, servers: int = 1) -> None:
+        """Wait until the next attempt is due; of several servers the next is asked at once, until all have refused.
 
         Raises:
             CapacityError: The deadline would pass before, or the client is closed; it says how long was waited, and the
                 last known place.
         """
+        self._full += 1
+        if self._full < servers and not self._stopped.is_set():
+            return
+        self._full = 0
         attempt_s = self._loop.time() - self._attempt_at
         # Where the attempt itself has waited, in the server's queue, the next may begin at once.
         self._backoff_s = (

@@ -8,6 +8,7 @@ import pytest
 from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
@@ -37,6 +38,29 @@ async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPa
             await eventually(lambda: standing._waiting == 0)
         env.release.set()
         assert (await call).status_code == 200
+
+
+def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_of_them() -> None:
+    async def ask(table: SessionTable) -> None:
+        with pytest.raises(RefusalError, match="1 of 1 in use"):
+            await table.find_or_open("", "one", wait_s=10)
+
+    async def wait() -> float:
+        app = app_of(Counter, cap=1, max_wait_s=600.0)
+        await app.sessions.open("")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await asyncio.gather(*(ask(app.sessions) for _ in range(5)))
+        waited_s = clock() - began
+        waiting = asyncio.create_task(app.sessions.find_or_open("", "one", wait_s=500))
+        await asyncio.sleep(0)
+        await ask(app.sessions)  # who comes later and waits for less is refused before
+        assert not waiting.done()
+        await app.sessions.shut_down()
+        assert (await waiting).id == "one"
+        return waited_s
+
+    assert 10 <= simulate(wait()) < 11
 
 
 # Owners
