@@ -116,8 +116,9 @@ async def test_each_of_several_servers_is_asked_before_one_is_called_full() -> N
     async with serving(full) as one, serving(free) as two, CounterEnv(f"http://{one}") as first:
         await first.reset()
         urls = [f"http://{one}", f"http://{two}"]
-        async with CounterEnv(urls, queue_timeout_s=0) as second:
-            second._urls, second._base_url = urls, urls[0]  # which is drawn
+        second = CounterEnv(urls, queue_timeout_s=0)
+        second._urls, second._base_url = urls, urls[0]  # which is drawn
+        async with second:
             assert (await second.reset(seed=3)).observation.total == 3
             async with CounterEnv(urls, queue_timeout_s=0) as third:
                 with pytest.raises(CapacityError, match="1 of 1 in use; try again later"):
