@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -418,36 +417,3 @@ async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_bre
     async with serving(app) as address, faulty_proxy(address) as proxy:
         await play(proxy, random.Random(breaks), breaks)
         await eventually(lambda: app.sessions.active == 0)
-
-
-class Echo(Counter):
-    """Says what it is told, after a while that differs."""
-
-    async def step(self, action: Add) -> Count:  # type: ignore[override]
-        await asyncio.sleep(action.amount % 5 / 1000)
-        return Count(total=action.amount)
-
-
-@pytest.mark.parametrize("steps", [60, pytest.param(3000, marks=pytest.mark.soak)])
-async def test_no_reply_answers_another_request_whoever_gives_up_and_whatever_breaks(steps: int) -> None:
-    rng = random.Random(steps)
-    answered = 0
-    async with (
-        serving(app_of(Echo)) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
-
-        async def ask_on(first: int) -> None:
-            nonlocal answered
-            for amount in range(first, first + steps):
-                if rng.random() < 0.05:
-                    proxy.cut()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(rng.choice((0.0, 0.002, 0.01, 20.0, 20.0))):
-                        assert (await client.step(Add(amount=amount))).observation.total == amount
-                        answered += 1
-
-        await asyncio.gather(*(ask_on(1000 * (steps + 1) * task) for task in range(1, 4)))
-        assert (await client.step(Add(amount=7))).observation.total == 7
-    assert answered > steps

@@ -1,0 +1,104 @@
+"""Whoever gives up when, and whatever breaks: a reply answers its own request, and a slot is held for a lease at most."""
+
+import asyncio
+from contextlib import suppress
+from typing import TypeAlias
+
+import pytest
+from counter import Add, Count, Counter
+from counter_client import CounterEnv
+from faulty_proxy import faulty_proxy
+from fuzzing import EXAMPLES, LONG
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from serving import eventually, serving
+
+from openenv_core import ConnectionLostError, EpisodeLostError, RequestTimeoutError
+from servers import create_app
+
+LEASE_S = 1.0
+FOREVER_S = 20.0
+GIVEN_UP = (RequestTimeoutError, ConnectionLostError, EpisodeLostError)  # a busy machine may miss a lease
+
+Asking: TypeAlias = list[tuple[float, int, str | None]]
+"""Of one task, its steps: how long it waits, how many milliseconds the environment takes, what breaks before."""
+
+ASKING = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.002, 0.005, FOREVER_S]),
+        st.integers(0, 4),
+        st.sampled_from([None, None, None, "cut", "half_close"]),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+class Echo(Counter):
+    """Says what it is told, after as many milliseconds as the last digit says."""
+
+    DETERMINISTIC = False
+
+    async def step(self, action: Add) -> Count:  # type: ignore[override]
+        await asyncio.sleep(action.amount % 10 / 1000)
+        return Count(total=action.amount)
+
+
+async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
+    app = create_app(Echo, Add, Count, max_concurrent_envs=2)
+    async with (
+        serving(app) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url, lease_s=LEASE_S) as client,
+        CounterEnv(proxy.url, lease_s=LEASE_S) as other,
+    ):
+        client._timeout_s = timeout_s
+
+        async def ask(task: int, asking: Asking) -> None:
+            one = other if task % 3 == 2 else client
+            for number, (patience_s, takes, fault) in enumerate(asking, 1):
+                if fault is not None:
+                    getattr(proxy, fault)()
+                amount = 1000 * (task + 1) + 20 * number + takes
+                with suppress(TimeoutError, *GIVEN_UP):
+                    async with asyncio.timeout(patience_s):
+                        assert (await one.step(Add(amount=amount))).observation.total == amount
+
+        asked = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]
+        if end == "answered":
+            await asyncio.gather(*asked)
+            for one in (client, other):
+                with suppress(*GIVEN_UP):
+                    assert (await one.step(Add(amount=7))).observation.total == 7
+        else:  # as Ctrl-C does, at any moment
+            await asyncio.wait(asked[:1])
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        assert app.sessions.active <= 2
+        await other.close()
+        if end == "vanish":
+            proxy.cut_after = lambda: (0, 0)
+            proxy.cut()
+        else:
+            await client.close()
+        await eventually(lambda: not (app.sessions.active or app._built().links._links))
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=3 * EXAMPLES,
+    derandomize=not LONG,
+    deadline=None,
+    suppress_health_check=[*HealthCheck],
+    phases=[Phase.generate],  # no two runs of an example are the same
+)
+@given(
+    tasks=st.lists(ASKING, min_size=2, max_size=4),
+    timeout_s=st.sampled_from([0.003, FOREVER_S]),
+    end=st.sampled_from(["answered", "interrupted", "vanish"]),
+)
+def test_a_reply_answers_its_own_request_and_a_slot_outlives_no_lease(
+    tasks: list[Asking], timeout_s: float, end: str
+) -> None:
+    asyncio.run(play(tasks, timeout_s, end))
