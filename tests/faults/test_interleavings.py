@@ -1,4 +1,4 @@
-"""Whoever gives up when, and whatever breaks: a reply answers its own request, and a slot is held for a lease at most."""
+"""Whoever gives up when, and whatever breaks: a reply answers its own request, a slot is held for a lease at most."""
 
 import asyncio
 from contextlib import suppress
