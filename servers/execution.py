@@ -225,19 +225,6 @@ class EnvironmentRunner:
         concurrent: Whether its class promises to share a process with other instances.
     """
 
-    __slots__ = (
-        "_closing",
-        "_environment",
-        "_executor",
-        "_late",
-        "_pool",
-        "_reset",
-        "_step",
-        "concurrent",
-        "name",
-        "plan",
-    )
-
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__

@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
 from openenv_core.protocol import batch as wire
@@ -112,32 +113,33 @@ def numbered(request_id: int, reply: str) -> str:
     return f'{{"id":{request_id},{reply[1:]}'
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request under way.
 
     Attributes:
         head: What it says.
         parsed: What of the released dialect it holds.
+        arrays: Those of its frame.
+        frame: As it came.
         begun: The environment is asked, or was.
+        started: Its task runs.
         refusal: Why it is not to be begun.
         round: Its calls, where it is about many sessions.
-        started: Its task runs.
         task: What it runs in, once it does.
         timer: Of its deadline.
     """
 
-    __slots__ = ("arrays", "begun", "frame", "head", "parsed", "refusal", "round", "started", "task", "timer")
-
-    def __init__(self, head: RequestHead, parsed: Any, arrays: list[Array], frame: str | bytes) -> None:
-        self.head = head
-        self.parsed = parsed
-        self.arrays = arrays
-        self.frame = frame
-        self.begun = self.started = False
-        self.refusal: RefusalError | None = None
-        self.round: BatchRound | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    head: RequestHead
+    parsed: Any
+    arrays: list[Array]
+    frame: str | bytes
+    begun: bool = False
+    started: bool = False
+    refusal: RefusalError | None = None
+    round: BatchRound | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Link:
@@ -608,8 +610,6 @@ class LinkConversation(Conversation):
     Attributes:
         sending: Sends what could not be sent at once.
     """
-
-    __slots__ = ("_first", "_link", "_sent", "sending")
 
     accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - as its base's
 

@@ -19,7 +19,7 @@ from servers.execution import (
 )
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
-from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
+from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
 
@@ -74,7 +74,7 @@ class SessionTable:
         settings = settings or ServerSettings()
         self.factory = factory
         self.executor = executor
-        self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
+        self.slots: SessionSlots = slots or SessionSlots(cap, settings.max_sessions_per_token)
         self.step_timeout_s = settings.step_timeout_s
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
         self.queue.refusal = self._refusal

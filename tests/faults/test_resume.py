@@ -128,6 +128,30 @@ async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
         await eventually(lambda: len(app._built().sockets._conversations) == 1)
 
 
+THINKS = [0, pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+
+
+@pytest.mark.parametrize("think_s", THINKS)
+async def test_a_policy_that_thinks_keeps_its_session_and_a_half_open_one_is_found(think_s: int) -> None:
+    app = app_of(Tally)
+    pings = {} if think_s else {"ws_ping_interval": 0.05, "ws_ping_timeout": 2.0}
+    often = {} if think_s else {"websocket_ping_interval_s": 0.05, "lease_s": 0.2}
+    async with (
+        serving(app, **pings) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url, **often) as client,
+    ):
+        await client.reset()
+        said = proxy.passed
+        await asyncio.sleep(think_s)
+        await eventually(lambda: proxy.passed > said + 20)  # both ask, and both answer
+        assert (await client.step(Add(amount=1))).observation.extra == 1
+        assert proxy.connections == 1
+        if not think_s:
+            proxy.hold()  # the client does not look for so long; the server does
+            await eventually(lambda: app.sessions.active == 0)
+
+
 async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy:

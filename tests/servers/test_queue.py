@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import RefusalError
 from servers.routes import websocket
-from servers.sessions import FullError, LocalSlots, SlotQueue, Ticket
+from servers.sessions import FullError, SessionSlots, SlotQueue, Ticket
 from servers.sessions import queue as queues
 
 TOKENS = ("a" * 32, "b" * 32)
@@ -26,7 +26,7 @@ PATIENT = {"max_wait_s": 600.0}
 
 
 def queue_of(cap: int, per_owner: int | None = None, waiting: int = 99, wait_s: float = 600) -> SlotQueue:
-    return SlotQueue(LocalSlots(cap, per_owner), waiting, wait_s)
+    return SlotQueue(SessionSlots(cap, per_owner), waiting, wait_s)
 
 
 def granted(*tickets: Ticket) -> list[bool]:

@@ -12,7 +12,7 @@ from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
-from servers.sessions import LocalSlots, SessionTable, session
+from servers.sessions import SessionSlots, SessionTable, session
 from servers.sessions import table as reaper
 
 TOKENS = ("a" * 32, "b" * 32)
@@ -122,7 +122,7 @@ async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
 
 
 def test_slots_add_up() -> None:
-    slots = LocalSlots(3, per_owner=2)
+    slots = SessionSlots(3, per_owner=2)
     for owner in ("a", "a", "b"):
         slots.take(owner)
     for owner, word in (("a", "2 of 2"), ("c", "3 of 3")):

@@ -11,6 +11,7 @@ class FaultyProxy:
     Attributes:
         port: Where it listens.
         connections: How many there were.
+        passed: Chunks that went through, either way.
         delay_s: How late what comes from the server is passed on.
         cut_after: Says, of a connection that begins, after how many bytes to the server and from it that is cut; None
             lets it be.
@@ -20,6 +21,7 @@ class FaultyProxy:
         self.port = 0
         self.server: asyncio.Server | None = None
         self.connections = 0
+        self.passed = 0
         self.delay_s = 0.0
         self.cut_after: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self._address = address
@@ -94,6 +96,7 @@ class FaultyProxy:
                     continue
                 if left is not None:
                     data, left = data[:left], left - len(data)
+                self.passed += 1
                 sink.write(data)
                 await sink.drain()
                 if left is not None and left <= 0:
