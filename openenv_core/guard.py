@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def guarded(
+def guard_command(
     command: Sequence[str],
     *,
     grace_s: float,
@@ -133,14 +133,14 @@ def _wake_on(*signals: signal.Signals) -> int:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in signals:
-        signal.signal(number, _seen)
+        signal.signal(number, _on_signal)
     return read
 
 
 _terminated = False
 
 
-def _seen(number: int, _: object) -> None:
+def _on_signal(number: int, _: object) -> None:
     global _terminated
     _terminated = _terminated or number == signal.SIGTERM
 
@@ -193,7 +193,7 @@ def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | No
         ready = _readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
         if wake in ready:
             os.read(wake, 512)
-        code = _reaped(child)
+        code = _reap(child)
         if lifeline in ready:
             return code, bool(os.read(lifeline, 1))
         if os.getppid() != parent:
@@ -212,7 +212,7 @@ def _readable(timeout_s: float, *fds: int) -> list[int]:
     return [fd for fd, _ in poll.poll(timeout_s * 1000)]
 
 
-def _reaped(child: int) -> "int | None":
+def _reap(child: int) -> "int | None":
     """Reap whoever has died; return how the child ended, if it has."""
     found = None
     while True:
@@ -228,19 +228,19 @@ def _reaped(child: int) -> "int | None":
 
 def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
     """End the command: by the end of its input where it was given one, then by SIGTERM, then by SIGKILL."""
-    if patience_s and (code := _waited(child, wake, patience_s)) is not None:
+    if patience_s and (code := _wait(child, wake, patience_s)) is not None:
         return code
     _signal_group(child, signal.SIGTERM)
-    if (code := _waited(child, wake, grace_s)) is not None:
+    if (code := _wait(child, wake, grace_s)) is not None:
         return code
     _signal_group(child, signal.SIGKILL)
-    code = _waited(child, wake, KILL_TIMEOUT_S)
+    code = _wait(child, wake, KILL_TIMEOUT_S)
     return -signal.SIGKILL if code is None else code
 
 
-def _waited(child: int, wake: int, seconds: float) -> "int | None":
+def _wait(child: int, wake: int, seconds: float) -> "int | None":
     deadline = time.monotonic() + seconds
-    while (code := _reaped(child)) is None and (left := deadline - time.monotonic()) > 0:
+    while (code := _reap(child)) is None and (left := deadline - time.monotonic()) > 0:
         if _readable(left, wake):
             os.read(wake, 512)
     return code
@@ -257,7 +257,7 @@ def _kill_rest(child: int, everything: bool) -> None:
     _signal_group(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while everything and time.monotonic() < deadline:
-        _reaped(child)
+        _reap(child)
         left = _descendants()
         if not left:
             return

@@ -46,7 +46,7 @@ class Reward(_Block):
     variance_tolerance: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
-    def _increasing(self) -> Self:
+    def _check_increasing(self) -> Self:
         if not self.range[0] < self.range[1]:
             raise ValueError(f"expected the lower end first, got {list(self.range)}")
         return self

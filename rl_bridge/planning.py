@@ -65,7 +65,7 @@ class ModelSize:
             files = sorted(folder.glob("*.safetensors"))
             if not files:
                 raise ModelError(f"{error}, or the weights themselves; {OTHERWISE}") from error
-            return cls(parameters=_stored(folder, files))
+            return cls(parameters=_count_stored(folder, files))
         return cls(parameters=one.parameters, architecture=one)
 
 
@@ -82,7 +82,7 @@ def parse_count(text: str) -> int:
     return round(number)
 
 
-def _stored(folder: Path, files: list[Path]) -> int:
+def _count_stored(folder: Path, files: list[Path]) -> int:
     """Numbers in the files of weights, none of which may be missing."""
     reading = folder / INDEX
     try:
@@ -186,9 +186,9 @@ def memory_of_roles(
             replicas=roles.policy.replicas,
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
-            per_process=_arriving(size, width),
+            per_process=_incoming_bytes(size, width),
             at_best=_full_cache(config, size, width),
-            host=_received(config, sent_bytes(size, config))
+            host=_receive_bytes(config, sent_bytes(size, config))
             | (
                 {"weights, in the trainer's turn": width * size.parameters} if config.monarch.colocate else {}
             ),
@@ -283,7 +283,7 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     return found | {"activations": tokens * (kept + ends) // share}
 
 
-def _arriving(size: ModelSize, width: int) -> dict[str, int]:
+def _incoming_bytes(size: ModelSize, width: int) -> dict[str, int]:
     """The largest tensor of new weights, beside the one that it replaces."""
     return (
         {}
@@ -292,7 +292,7 @@ def _arriving(size: ModelSize, width: int) -> dict[str, int]:
     )
 
 
-def _received(config: Config, sent: int) -> dict[str, int]:
+def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     """Where a generator does not read the publisher's own memory, and where its engine has a process of its own."""
     monarch, found = config.monarch, dict[str, int]()
     if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.alone):

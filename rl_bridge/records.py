@@ -190,7 +190,7 @@ def _turns(trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenText)
         fresh = not seen or list(turn.prompt[: len(seen)]) != seen
         new = turn.prompt if fresh else turn.prompt[len(seen) :]
         seen = [*turn.prompt, *turn.completion.tokens]
-        context, left_out = shortened(text.whole(new))
+        context, left_out = shorten_text(text.whole(new))
         answer = turn.completion
         yield TurnRecord(
             fresh=fresh,
@@ -225,7 +225,7 @@ def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterato
             yield list(rows[found].loss_mask[begin:end])
 
 
-def shortened(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
+def shorten_text(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
     """A text without its middle where it is longer than the limit, and what was left out."""
     if len(text) <= limit:
         return text, None

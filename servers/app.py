@@ -265,12 +265,12 @@ class EnvironmentApp(FastAPI):
     def _without_traceback(self, send: Send) -> Send:
         """Let a start that is refused on purpose be told by its message alone."""
 
-        async def told(message: Message) -> None:
+        async def send_refusal(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self._refusal is not None:
                 message = {**message, "message": "" if self._refusals_taken else str(self._refusal)}
             await send(message)
 
-        return told
+        return send_refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ def environments_below(folder: Path) -> list[ListedEnvironment]:
     """
     if not folder.is_dir():
         raise ConfigurationError(f"expected a folder to look into, got {folder}")
-    return _sorted(_listed(found, _as_path(found)) for found in _folders(folder))
+    return _sort(_list_one(found, _as_path(found)) for found in _folders(folder))
 
 
 def environments() -> list[ListedEnvironment]:
@@ -67,13 +67,13 @@ def environments() -> list[ListedEnvironment]:
     for package in _packages():
         folder = find_module(package)
         if folder is not None and folder.is_dir() and _serves(folder):
-            found.setdefault(folder.resolve(), _listed(folder.resolve(), _target(package, folder)))
+            found.setdefault(folder.resolve(), _list_one(folder.resolve(), _target(package, folder)))
     for folder in _folders(Path.cwd()):
-        found.setdefault(folder.resolve(), _listed(folder, _as_path(folder.relative_to(Path.cwd()))))
-    return _sorted(found.values())
+        found.setdefault(folder.resolve(), _list_one(folder, _as_path(folder.relative_to(Path.cwd()))))
+    return _sort(found.values())
 
 
-def _sorted(found: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
+def _sort(found: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
     return sorted(found, key=lambda one: (one.name, one.where))
 
 
@@ -118,7 +118,7 @@ def _target(package: str, folder: Path) -> str:
     return short if package_of(short) == package else f"{package}.{APP}"
 
 
-def _listed(folder: Path, target: str) -> ListedEnvironment:
+def _list_one(folder: Path, target: str) -> ListedEnvironment:
     try:
         told = _manifest(folder)
         told.error = told.error or _flaw(folder, str(told.keys.get("app") or APP))

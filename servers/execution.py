@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
-from servers.threads import Outcome, ThreadCall, ThreadPool, contained, max_threads
+from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads
 
 logger = logging.getLogger("servers")
 
@@ -448,7 +448,7 @@ async def _settle(result: Any, here: bool) -> Any:
     except (*FATAL, asyncio.CancelledError):
         raise
     except BaseException as error:
-        raise contained(error) from error
+        raise contain(error) from error
 
 
 def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
@@ -457,7 +457,7 @@ def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     except FATAL:
         raise
     except BaseException as error:
-        raise contained(error) from error
+        raise contain(error) from error
 
 
 _kept: set[asyncio.Task[Any]] = set()

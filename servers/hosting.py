@@ -208,12 +208,12 @@ class _Server(uvicorn.Server):
             listener.close()
         started = asyncio.get_running_loop().time()
         if self._drain is not None:
-            await self._drained(self._drain)
+            await self._drain_within(self._drain)
         spent = asyncio.get_running_loop().time() - started
         self.config.timeout_graceful_shutdown = max(1, int(self._drain_s - spent))
         await super().shutdown([])
 
-    async def _drained(self, drain: Drain) -> None:
+    async def _drain_within(self, drain: Drain) -> None:
         async def to_the_end() -> None:
             await drain(self._drain_s)
 

@@ -65,7 +65,7 @@ def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
     return [listen(host, port, shared=True) for _ in range(times)]
 
 
-def inherited(fd: int) -> socket.socket:
+def inherit_socket(fd: int) -> socket.socket:
     """Return the socket behind an inherited descriptor. ConfigurationError: there is none."""
     try:
         listener = socket.socket(fileno=fd)

@@ -168,12 +168,12 @@ class Reloader:
         return str(file)
 
     def _start(self) -> None:
-        from openenv_core.guard import guarded
+        from openenv_core.guard import guard_command
 
         command = (sys.executable, "-m", "servers.reload")
         self._waiting = False
         self._guard = subprocess.Popen(
-            guarded(command, grace_s=self._grace_s, kept=self._plan.listener),
+            guard_command(command, grace_s=self._grace_s, kept=self._plan.listener),
             stdin=subprocess.PIPE,
             env={**os.environ, _VARIABLE: self._plan.to_json().decode()},
             pass_fds=(self._plan.listener,),
@@ -207,14 +207,14 @@ class Reloader:
         before = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, self._signalled)
+                before[number] = signal.signal(number, self._on_signal)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _signalled(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         self._interrupts += number == signal.SIGINT
         self._stop.set()
 
@@ -279,12 +279,12 @@ def _serve_source(plan: _ReloadPlan) -> int:
     configure_logging(plan.log_level, plan.settings.tokens)
     assembled = assemble(app, plan.app, plan.settings, plan.options)
 
-    def started() -> None:
+    def on_started() -> None:
         if plan.again:
             print("ropewalk: serving again", flush=True)  # noqa: T201
 
     with socket.socket(fileno=plan.listener) as listener:
-        return host(assembled, [listener], drain_s=plan.settings.drain_s, on_started=started)
+        return host(assembled, [listener], drain_s=plan.settings.drain_s, on_started=on_started)
 
 
 if __name__ == "__main__":

@@ -364,17 +364,17 @@ class _Tokens:
         if not self._principals:
             return ""
         if not authorizations:
-            raise _unauthorized("none")
+            raise _make_unauthorized("none")
         scheme, _, token = authorizations[0].strip().partition(b" ")
         if len(authorizations) > 1 or scheme.lower() != b"bearer" or not token.strip():
-            raise _unauthorized("something else")
+            raise _make_unauthorized("something else")
         digest = hashlib.sha256(token.strip()).digest()
         found = ""
         for known, name in self._principals:
             if hmac.compare_digest(known, digest):
                 found = name
         if not found:
-            raise _unauthorized("one that it does not know")
+            raise _make_unauthorized("one that it does not know")
         return found
 
 
@@ -389,6 +389,6 @@ def principals(tokens: Sequence[str]) -> list[str]:
     ]
 
 
-def _unauthorized(got: str) -> TurnedAwayError:
+def _make_unauthorized(got: str) -> TurnedAwayError:
     text = f"expected the header 'Authorization: Bearer TOKEN' with one of this server's tokens, got {got}"
     return TurnedAwayError(401, text, ((b"www-authenticate", b"Bearer"),))

@@ -61,7 +61,7 @@ def max_threads() -> int:
     return MAX_THREADS
 
 
-def contained(error: BaseException) -> Exception:
+def contain(error: BaseException) -> Exception:
     """Return an exception that tells of one which would end more than the call that raised it.
 
     Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
@@ -78,7 +78,7 @@ def outcome_of(fn: Callable[[], Any]) -> Outcome:
     except (Exception, SystemExit) as error:
         return False, error
     except BaseException as error:
-        return False, contained(error)
+        return False, contain(error)
 
 
 class _Mailbox:

@@ -39,7 +39,7 @@ class Tooling:
     def __init__(self, factory: Factory, action: Any) -> None:
         self._owner = factory if isinstance(factory, type) else None
         self._steps = _takes_tools(action)
-        self.toolset = _declared(self._owner)
+        self.toolset = _find_toolset(self._owner)
 
     @property
     def possible(self) -> bool:
@@ -64,11 +64,11 @@ class Tooling:
         """Whether this environment has tools to list and to call."""
         return runner.is_tool_host or self._steps
 
-    def declared(self) -> Sequence[ToolSpec] | None:
+    def declared_tools(self) -> Sequence[ToolSpec] | None:
         """Return the tools, where the class alone tells them."""
         return None if self.toolset is None else [tool.spec for tool in self.toolset.tools.values()]
 
-    def listed(self, method: str) -> Sequence[Any] | None:
+    def list_declared(self, method: str) -> Sequence[Any] | None:
         """Return what another of the listing methods returns, where the class alone tells it."""
         if (toolset := self.toolset) is None:
             return None
@@ -86,7 +86,7 @@ class Tooling:
         self._check(runner)
         observation = await runner.step(ListToolsAction())
         if not isinstance(observation, ListToolsObservation):
-            raise _unexpected(ListToolsObservation, observation)
+            raise _make_type_error(ListToolsObservation, observation)
         return [ToolSpec(**tool.model_dump()) for tool in observation.tools]
 
     async def begin(
@@ -120,7 +120,7 @@ def _takes_tools(action: Any) -> bool:
     return any(_takes_tools(part) for part in get_args(action))
 
 
-def _declared(owner: Any) -> Toolset | None:
+def _find_toolset(owner: Any) -> Toolset | None:
     if owner is None or not issubclass(owner, DeclaredTools):
         return None
     if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTING):
@@ -132,7 +132,7 @@ def _declared(owner: Any) -> Toolset | None:
 async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult:
     observation = await runner.step(action)
     if not isinstance(observation, CallToolObservation):
-        raise _unexpected(CallToolObservation, observation)
+        raise _make_type_error(CallToolObservation, observation)
     result = _read(observation.result)
     return ToolResult(
         content=result.content,
@@ -158,5 +158,5 @@ def _read(value: Any) -> ToolResult:
     return ToolResult.of(value)
 
 
-def _unexpected(wanted: type, got: object) -> TypeError:
+def _make_type_error(wanted: type, got: object) -> TypeError:
     return TypeError(f"expected a {wanted.__name__} from step, got {short(type(got).__name__)}")

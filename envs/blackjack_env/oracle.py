@@ -113,7 +113,7 @@ def dealer_distribution(upcard: int) -> Mapping[int, float]:
 
 
 @cache
-def _standing(total: int, dealer: int) -> _Ending:
+def _settle_stand(total: int, dealer: int) -> _Ending:
     """What follows when the player stands on a total (4 to 21) against an upcard; no payout for naturals."""
     final = dealer_distribution(dealer)
     win = math.fsum(p for end, p in final.items() if end > 21 or end < total)
@@ -125,7 +125,7 @@ def _standing(total: int, dealer: int) -> _Ending:
 @cache
 def _standing_natural(dealer: int, rules: Rules) -> _Ending:
     """What follows when the player stands on a natural, as dealt, against an upcard."""
-    plain = _standing(21, dealer)
+    plain = _settle_stand(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)
         return _Ending(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
@@ -239,7 +239,7 @@ def action_values() -> Mapping[DecisionState, ActionValues]:
     for state in reversed(STATES_BY_LOW_SUM):
         reached, bust = successors(state)
         hit = math.fsum([-bust, *(p * max(values[after]) for after, p in reached)])
-        values[state] = ActionValues(stand=_standing(state.total, state.dealer).mean, hit=hit)
+        values[state] = ActionValues(stand=_settle_stand(state.total, state.dealer).mean, hit=hit)
     return MappingProxyType(values)
 
 
@@ -316,7 +316,7 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
         stand = chances.get("stand", 0.0)
         dealt = deal_distribution().get(state, 0.0) if state[:2] == (21, True) else 0.0
         endings.append((dealt * stand, _standing_natural(state.dealer, rules)))
-        endings.append(((here - dealt) * stand, _standing(state.total, state.dealer)))
+        endings.append(((here - dealt) * stand, _settle_stand(state.total, state.dealer)))
         hit = here * chances.get("hit", 0.0)
         if hit > 0.0:
             reached, bust = successors(state)

@@ -44,20 +44,20 @@ def _base64(text: str) -> str:
 Base64: TypeAlias = Annotated[str, AfterValidator(_base64), Field(json_schema_extra={"format": "base64"})]
 
 
-def _named(schema: dict[str, Any]) -> None:
+def _require_type_key(schema: dict[str, Any]) -> None:
     """Say in a schema that the type has to be there: code alone is the only action that goes without."""
     schema["required"] = ["type", *schema.get("required", ())]
 
 
 def _named_with_one_content(schema: dict[str, Any]) -> None:
-    _named(schema)
+    _require_type_key(schema)
     schema["oneOf"] = [
         {"required": [given], "properties": {given: {"type": "string"}, other: {"type": "null"}}}
         for given, other in (("content", "content_base64"), ("content_base64", "content"))
     ]
 
 
-_NAMED: Final = ConfigDict(json_schema_extra=_named)
+_NAMED: Final = ConfigDict(json_schema_extra=_require_type_key)
 
 
 class CodeInterpreterAction(Action):
@@ -259,7 +259,7 @@ class CodeInterpreterObservation(CodeObservation):
 
     @model_validator(mode="before")
     @classmethod
-    def _lifted(cls, value: Any) -> Any:
+    def _lift_released(cls, value: Any) -> Any:
         """Read the released shape too."""
         if not isinstance(value, dict):
             return value

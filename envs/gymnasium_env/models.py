@@ -47,12 +47,12 @@ def models_for(
         ConfigurationError: The spaces cannot cross the wire.
     """
 
-    def said(space: Space[Any]) -> Any:
+    def annotate(space: Space[Any]) -> Any:
         return Field(json_schema_extra={"gymnasium_space": describe_space(space)})
 
-    taken = Annotated[JsonValue, said(action_space)]
+    taken = Annotated[JsonValue, annotate(action_space)]
     written = PlainSerializer(partial(write_value, observation_space))
-    seen = Annotated[Any, said(observation_space), written]
+    seen = Annotated[Any, annotate(observation_space), written]
     build: Any = create_model  # its overloads do not know types made at run time
     return (
         build("GymnasiumAction", __base__=GymnasiumAction, action=(taken, ...)),

@@ -64,7 +64,7 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
     words = [word.strip(".,?:") for word in task.split()]
     ids = [word for word in words if word.startswith("O") and word[1:].isdigit()]
     for _ in range(_CALLS):
-        name, arguments = source.choice(_drawn(source, source.choice(ids or ["O1"]), task))
+        name, arguments = source.choice(_draw_calls(source, source.choice(ids or ["O1"]), task))
         total += float(call(name, arguments).reward or 0.0)
     return total + float(call("finish", {}).reward or 0.0)
 
@@ -86,7 +86,7 @@ def _answer_all(task: str, call: Call, draw: Callable[[], tuple[str, str]]) -> f
     return float(call("finish", {}).reward or 0.0)
 
 
-def _drawn(source: random.Random, order: str, task: str) -> list[tuple[str, dict[str, Any]]]:
+def _draw_calls(source: random.Random, order: str, task: str) -> list[tuple[str, dict[str, Any]]]:
     number = source.randint(1, task.count("\nRequest "))
     decision, ground = source.choice(get_args(Decision)), source.choice(get_args(Ground))
     return [

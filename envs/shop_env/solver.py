@@ -345,7 +345,7 @@ def solve(task: str, call: Call) -> float:
     wanted = wishes(task)
     talk.policy("identity")
     candidates = talk.use("find_customer", name=ask_name(talk))
-    account = _verified(talk, candidates)
+    account = _find_verified(talk, candidates)
     if account is None:
         for candidate in candidates:
             text = "could not be verified"
@@ -371,7 +371,7 @@ def ask_name(talk: Talk) -> str:
     return talk.ask("name").removeprefix("My name is ").removesuffix(".")
 
 
-def _verified(talk: Talk, candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _find_verified(talk: Talk, candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the account of the customer; None where nobody of the name could be verified."""
     facts = talk.facts(2)
     if len(facts) < 2:

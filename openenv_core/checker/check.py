@@ -108,7 +108,7 @@ def checks() -> tuple[Check, ...]:
     )
 
 
-def chosen(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tuple[Check, ...]:
+def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tuple[Check, ...]:
     """Return the checks of some levels and of some names; all of them where neither is given.
 
     Raises:

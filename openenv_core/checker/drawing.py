@@ -95,10 +95,10 @@ class _Sampler:
 
     def _value(self, schema: Any, depth: int) -> Any:
         if schema is True or schema == {}:
-            return self._anything(depth)
+            return self._draw_anything(depth)
         if not isinstance(schema, Mapping):
             raise _UndrawableError(f"no value follows {schema!r}")
-        schema = self._resolved(schema)
+        schema = self._resolve(schema)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -110,13 +110,13 @@ class _Sampler:
         if isinstance(kind, list):
             kind = self._source.choice(kind)
         if kind is None:
-            return self._anything(depth)
+            return self._draw_anything(depth)
         draw = getattr(self, f"_{kind}", None)
         if draw is None:
             raise _UndrawableError(f"no value is of type {kind!r}")
         return draw(schema, depth)
 
-    def _resolved(self, schema: Mapping[str, Any]) -> Json:
+    def _resolve(self, schema: Mapping[str, Any]) -> Json:
         """Return the schema with its reference and its `allOf` merged into it."""
         found = dict(schema)
         for _ in range(100):
@@ -126,7 +126,7 @@ class _Sampler:
             if not parts:
                 return found
             for part in parts:
-                found = _merged(found, part)
+                found = _merge(found, part)
         raise _UndrawableError("references that end nowhere")
 
     def _at(self, reference: str) -> Any:
@@ -144,16 +144,16 @@ class _Sampler:
         rest = {
             name: value for name, value in schema.items() if name not in (key, "discriminator", "default")
         }
-        found = _merged(rest, arm)
+        found = _merge(rest, arm)
         if tag := (schema.get("discriminator") or {}).get("propertyName"):
             # Without it nobody knows which of them it is, though it has a default in each.
-            found = _merged(self._resolved(found), {"required": [tag]})
+            found = _merge(self._resolve(found), {"required": [tag]})
         return found
 
-    def _anything(self, depth: int) -> Any:
+    def _draw_anything(self, depth: int) -> Any:
         scalars: list[Any] = [None, True, False, self._source.randint(-9, 9), 0.5, self._text(0, 8)]
         if depth < _DEEP and self._source.random() < 0.2:
-            return {self._text(1, 6): self._anything(depth + 1)}
+            return {self._text(1, 6): self._draw_anything(depth + 1)}
         return self._source.choice(scalars)
 
     def _null(self, _: Json, __: int) -> None:
@@ -232,7 +232,7 @@ class _Sampler:
                 continue
             found[name] = self._value(part, depth + 1)
         for name in sorted(required - found.keys()):
-            found[name] = self._anything(depth + 1)
+            found[name] = self._draw_anything(depth + 1)
         extra = schema.get("additionalProperties", not schema.get("properties"))
         if extra is not False and depth <= _DEEP and (not schema.get("properties") or not self._modest):
             least = max(0, int(schema.get("minProperties", 0)) - len(found))
@@ -241,7 +241,7 @@ class _Sampler:
         return found
 
 
-def _merged(first: Mapping[str, Any], second: Any) -> Json:
+def _merge(first: Mapping[str, Any], second: Any) -> Json:
     """Return a schema that says what both say."""
     if not isinstance(second, Mapping):
         if second is True:
@@ -260,11 +260,11 @@ def _merged(first: Mapping[str, Any], second: Any) -> Json:
 def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
     """Return both bounds of a number; exclusive ones are a step away from what the schema says."""
 
-    def said(bound: str, exclusive: str, by: int) -> list[float]:
+    def ends(bound: str, exclusive: str, by: int) -> list[float]:
         given = ((schema.get(bound), 0), (schema.get(exclusive), by))
         return [n + more for n, more in given if isinstance(n, int | float) and not isinstance(n, bool)]
 
-    low, high = said("minimum", "exclusiveMinimum", step), said("maximum", "exclusiveMaximum", -step)
+    low, high = ends("minimum", "exclusiveMinimum", step), ends("maximum", "exclusiveMaximum", -step)
     return max(low, default=None), min(high, default=None)
 
 

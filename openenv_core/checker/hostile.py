@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from openenv_core.checker.check import CheckError, CheckLevel, check, need
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.playing import REFUSING, answered, parting, play, some_actions
+from openenv_core.checker.playing import REFUSING, expect_answer, find_difference, play, some_actions
 from openenv_core.checker.semantic import repeats
 from openenv_core.checker.subject import Client, FrameClient, RunningServer, Subject
 from openenv_core.checker.watching import MIB, limited_memory
@@ -58,7 +58,7 @@ async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
 
 
 async def _one(subject: Subject, url: str, number: int) -> None:
-    client: Any = await _opened(subject, url)
+    client: Any = await _open_session(subject, url)
     try:
         await client.reset(**{**subject.reset_options, "seed": number})
         step = asyncio.create_task(client.step(next(subject.actions(number))))
@@ -72,7 +72,7 @@ async def _one(subject: Subject, url: str, number: int) -> None:
         await client.close()
 
 
-async def _opened(subject: Subject, url: str) -> Any:
+async def _open_session(subject: Subject, url: str) -> Any:
     """Open a session, waiting for the slot of one that is about to end."""
     deadline = asyncio.get_running_loop().time() + subject.limits.step_timeout_s + 5
     while True:
@@ -104,9 +104,9 @@ def check_kill_and_restart(subject: Subject) -> None:
             server.start()
         with subject.client(server.url) as client:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
-            with answered("the state to be read"):
+            with expect_answer("the state to be read"):
                 client.state()
-    found = parting(first, again) if repeats(subject) else None
+    found = find_difference(first, again) if repeats(subject) else None
     if found is not None:
         raise CheckError(
             f"expected an episode after a kill to begin anew, got what the killed server left: {found}",
@@ -145,7 +145,7 @@ _LONG: Final = 1 << 20
 """Characters of a long text."""
 
 
-def _nested(depth: int) -> Any:
+def _nest(depth: int) -> Any:
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -179,7 +179,7 @@ _EXTREMES: Final[tuple[Any, ...]] = (
     None,
     [],
     list(range(10_000)),
-    _nested(150),
+    _nest(150),
     {},
     {"": None},
     {str(number): number for number in range(1000)},
@@ -230,7 +230,7 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
     except CheckError:  # an action that cannot be drawn: the author's examples stand in for it
         drawn = []
     bases = _bases(subject)
-    for action in (*drawn, *(changed for base in bases for changed in _changed(base, schema))):
+    for action in (*drawn, *(changed for base in bases for changed in _mutate(base, schema))):
         kept = valid if isinstance(action, Mapping) and allows(action) else invalid
         kept.setdefault(json.dumps(action), action)
     return list(valid.values()), list(invalid.values())
@@ -249,7 +249,7 @@ def _bases(subject: Subject) -> list[Json]:
     return list(chosen.values())[:_BASES]
 
 
-def _changed(base: Json, schema: Json) -> Iterator[Any]:
+def _mutate(base: Json, schema: Json) -> Iterator[Any]:
     """Yield an action with one thing changed at a time."""
     # What the schema has by default may be left out of an example, and is replaced all the same.
     names = [name for name in schema.get("properties", {}) if name != "metadata" and name not in base]
@@ -261,7 +261,7 @@ def _changed(base: Json, schema: Json) -> Iterator[Any]:
         if len(path) == 1:
             yield {key: value for key, value in base.items() if key != path[0]}
     yield {**base, "no_such_key": 1}
-    yield {**base, "metadata": {"x" * 1000: _nested(50)}}
+    yield {**base, "metadata": {"x" * 1000: _nest(50)}}
     yield {**base, "metadata": "text"}
     yield {}
 
@@ -352,7 +352,7 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 subject.reset(client)
                 _healthy(subject, url)
             except ClientError as error:
-                raise CheckError(_told(last, error, taken, server), change=change) from error
+                raise CheckError(_describe_failure(last, error, taken, server), change=change) from error
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
@@ -365,7 +365,7 @@ def _send(subject: Subject, client: Any, text: bytes) -> None:
         subject.reset(client)
 
 
-def _told(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
+def _describe_failure(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
     sent = last.decode("utf-8", "replace")
     shown = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
     if taken:

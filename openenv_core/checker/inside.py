@@ -123,23 +123,27 @@ def _install_watching(out: str, allowed: list[str]) -> None:
 def _record_answers(found: set[str], allowed: list[str]) -> None:
     """Keep the addresses that are answered where an allowed name is looked up: events come before answers."""
 
-    def recording(look: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]) -> Callable[..., Any]:
+    def record_lookups(
+        look: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]
+    ) -> Callable[..., Any]:
         @wraps(look)
-        def recorded(host: Any, *args: Any, **options: Any) -> Any:
+        def wrapper(host: Any, *args: Any, **options: Any) -> Any:
             answer = look(host, *args, **options)
             name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
             if isinstance(name, str) and is_allowed(name, allowed):
                 found.update(map(_plain, addresses(answer)))
             return answer
 
-        return recorded
+        return wrapper
 
     # `socket.getaddrinfo` calls the one of the extension by its module.
     extension: Any = _socket
-    extension.getaddrinfo = recording(extension.getaddrinfo, lambda answer: (one[4][0] for one in answer))
+    extension.getaddrinfo = record_lookups(
+        extension.getaddrinfo, lambda answer: (one[4][0] for one in answer)
+    )
     whole: Any = socket
-    whole.gethostbyname = recording(whole.gethostbyname, lambda answer: (answer,))
-    whole.gethostbyname_ex = recording(whole.gethostbyname_ex, lambda answer: answer[2])
+    whole.gethostbyname = record_lookups(whole.gethostbyname, lambda answer: (answer,))
+    whole.gethostbyname_ex = record_lookups(whole.gethostbyname_ex, lambda answer: answer[2])
 
 
 def _plain(address: str) -> str:

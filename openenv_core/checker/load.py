@@ -11,10 +11,18 @@ from threading import Barrier, BrokenBarrierError
 from typing import Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.playing import answered, some_actions
-from openenv_core.checker.semantic import APART, SessionTrace, compared, play_session, repeats, solo, touching
+from openenv_core.checker.playing import expect_answer, some_actions
+from openenv_core.checker.semantic import (
+    APART,
+    SessionTrace,
+    compare_sessions,
+    find_interference,
+    play_session,
+    repeats,
+    solo,
+)
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching import Held, WatchedServer, watching
+from openenv_core.checker.watching import Held, WatchedServer, watch_server
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
@@ -102,29 +110,29 @@ def leaks_things(growth: Growth) -> bool:
 @check(CheckLevel.LOAD, deadline_s=600.0)
 def check_sessions_at_once(subject: Subject) -> None:
     """Many sessions at once all play to the end, and none sees another's episode."""
-    if touching(subject) is not None:
+    if find_interference(subject) is not None:
         raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
         url, _ = stack.enter_context(subject.server_or_url())
         wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
-        clients = _opened(subject, stack, url, wanted)
+        clients = _open_sessions(subject, stack, url, wanted)
         together = _play(subject, clients)
         for client in clients:
             client.close()
         alone = [solo(subject, number, url) for number in range(len(clients))]
-    if (found := compared(alone, together, repeats(subject))) is not None:
+    if (found := compare_sessions(alone, together, repeats(subject))) is not None:
         raise CheckError(
             f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
             change=APART,
         )
 
 
-def _opened(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[Client]:
+def _open_sessions(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[Client]:
     """Open as many sessions as are wanted; where the cap is not known beforehand, as many as there can be."""
     clients: list[Client] = []
     for number in range(wanted):
         client = stack.enter_context(subject.client(url))
-        with answered(f"session {number + 1} of {wanted}"):
+        with expect_answer(f"session {number + 1} of {wanted}"):
             try:
                 subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
             except CapacityError as error:
@@ -161,7 +169,7 @@ def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     failures = [error for future in futures if (error := future.exception()) is not None]
     first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
     if first is not None:
-        with answered(f"{len(clients)} episodes at once"):
+        with expect_answer(f"{len(clients)} episodes at once"):
             raise first
     return [future.result() for future in futures]
 
@@ -172,14 +180,14 @@ def _measure(subject: Subject) -> dict[str, Growth]:
     A slow environment has fewer episodes in each window, so that all windows fit the time there is.
     """
     with ExitStack() as stack:
-        watched = stack.enter_context(watching(subject))
-        stack.enter_context(answered("episodes"))
+        watched = stack.enter_context(watch_server(subject))
+        stack.enter_context(expect_answer("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
         within_budget = int(_PLAY_BUDGET_S / _WINDOWS / player.pace())
         episodes = max(1, min(subject.limits.episodes // _WINDOWS, within_budget))
         windows = list(player.windows(episodes, _WINDOWS))[_WARM_UP:]
-        if len(windows) > 1 and _leaking(_growths(windows, episodes)):
+        if len(windows) > 1 and _find_leaks(_growths(windows, episodes)):
             again = list(player.windows(episodes, _WINDOWS - _WARM_UP))
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
@@ -195,7 +203,7 @@ def _growths(windows: Sequence[Held], episodes: int) -> dict[str, Growth]:
     return {name: Growth(tuple(getattr(held, name) for held in windows), episodes) for name in names}
 
 
-def _leaking(growths: dict[str, Growth]) -> list[str]:
+def _find_leaks(growths: dict[str, Growth]) -> list[str]:
     """Return the names of what leaks."""
     return [
         name
@@ -228,7 +236,7 @@ class _Episodes:
         for _ in range(count):
             for _ in range(episodes):
                 self._one()
-            yield self._watched.settled()
+            yield self._watched.measure_settled()
             if time.monotonic() > self._until:
                 return
 
@@ -254,10 +262,10 @@ class _Episodes:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_threads_stay_level(subject: Subject) -> None:
     """The server has no more threads and processes after a thousand episodes than after the first."""
-    growths, leaking = _found(subject)
+    growths, leaking = _measure_growths(subject)
     for name in ("processes", "threads"):
         if name in leaking:
-            raise _failed(
+            raise _make_error(
                 name,
                 growths[name],
                 change="end in close() the threads, pools and processes that __init__ or reset starts, and start none "
@@ -268,11 +276,11 @@ def check_threads_stay_level(subject: Subject) -> None:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
-    growths, leaking = _found(subject)
+    growths, leaking = _measure_growths(subject)
     if "processes" in leaking or "threads" in leaking:
         raise NotApplicableError("what its threads hold grows with them: see threads_stay_level")
     if "files" in leaking:
-        raise _failed(
+        raise _make_error(
             "open files",
             growths["files"],
             change="open files and sockets in `with`, or close them in reset and in close()",
@@ -282,7 +290,7 @@ def check_files_stay_level(subject: Subject) -> None:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
     """The server has no more memory after a thousand episodes than after the first."""
-    growths, leaking = _found(subject)
+    growths, leaking = _measure_growths(subject)
     if leaking not in ([], ["memory"]):
         raise NotApplicableError(
             "what is left open grows, and memory with it: see threads_stay_level, files_stay_level"
@@ -298,12 +306,12 @@ def check_memory_stays_level(subject: Subject) -> None:
         )
 
 
-def _found(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
+def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
     growths = subject.once("growths", lambda: _measure(subject))
-    return growths, _leaking(growths)
+    return growths, _find_leaks(growths)
 
 
-def _failed(what: str, growth: Growth, change: str) -> CheckError:
+def _make_error(what: str, growth: Growth, change: str) -> CheckError:
     return CheckError(
         f"expected as many {what} after {growth.count} episodes as before them, got {growth.values[0]} before "
         f"and {growth.values[-1]} after",

@@ -82,7 +82,7 @@ class LocalEnvironment:
     def reset(self, **options: Any) -> Any:
         """Begin an episode, with those options that the environment takes."""
         method = _method(self._instance, "reset")
-        return self._call(method, **_accepted(method, {**self._reset_options, **options}))
+        return self._call(method, **_accepted_options(method, {**self._reset_options, **options}))
 
     def step(self, action: Any) -> Any:
         """Apply one action, given by its fields."""
@@ -127,7 +127,7 @@ class LocalEnvironment:
     def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
         try:
             found = method(*values, **options)
-            return self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
+            return self._runner.run(_await(found)) if inspect.isawaitable(found) else found
         except Exception as error:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
@@ -136,7 +136,7 @@ def takes_seed(served: Described) -> bool | None:
     """Whether the environment's reset takes a seed; None where its class is not known before there is one."""
     if not isinstance(served.factory, type):
         return None
-    return "seed" in _accepted(_method(served.factory, "reset"), {"seed": 0})
+    return "seed" in _accepted_options(_method(served.factory, "reset"), {"seed": 0})
 
 
 def _method(environment: Any, name: str) -> Callable[..., Any]:
@@ -144,7 +144,7 @@ def _method(environment: Any, name: str) -> Callable[..., Any]:
     return found
 
 
-def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a method takes, as a server would pass them."""
     parameters = inspect.signature(method).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -152,7 +152,7 @@ def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, 
     return {name: value for name, value in options.items() if name in parameters}
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
+async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
@@ -254,11 +254,11 @@ def play(
         else partial(subject.reset, environment)
     )
     options = {"episode_id": EPISODE_ID, **reset_options}
-    with answered(f"an episode with seed {seed}"):
+    with expect_answer(f"an episode with seed {seed}"):
         return [turn.plain for turn in turns(environment, reset, seed, actions, **options)]
 
 
-def played(
+def play_episode(
     subject: Subject,
     client: Client,
     seed: int,
@@ -275,7 +275,7 @@ def played(
 def plays(subject: Subject, client: Client) -> Iterator[Turn]:
     """Play the episodes that a check plays over the wire; yield each answer as it comes."""
     for seed in seeds():
-        yield from played(subject, client, seed)
+        yield from play_episode(subject, client, seed)
 
 
 def plays_here(subject: Subject) -> Iterator[Turn]:
@@ -314,7 +314,7 @@ def _left_early(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator
 
 
 @contextmanager
-def answered(doing: str) -> Iterator[None]:
+def expect_answer(doing: str) -> Iterator[None]:
     """Tell of an environment that does not answer as of a property that does not hold."""
     try:
         yield
@@ -327,13 +327,13 @@ def answered(doing: str) -> Iterator[None]:
         ) from error
 
 
-def parting(one: Sequence[Result], other: Sequence[Result]) -> str | None:
+def find_difference(one: Sequence[Result], other: Sequence[Result]) -> str | None:
     """Return where two episodes part; None where they are the same.
 
     Metadata is left out: it is there for logs, and may tell the time.
     """
     for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        if (found := _parting(_compared(left), _compared(right), "")) is not None:
+        if (found := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
             place = "the reset" if number == 0 else f"step {number}"
             return f"at {place}, {found}"
     if len(one) != len(other):
@@ -341,7 +341,7 @@ def parting(one: Sequence[Result], other: Sequence[Result]) -> str | None:
     return None
 
 
-def _compared(result: Result) -> Result:
+def _to_comparable(result: Result) -> Result:
     observation = result.get("observation")
     if isinstance(observation, dict):
         observation = {name: value for name, value in observation.items() if name != "metadata"}
@@ -349,13 +349,15 @@ def _compared(result: Result) -> Result:
     return result
 
 
-def _parting(left: Any, right: Any, path: str) -> str | None:
+def _find_difference(left: Any, right: Any, path: str) -> str | None:
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
         parts = ((f"{path}.{key}" if path else key, left[key], right[key]) for key in left)
-        return next((found for place, a, b in parts if (found := _parting(a, b, place))), None)
+        return next((found for place, a, b in parts if (found := _find_difference(a, b, place))), None)
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
-        return next((found for at, (a, b) in pairs if (found := _parting(a, b, f"{path}[{at}]"))), None)
+        return next(
+            (found for at, (a, b) in pairs if (found := _find_difference(a, b, f"{path}[{at}]"))), None
+        )
     if type(left) is not type(right) or left != right:
         return f"{path or 'the result'} is {_short(left)} in one and {_short(right)} in the other"
     return None

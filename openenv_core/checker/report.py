@@ -85,8 +85,8 @@ class Console:
         for result in report.of(*BAD, Status.WARNED):
             mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
-            self._write(f"    {result.status}: {_indented(result.message)}\n")
-            self._write(f"    change: {_indented(result.change)}\n")
+            self._write(f"    {result.status}: {_indent(result.message)}\n")
+            self._write(f"    change: {_indent(result.change)}\n")
         count, spent = len(report.results), sum(result.seconds for result in report.results)
         counts = ", ".join(f"{number} {name}" for name, number in _summary(report).items() if number)
         self._write(
@@ -151,7 +151,7 @@ def as_junit(report: CheckReport) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def listing(checks: Sequence[Check]) -> Iterator[str]:
+def format_list(checks: Sequence[Check]) -> Iterator[str]:
     """Yield the lines that tell which checks there are."""
     level = None
     for one in checks:
@@ -166,7 +166,7 @@ def _printable(text: str) -> str:
     return " ".join(_CONTROL.sub("�", text).split())
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
 
 

@@ -13,7 +13,7 @@ from openenv_core.checker.check import (
     need,
 )
 from openenv_core.checker.drawing import require_own_names, require_schema
-from openenv_core.checker.playing import EPISODES, Turn, played, plays, plays_here
+from openenv_core.checker.playing import EPISODES, Turn, play_episode, plays, plays_here
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
     ClientError,
@@ -311,7 +311,7 @@ def _is_done_at_once(subject: Subject) -> bool:
 def _last(subject: Subject, client: Client, seed: int) -> Turn:
     """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
     steps = subject.promises.validation.episodes.max_steps
-    *_, last = played(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
+    *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
 
 
@@ -385,7 +385,7 @@ def _answers(subject: Subject, *, read: bool) -> list[Any]:
     found = []
     with subject.client() as client:
         for seed in range(_COMPARED):
-            for turn in played(subject, client, seed, episode_id=_IDS[0]):
+            for turn in play_episode(subject, client, seed, episode_id=_IDS[0]):
                 if read:
                     client.state()
                 seen = {key: value for key, value in turn.result.observation.items() if key != "metadata"}

@@ -18,15 +18,15 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
-    answered,
-    parting,
+    expect_answer,
+    find_difference,
     play,
     some_actions,
     takes_seed,
     turns,
 )
 from openenv_core.checker.subject import Client, RunningServer, Subject
-from openenv_core.checker.watching import hooked, polling
+from openenv_core.checker.watching import hook_folder, poll
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
@@ -77,13 +77,13 @@ def check_network_policy_holds(subject: Subject) -> None:
         with subject.server(docker_options={"network": "none"}) as server:
             _play_some(subject, server)
         return
-    with hooked() as (folder, env_vars):
+    with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
         env_vars |= {inside.OUT: str(notes), inside.HOSTS: json.dumps(network.allowed_hosts)}
         seen: set[str] = set()
         with (
             subject.server(env_vars=env_vars) as server,
-            polling("openenv-check-network", partial(_note_remote_ends, server, seen)),
+            poll("openenv-check-network", partial(_note_remote_ends, server, seen)),
         ):
             _play_some(subject, server)
         if not notes.exists():
@@ -133,7 +133,7 @@ def check_same_seed_same_episode(subject: Subject) -> None:
     found = _unlike_here(subject)
     if found is None:
         return
-    if shared := _shared(subject):
+    if shared := _find_shared_attribute(subject):
         raise CheckError(
             f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
             change="make it anew for each instance and episode: on self, in reset, never on the class",
@@ -152,7 +152,7 @@ def check_reset_forgets(subject: Subject) -> None:
         play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
         again.append(play(subject, used, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
-        if (found := parting(expected, played)) is not None:
+        if (found := find_difference(expected, played)) is not None:
             raise CheckError(
                 f"expected a used instance to play as a fresh one, got: {found}",
                 change="make everything that belongs to an episode anew in reset, the generator included",
@@ -175,7 +175,7 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
         here = [_fresh(subject, *one) for one in job]
     for there in others:
         for (seed, _), one, other in zip(job, here, there, strict=True):
-            if (found := parting(one, other)) is not None:
+            if (found := find_difference(one, other)) is not None:
                 raise CheckError(
                     f"expected seed {seed} to give the same episode in another process, got: {found}",
                     change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
@@ -193,7 +193,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
     without = _elsewhere(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
         for (seed, actions), expected in zip(job, without, strict=True):
-            if (found := parting(expected, _fresh(subject, seed, actions, server.url))) is not None:
+            if (found := find_difference(expected, _fresh(subject, seed, actions, server.url))) is not None:
                 raise CheckError(
                     f"expected seed {seed} to give over the wire what it gives without, got: {found}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
@@ -214,7 +214,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
     for action_seed in range(2):
         actions = some_actions(subject, action_seed)
         episodes = [_fresh(subject, seed, actions) for seed in range(start, start + _DIFFERENT)]
-        if any(parting(episodes[0], other) is not None for other in episodes[1:]):
+        if any(find_difference(episodes[0], other) is not None for other in episodes[1:]):
             return
     raise CheckError(
         f"expected different episodes of {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
@@ -241,14 +241,14 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
             if not original.forkable:
                 raise NotApplicableError("the environment does not say that it can be forked (FORKABLE)")
             play(subject, original, seed, actions[:half])
-            with _forking(), original.snapshot() as state:
+            with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
                     _go_on(other, some_actions(subject, number + 1))
                     play(subject, other, seed + 1, actions)
                 with _fork(subject, original, state) as fork:
                     went_on = {"a fork": _go_on(fork, rest), "the original": _go_on(original, rest)}
         for which, played in went_on.items():
-            if same and (found := parting(expected[half + 1 :], played)) is not None:
+            if same and (found := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
                     f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
                     f"forked, got: {found}",
@@ -265,7 +265,7 @@ def _fork(subject: Subject, original: LocalEnvironment, state: Any) -> Iterator[
 
 
 @contextmanager
-def _forking() -> Iterator[None]:
+def _expect_forkable() -> Iterator[None]:
     try:
         yield
     except ExecutionError as error:
@@ -323,7 +323,7 @@ def _is_local(subject: Subject) -> bool:
 def _unlike_here(subject: Subject) -> str | None:
     def find() -> str | None:
         for seed, actions in _job(subject):
-            found = parting(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
+            found = find_difference(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
             if found is not None:
                 return f"with seed {seed}, {found}"
         return None
@@ -332,7 +332,7 @@ def _unlike_here(subject: Subject) -> str | None:
     return found
 
 
-def _shared(subject: Subject) -> str | None:
+def _find_shared_attribute(subject: Subject) -> str | None:
     """Return an attribute of the environment's class that an episode changes: its name and type."""
     if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
         return None
@@ -435,11 +435,11 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
-    if (found := touching(subject)) is not None:
+    if (found := find_interference(subject)) is not None:
         raise CheckError(f"expected two sessions not to touch each other, got: {found}", change=APART)
 
 
-def touching(subject: Subject) -> str | None:
+def find_interference(subject: Subject) -> str | None:
     """Return what one of two sessions saw of the other; None where they are separate.
 
     Raises:
@@ -447,15 +447,15 @@ def touching(subject: Subject) -> str | None:
     """
     if subject.cap == 1:
         raise NotApplicableError("the server takes one session at a time")
-    found: str | None = subject.once("touching", lambda: _touching(subject))
+    found: str | None = subject.once("touching", lambda: _find_interference(subject))
     return found
 
 
-def _touching(subject: Subject) -> str | None:
+def _find_interference(subject: Subject) -> str | None:
     numbers = (0, 1)
     alone = [solo(subject, number) for number in numbers]
     together: list[SessionTrace] = [[] for _ in numbers]
-    with ExitStack() as stack, answered("two episodes at once"):
+    with ExitStack() as stack, expect_answer("two episodes at once"):
         clients = [stack.enter_context(subject.client()) for _ in numbers]
         sessions = [play_session(subject, clients[n], n, together[n]) for n in numbers]
         try:
@@ -465,22 +465,26 @@ def _touching(subject: Subject) -> str | None:
             raise NotApplicableError("the server takes one session at a time") from None
         for _ in zip_longest(*sessions):
             pass  # a step of each, in turns, until all have ended
-    return compared(alone, together, repeats(subject))
+    return compare_sessions(alone, together, repeats(subject))
 
 
 def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while there is no other."""
     trace: SessionTrace = []
-    with subject.client(url) as client, answered("an episode"):
+    with subject.client(url) as client, expect_answer("an episode"):
         for _ in play_session(subject, client, number, trace):
             pass
     return trace
 
 
-def compared(alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool) -> str | None:
+def compare_sessions(
+    alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool
+) -> str | None:
     """Return how what sessions saw together differs from what each saw alone."""
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
-        found = parting(*([result for result, _ in trace] for trace in (one, other))) if results else None
+        found = (
+            find_difference(*([result for result, _ in trace] for trace in (one, other))) if results else None
+        )
         for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):
             if found is None and left != right:
                 found = f"after {step} steps, the state's episode_id and step_count are {left} and {right}"

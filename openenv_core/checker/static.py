@@ -388,7 +388,7 @@ def _config(subject: Subject) -> dict[str, Any]:
 def check_dockerfile_present(subject: Subject) -> None:
     """The folder has a Dockerfile."""
     folder = subject.need_folder()
-    if Dockerfile.find(folder, _named(subject)) is None:
+    if Dockerfile.find(folder, _declared_dockerfile(subject)) is None:
         raise CheckError(
             f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
             change="add server/Dockerfile as `ropewalk init` writes it",
@@ -415,7 +415,7 @@ def check_dockerfile_user(subject: Subject) -> str:
     user = file.last("USER")
     if user is None and file.on_our_base:
         return "the base's own"
-    name = file.resolved(user.rest).partition(":")[0] if user is not None else ""
+    name = file.substitute(user.rest).partition(":")[0] if user is not None else ""
     if name in ("", "0", "root"):
         whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
         raise CheckError(
@@ -449,12 +449,12 @@ def check_dockerfile_port(subject: Subject) -> str:
         word.partition("/")[0]
         for one in file.final
         if one.word == "EXPOSE"
-        for word in file.resolved(one.rest).split()
+        for word in file.substitute(one.rest).split()
     }
     if file.on_our_base:
         exposed.add(str(_OUR_PORT))
     started = " ".join(one.rest for one in (file.last("ENTRYPOINT"), file.last("CMD")) if one is not None)
-    served = {match["port"] for match in _PORT.finditer(file.resolved(started))}
+    served = {match["port"] for match in _PORT.finditer(file.substitute(started))}
     if served and str(port) not in served:
         raise CheckError(
             f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
@@ -474,7 +474,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
     """What goes into the image is in the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
     for one in file.all:
-        if one.word == "ADD" and re.search(r"(https?|ftp|git)(://|@)", file.resolved(one.rest)):
+        if one.word == "ADD" and re.search(r"(https?|ftp|git)(://|@)", file.substitute(one.rest)):
             raise CheckError(
                 f"expected no ADD of a URL, got line {one.line} of {_short(file)}: ADD {one.rest}",
                 change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
@@ -507,13 +507,13 @@ def check_dockerfile_secrets(subject: Subject) -> None:
             )
 
 
-def _named(subject: Subject) -> str | None:
+def _declared_dockerfile(subject: Subject) -> str | None:
     execution = subject.promises.validation.execution
     return None if execution is None else execution.dockerfile
 
 
 def _dockerfile(subject: Subject) -> Dockerfile:
-    found = Dockerfile.find(subject.need_folder(), _named(subject))
+    found = Dockerfile.find(subject.need_folder(), _declared_dockerfile(subject))
     if found is None:
         raise NotApplicableError("there is no Dockerfile")
     return found

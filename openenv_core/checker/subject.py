@@ -257,7 +257,7 @@ class Subject:
         with self._lock:
             if self._served is None:
                 assert self.url
-                self._served = _imported(self.target.text, self.limits.start_timeout_s)
+                self._served = _describe_import(self.target.text, self.limits.start_timeout_s)
             if isinstance(self._served, Exception):
                 raise self._served
             return self._served
@@ -513,7 +513,7 @@ def _require_image(image: str) -> None:
         )
 
 
-def _imported(text: str, seconds: float) -> Described | CheckError | NotApplicableError:
+def _describe_import(text: str, seconds: float) -> Described | CheckError | NotApplicableError:
     """Import an application; return what became of it where that cannot be done in so many seconds."""
     try:
         return within(seconds, lambda: load_app(text), "openenv-import")

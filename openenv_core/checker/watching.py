@@ -83,7 +83,7 @@ class WatchedServer:
     server: RunningServer
     notes: str
 
-    def settled(self) -> Held:
+    def measure_settled(self) -> Held:
         """Look at what the server holds, once what has ended is gone.
 
         Raises:
@@ -92,10 +92,10 @@ class WatchedServer:
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         time.sleep(_SETTLE_INTERVAL_S)  # the last sessions are being closed
         self._collect_garbage()
-        first = self._held()
+        first = self._measure()
         while time.monotonic() < deadline:
             time.sleep(_SETTLE_INTERVAL_S)
-            second = self._held()
+            second = self._measure()
             if second.things == first.things:
                 return second
             first = second
@@ -107,7 +107,7 @@ class WatchedServer:
         elif not self._run_inside("collect", self.notes).get("told"):
             raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
 
-    def _held(self) -> Held:
+    def _measure(self) -> Held:
         here = self.server.container is None
         return Held(**(inside.usage(self.server.pids()) if here else self._run_inside("look")))
 
@@ -129,7 +129,7 @@ class WatchedServer:
 
 
 @contextmanager
-def watching(subject: Subject) -> Iterator[WatchedServer]:
+def watch_server(subject: Subject) -> Iterator[WatchedServer]:
     """Start a server that can be looked at. NotApplicableError: what it holds cannot be seen from here."""
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("what a server at a URL holds cannot be seen from here")
@@ -137,7 +137,7 @@ def watching(subject: Subject) -> Iterator[WatchedServer]:
         with _in_container(subject) as server:
             yield WatchedServer(server, _NOTES_IN_CONTAINER)
         return
-    with hooked() as (folder, env_vars):
+    with hook_folder() as (folder, env_vars):
         notes = str(folder / "collected")
         with subject.server(env_vars={**env_vars, inside.COLLECTED: notes}) as server:
             yield WatchedServer(server, notes)
@@ -170,7 +170,7 @@ def _in_container(subject: Subject) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def hooked() -> Iterator[tuple[Path, dict[str, str]]]:
+def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield a folder for notes, and the environment variables that put `inside` into a server's interpreters."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as text:
         folder = Path(text)
@@ -198,12 +198,12 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
             taken.append(more)
             server.kill()
 
-    with polling("openenv-check-memory", look):
+    with poll("openenv-check-memory", look):
         yield taken
 
 
 @contextmanager
-def polling(name: str, look: Callable[[], None]) -> Iterator[None]:
+def poll(name: str, look: Callable[[], None]) -> Iterator[None]:
     """Look again and again, in a thread of that name, for as long as the block lasts."""
     over = threading.Event()
 

@@ -75,7 +75,7 @@ def main() -> NoReturn:
     """Run the checks that standard input asks for."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal; whoever asked decides
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     job = Job.model_validate_json(sys.stdin.buffer.readline())
     threading.Thread(target=_watch, args=(job.temporary,), name="openenv-owner", daemon=True).start()
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
@@ -93,7 +93,7 @@ def main() -> NoReturn:
     os._exit(0)  # threads that the environment left behind are nobody's to wait for
 
 
-def _terminated(*_: object) -> NoReturn:
+def _on_sigterm(*_: object) -> NoReturn:
     raise KeyboardInterrupt  # what no check and no environment is allowed to swallow
 
 

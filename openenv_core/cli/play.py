@@ -93,14 +93,14 @@ def _attended(
 ) -> int:
     from openenv_core.play.form import forms_of
     from openenv_core.play.game import Loop
-    from openenv_core.play.prompts import Prompts, described
+    from openenv_core.play.prompts import Prompts, describe_form
     from openenv_core.play.reporters import DIM
     from openenv_core.providers.base import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
     game.terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
     for form in forms:
-        for line in () if form.lists_tools or form.calls_tools else described(form):
+        for line in () if form.lists_tools or form.calls_tools else describe_form(form):
             game.terminal.say(line, DIM)
     return Loop(
         game,

@@ -80,12 +80,12 @@ def _push_images(arguments: argparse.Namespace) -> int:
 
 def _image(target: str) -> str:
     """Return the image that a word stands for: a folder's is the one that `ropewalk build` makes of it."""
-    from openenv_core.images.build import default_tag, name_of, named
+    from openenv_core.images.build import complete_tags, default_tag, name_of
 
     path = Path(target).expanduser()
     if path.is_dir() and (target.startswith((".", "/", "~")) or (path / MANIFEST).is_file()):
         return default_tag(name_of(path.resolve()))
-    return named([target], "")[0]
+    return complete_tags([target], "")[0]
 
 
 def _push_space(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from openenv_core.checker.check import Check, CheckLevel, chosen
+from openenv_core.checker.check import Check, CheckLevel, select_checks
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError
 from openenv_core.targets import TargetKind, target_of
@@ -37,18 +37,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="an environment by its name, its folder or file, its app, a running server, or an image",
     )
     add("--kind", choices=list(map(str, TargetKind)), help="which of these it is, where it could be two")
-    chosen = parser.add_argument_group("which checks (all of them)")
-    chosen.add_argument(
+    select_checks = parser.add_argument_group("which checks (all of them)")
+    select_checks.add_argument(
         "--level",
         action="append",
         choices=list(map(str, CheckLevel)),
         default=[],
         help="of this level; repeatable",
     )
-    chosen.add_argument(
+    select_checks.add_argument(
         "--check", action="append", metavar="NAME", default=[], help="of this name; repeatable"
     )
-    chosen.add_argument("--list", action="store_true", help="tell which checks there are, and run none")
+    select_checks.add_argument(
+        "--list", action="store_true", help="tell which checks there are, and run none"
+    )
     told = parser.add_argument_group("how it is told")
     told.add_argument(
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
@@ -75,12 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OpenEnvError: Wrong usage, or the target cannot be had: status 2.
     """
-    from openenv_core.checker.report import CheckReport, Console, as_json, as_junit, listing
+    from openenv_core.checker.report import CheckReport, Console, as_json, as_junit, format_list
     from openenv_core.checker.runner import run_isolated
 
-    checks = chosen([CheckLevel(level) for level in arguments.level], arguments.check)
+    checks = select_checks([CheckLevel(level) for level in arguments.level], arguments.check)
     if arguments.list:
-        print("\n".join(listing(checks)))
+        print("\n".join(format_list(checks)))
         return _PASSED
     if arguments.target is None:
         raise ConfigurationError(

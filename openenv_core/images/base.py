@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import openenv_core
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import OUR_BASE
-from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replacing
+from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replace_tags
 
 if TYPE_CHECKING:
     import docker
@@ -195,7 +195,7 @@ def ensure(
             no_cache=no_cache,
             pull=pull,
         )
-        with replacing(api, named):
+        with replace_tags(api, named):
             build_image(wanted)
     return named[0]
 

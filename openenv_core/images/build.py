@@ -20,7 +20,7 @@ from openenv_core.images.dockerfile import (
     RELEASED_BASE,
     Dockerfile,
 )
-from openenv_core.images.engine import BuildRequest, build_image, replacing
+from openenv_core.images.engine import BuildRequest, build_image, replace_tags
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def plan(
         request=BuildRequest(
             context=folder,
             dockerfile=path,
-            tags=tuple(named(tags, name)) or (default_tag(name),),
+            tags=tuple(complete_tags(tags, name)) or (default_tag(name),),
             build_args=given,
             labels={ENVIRONMENT: name},
             no_cache=no_cache,
@@ -148,7 +148,7 @@ def default_tag(name: str) -> str:
     return f"{short}-env:latest"
 
 
-def named(tags: Sequence[str], name: str) -> list[str]:
+def complete_tags(tags: Sequence[str], name: str) -> list[str]:
     """Fill in the environment's name, and say `latest` where no tag is given.
 
     Raises:
@@ -245,5 +245,5 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
         sys.stderr.write(f"note: {note}\n")
     if planned.variant is not None:
         base.ensure(api, planned.variant)
-    with replacing(api, planned.request.tags):
+    with replace_tags(api, planned.request.tags):
         return build_image(planned.request)

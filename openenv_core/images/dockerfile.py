@@ -137,7 +137,7 @@ class Dockerfile:
     @property
     def base_image(self) -> str:
         """The same, with the variables' defaults in their places."""
-        return self.resolved(self.base)
+        return self.substitute(self.base)
 
     @property
     def takes_base(self) -> bool:
@@ -154,7 +154,7 @@ class Dockerfile:
         """Return the last of these instructions that the image has."""
         return next((one for one in reversed(self.final) if one.word == word), None)
 
-    def resolved(self, text: str) -> str:
+    def substitute(self, text: str) -> str:
         """Put defaults in the place of variables; one without a default stays."""
         known = dict(self.arguments)
         for one in self.all:
@@ -173,7 +173,7 @@ class Dockerfile:
         while wanted is not None:
             found.insert(0, wanted)
             before = self.stages[: self.stages.index(wanted)]
-            base = self.resolved(wanted.base).lower()
+            base = self.substitute(wanted.base).lower()
             wanted = next((stage for stage in before if (stage.name or "").lower() == base), None)
         return found
 
@@ -202,11 +202,11 @@ def _instructions(text: str) -> Iterator[Instruction]:
             escape = match["value"]
     numbered = enumerate(lines, 1)
     for number, line in numbered:
-        whole = _uncommented(line)
+        whole = _strip_comment(line)
         while whole.endswith(escape):
             whole = whole.removesuffix(escape).rstrip()
             # Comments and empty lines between continued lines do not end them.
-            following = next((more for _, each in numbered if (more := _uncommented(each))), "")
+            following = next((more for _, each in numbered if (more := _strip_comment(each))), "")
             whole = f"{whole} {following}".rstrip()
         word, _, rest = whole.partition(" ")
         if not word:
@@ -218,6 +218,6 @@ def _instructions(text: str) -> Iterator[Instruction]:
                     pass
 
 
-def _uncommented(line: str) -> str:
+def _strip_comment(line: str) -> str:
     found = line.strip()
     return "" if found.startswith("#") else found

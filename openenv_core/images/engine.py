@@ -211,7 +211,7 @@ _OURS: Final = "ropewalk."
 
 
 @contextlib.contextmanager
-def replacing(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
+def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
     """Remove what had these names before the block, where it ended well and nothing needs that any more.
 
     Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or

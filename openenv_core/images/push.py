@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.build import named
+from openenv_core.images.build import complete_tags
 from openenv_core.images.engine import find_image, run_docker
 from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
 
@@ -37,7 +37,7 @@ def remote_name(image: str, registry: str | None) -> str:
     Raises:
         ConfigurationError: There is no registry in either, or it cannot be one.
     """
-    (name,) = named([image], "")
+    (name,) = complete_tags([image], "")
     if registry is None:
         host, slash, _ = name.partition("/")
         if not slash or not ("." in host or ":" in host or host == "localhost"):
@@ -74,7 +74,7 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
         if image != remote:
             api.tag(image, repository, tag)
     except ImageNotFound as error:
-        raise _absent(image) from error
+        raise _make_absent_error(image) from error
     except APIError as error:
         raise _failure(remote, str(error)) from error
     try:
@@ -90,7 +90,7 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
         raise
 
 
-def _absent(image: str) -> NoSuchImageError:
+def _make_absent_error(image: str) -> NoSuchImageError:
     return NoSuchImageError(
         f"expected an image {image} here, got none; `ropewalk build` makes it, `docker images` lists"
     )
@@ -100,7 +100,7 @@ def _failure(remote: str, said: str) -> PushError:
     host = remote.partition("/")[0]
     text = f"expected {remote} to arrive, got: {said.strip()}"
     if re.search(_ABSENT, said):
-        return _absent(remote)
+        return _make_absent_error(remote)
     if re.search(_REFUSED, said):
         return NotAllowedError(f"{text}; `docker login {host}` with an account that may write there")
     if re.search(_SILENT, said):

@@ -94,7 +94,7 @@ class Form:
 def forms_of(schema: Mapping[str, Any]) -> tuple[Form, ...]:
     """Return the sorts of action that a schema allows: more than one where it is of a union."""
     root = dict(schema)
-    return tuple(_form(arm, root) for arm in _arms(_resolved(root, root), root))
+    return tuple(_form(arm, root) for arm in _arms(_resolve(root, root), root))
 
 
 def as_text(value: Any) -> str:
@@ -117,7 +117,7 @@ def _form(schema: Json, root: Json) -> Form:
 
 
 def _field(name: str, part: Any, root: Json, required: bool) -> FormField:
-    schema = _resolved(part, root)
+    schema = _resolve(part, root)
     arms = list(_arms(schema, root))
     some = [arm for arm in arms if arm.get("type") != "null"]
     nullable = len(some) < len(arms)
@@ -126,7 +126,7 @@ def _field(name: str, part: Any, root: Json, required: bool) -> FormField:
         schema = some[0]
     choices = _choices(some)
     kinds = {_kind(arm) for arm in some}
-    item = _resolved(schema.get("items"), root)
+    item = _resolve(schema.get("items"), root)
     return FormField(
         name=name,
         kind=kinds.pop() if len(kinds) == 1 else "any",
@@ -146,7 +146,7 @@ def _arms(schema: Json, root: Json, depth: int = 0) -> Iterator[Json]:
         yield schema
         return
     for arm in arms:
-        yield from _arms(_resolved(arm, root), root, depth + 1)
+        yield from _arms(_resolve(arm, root), root, depth + 1)
 
 
 def _choices(arms: list[Json]) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def _kind(schema: Json) -> str:
     return kind if isinstance(kind, str) else "any"
 
 
-def _resolved(schema: Any, root: Json) -> Json:
+def _resolve(schema: Any, root: Json) -> Json:
     """Follow references, each with what stands beside it."""
     for _ in range(_FOLLOWED):
         if not isinstance(schema, Mapping):

@@ -13,7 +13,7 @@ from openenv_core.errors import (
     SessionError,
 )
 from openenv_core.play.form import Json
-from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, described
+from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, describe_form
 from openenv_core.play.reporters import Result, Terminal
 
 
@@ -54,7 +54,7 @@ class Game:
         result = self._client.step(action)
         self._steps += 1
         self._total += float(result.reward or 0)
-        self.terminal.stepped(self._steps, action, result, self._total)
+        self.terminal.show_step(self._steps, action, result, self._total)
         self._count(result)
 
     def state(self) -> Json:
@@ -66,7 +66,7 @@ class Game:
         found = self._client.step({"type": "list_tools"}).observation.get("tools")
         return [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
 
-    def lost(self) -> None:
+    def lose_session(self) -> None:
         """Take it that the session is gone, and the episode with it."""
         self.leave()
         self._over = True
@@ -75,7 +75,7 @@ class Game:
         """Sum up the episode under way, if there is one."""
         if self._running:
             self._running = False
-            self.terminal.ended(self.episodes, self._steps, self._total, self._over)
+            self.terminal.show_end(self.episodes, self._steps, self._total, self._over)
 
     def _count(self, result: Result) -> None:
         self._over = result.done
@@ -159,16 +159,16 @@ class Loop:
                 raise
             self._failed += 1
             self._explain(error)
-            self._terminal.failed(error)
+            self._terminal.show_failure(error)
             if isinstance(error, ConnectionLostError | SessionError):
-                self._game.lost()
+                self._game.lose_session()
 
     def _do(self, asked: CommandTypedError) -> None:
         match asked.name:
             case ":reset":
                 self._reset_with(asked.rest)
             case ":state":
-                self._terminal.told("state", self._game.state())
+                self._terminal.show_answer("state", self._game.state())
             case ":schema":
                 self._tell_schema()
             case ":tools":
@@ -204,12 +204,12 @@ class Loop:
         for tool in self._prompts.tools:
             about = str(tool.get("description") or "").strip().splitlines()
             title = f"{tool.get('name')}" + (f" - {about[0]}" if about else "")
-            lines += described(arguments_of(tool), title)
-        self._terminal.told("tools", list(self._prompts.tools), lines or ["no tools"])
+            lines += describe_form(arguments_of(tool), title)
+        self._terminal.show_answer("tools", list(self._prompts.tools), lines or ["no tools"])
 
     def _tell_schema(self) -> None:
-        forms = [line for form in self._prompts.forms for line in described(form)]
-        self._terminal.told("schema", self._schema, forms or ["the server has no /schema; give JSON"])
+        forms = [line for form in self._prompts.forms for line in describe_form(form)]
+        self._terminal.show_answer("schema", self._schema, forms or ["the server has no /schema; give JSON"])
 
     def _tell_help(self) -> None:
         lines = [
@@ -217,7 +217,7 @@ class Loop:
             "Enter takes what stands in brackets. Text in double quotes is read as JSON.",
             *(f"  {name:<20}{text}" for name, text in COMMANDS.items()),
         ]
-        self._terminal.told("help", dict(COMMANDS), lines)
+        self._terminal.show_answer("help", dict(COMMANDS), lines)
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:

@@ -170,7 +170,7 @@ def arguments_of(tool: Mapping[str, Any]) -> Form:
     return forms_of(schema if isinstance(schema, Mapping) else {})[0]
 
 
-def described(form: Form, title: str | None = None) -> list[str]:
+def describe_form(form: Form, title: str | None = None) -> list[str]:
     """Return a form as lines: each field with its type, its default and its description."""
     about = [] if title else form.description.strip().splitlines()
     lines = [(title or form.title) + (f": {about[0]}" if about else "")]

@@ -107,7 +107,7 @@ class Terminal:
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
         """Return the next line, without blanks around it. EOFError: there is none."""
-        if self._edited():
+        if self._can_edit():
             assert self._completer is not None
             self._completer.choices = choices
             return input(prompt).strip()
@@ -126,23 +126,23 @@ class Terminal:
         self.say(f"--- episode {episode}{given}", BOLD)
         self._observation(result)
 
-    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
+    def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
         """Tell of a step."""
         self._observation(result)
         figures = f"step {step}   reward {number(result.reward)}   return {number(total)}"
         self.say(figures + ("   done" if result.done else ""), DIM)
 
-    def ended(self, episode: int, steps: int, total: float, done: bool) -> None:
+    def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
         """Tell what an episode came to; one that is not done was left."""
         taken = f"{steps} step" + ("" if steps == 1 else "s")
         became = "is over" if done else "was left"
         self.say(f"episode {episode} {became} after {taken}: return {number(total)}", BOLD)
 
-    def failed(self, error: Exception) -> None:
+    def show_failure(self, error: Exception) -> None:
         """Tell of what was refused, or went wrong, and the game goes on."""
         self.say(f"{type(error).__name__}: {harmless(str(error))}")
 
-    def told(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
+    def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
         """Tell what was asked for: the state, the schema, the tools."""
         for line in lines or [harmless(json.dumps(value, ensure_ascii=False, indent=2))]:
             self.say(line)
@@ -157,7 +157,7 @@ class Terminal:
         self._sink.write(text)
         self._sink.flush()
 
-    def _edited(self) -> bool:
+    def _can_edit(self) -> bool:
         """Whether lines can be edited, recalled and completed."""
         if self.for_programs or self._source is not sys.stdin or self._sink is not sys.stdout:
             return False
@@ -180,19 +180,19 @@ class ForPrograms(Terminal):
         """Tell of a reset."""
         self._event("reset", episode=episode, options=options, **_fields_of(result))
 
-    def stepped(self, step: int, action: Json, result: Result, total: float) -> None:
+    def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
         """Tell of a step."""
         self._event("step", step=step, action=action, **_fields_of(result), **{"return": total})
 
-    def ended(self, episode: int, steps: int, total: float, done: bool) -> None:
+    def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
         """Tell what an episode came to."""
         self._event("episode", episode=episode, steps=steps, **{"return": total}, done=done)
 
-    def failed(self, error: Exception) -> None:
+    def show_failure(self, error: Exception) -> None:
         """Tell what went wrong."""
         self._event("error", type=type(error).__name__, message=str(error))
 
-    def told(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
+    def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
         """Tell what was asked for."""
         self._event(name, **{name: value})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from openenv_core.errors import ProviderError, ServerStartError
-from openenv_core.guard import guarded
+from openenv_core.guard import guard_command
 from openenv_core.providers.base import (
     LOOPBACK,
     RETRY_INTERVAL_S,
@@ -119,7 +119,7 @@ class LocalProcessProvider(OwnedServerProvider):
         command = [part.replace("{app}", self.app).replace("{fd}", str(fd)) for part in self._command]
         try:
             return subprocess.Popen(
-                guarded(command, grace_s=self._stop_timeout_s, kept=fd),
+                guard_command(command, grace_s=self._stop_timeout_s, kept=fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -47,8 +47,8 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
     texts = _read("game") | _read(template)
     texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
     try:
-        with _parent_of(folder), _unfinished(folder) as unfinished:
-            for name, text in _spelled(texts, names).items():
+        with _parent_of(folder), _stage_folder(folder) as unfinished:
+            for name, text in _rename_texts(texts, names).items():
                 (unfinished / name).parent.mkdir(exist_ok=True)
                 (unfinished / name).write_text(text, encoding="utf-8")
             # Takes the place of an empty folder too, and of no other.
@@ -63,7 +63,7 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
 def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
     """Make what trains a policy on the game: a task and a run's file, beside the environment's folder."""
     parent = parent or Path.cwd()
-    texts = {parent / name: text for name, text in _spelled(_read("task"), names).items()}
+    texts = {parent / name: text for name, text in _rename_texts(_read("task"), names).items()}
     for path in texts:
         if os.path.lexists(path):
             raise ConfigurationError(
@@ -107,7 +107,7 @@ def _parent_of(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _unfinished(folder: Path) -> Iterator[Path]:
+def _stage_folder(folder: Path) -> Iterator[Path]:
     """Make a folder beside the one that it is to become, and remove it where the block fails."""
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -130,7 +130,7 @@ def _read(template: str) -> dict[str, str]:
     return found
 
 
-def _spelled(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str, str]:
+def _rename_texts(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str, str]:
     """Return the files under their new name, wherever it stands in paths and texts."""
     spellings = {
         PLACE_HOLDER.short: names.short,

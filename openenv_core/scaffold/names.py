@@ -82,12 +82,12 @@ def names_of(text: str) -> EnvironmentNames:
     names = EnvironmentNames(short)
     # `ropewalk serve NAME` looks for both.
     for module in (names.package, f"envs.{names.package}"):
-        if (where := _installed(module)) is not None:
+        if (where := _find_installed(module)) is not None:
             raise _refusal(text, f"a name that is free (there is a package {module} at {where})")
     return names
 
 
-def _installed(module: str) -> str | None:
+def _find_installed(module: str) -> str | None:
     """Return where a module is that a new package would hide, or be hidden by; not what lies in this folder."""
     if module in sys.stdlib_module_names:
         return "Python's own library"

@@ -146,7 +146,7 @@ class DeclaredTools:
         result = self.call_tool(action.tool_name, action.arguments, SILENT)
         if isinstance(result, ToolResult):
             return result.observation(action.tool_name)
-        return _observed(action, result)
+        return _to_observation(action, result)
 
     def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools that the class declares."""
@@ -222,7 +222,8 @@ class DeclaredTools:
         if method is None:
             return ArgumentCompletion(values=[])
         return _then(
-            getattr(self, method)(str(argument.get("value", ""))), lambda values: _completed(values, method)
+            getattr(self, method)(str(argument.get("value", ""))),
+            lambda values: _check_completion(values, method),
         )
 
     def _read(
@@ -302,7 +303,7 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         return self.tool_step(action)
 
 
-async def _observed(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
+async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
     return (await result).observation(action.tool_name)
 
 
@@ -426,7 +427,7 @@ def _messages(said: object, method: str) -> list[dict[str, Any]]:
     return found
 
 
-def _completed(values: object, method: str) -> ArgumentCompletion:
+def _check_completion(values: object, method: str) -> ArgumentCompletion:
     """Return what an argument could become; a TypeError where that is no list of texts."""
     found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
     if found is None or not all(isinstance(value, str) for value in found):

@@ -180,7 +180,7 @@ class ToolResult:
             for part in parts
             for block in ([part.block()] if isinstance(part, _CONTENT) else _blocks(_plain(part)))
         ]
-        _encoded(content)
+        _encode(content)
         texts = [block["text"] for block in content if block["type"] == "text"]
         return cls(content=content, value="\n".join(texts) if len(texts) == len(content) else content)
 
@@ -238,10 +238,10 @@ def _blocks(plain: Any) -> list[ContentBlock]:
 def _plain(value: object) -> Any:
     if type(value) is str and value.isascii():
         return value
-    return from_json(_encoded(value))
+    return from_json(_encode(value))
 
 
-def _encoded(value: object) -> bytes:
+def _encode(value: object) -> bytes:
     try:
         return dumps(value)
     except PydanticSerializationError as error:

@@ -164,12 +164,12 @@ class Signature:
         self._contexts: list[str] = []
         for parameter in method.parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise _refused(method, parameter.name, "is not a named one")
+                raise _make_refusal(method, parameter.name, "is not a named one")
             if parameter.name not in method.hints:
-                raise _refused(method, parameter.name, "has no type")
+                raise _make_refusal(method, parameter.name, "has no type")
             if isinstance(parameter.default, FieldInfo):
                 why = "has a Field as its default: write Annotated[type, Field(...)] = default"
-                raise _refused(method, parameter.name, why)
+                raise _make_refusal(method, parameter.name, why)
             hint = method.hints[parameter.name]
             if inspect.isclass(hint) and issubclass(hint, ToolContext):
                 self._contexts.append(parameter.name)
@@ -223,7 +223,7 @@ class Signature:
         return found
 
 
-def _refused(method: Method, name: str, why: str) -> ConfigurationError:
+def _make_refusal(method: Method, name: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"expected named parameters with types, got {name} of {method.name}, which {why}"
     )

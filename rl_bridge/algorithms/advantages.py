@@ -112,7 +112,7 @@ def generalized_advantages(
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 
-def whitened(advantages: NDArray[np.float32]) -> NDArray[np.float32]:
+def whiten(advantages: NDArray[np.float32]) -> NDArray[np.float32]:
     """(A - mean) / (std + eps), over all tokens of a batch, shape [T].
 
     Usual with PPO; which of its many details matter is the subject of arXiv 2006.05990.

@@ -147,15 +147,15 @@ class ReplayBuffer:
 
     def lose(self, lease: GroupLease, *, floor: PolicyVersion | None = None) -> bool:
         """The work under a lease is gone; see `Ledger.lose`."""
-        return self._ended(lease, self.ledger.lose(lease.id, floor=floor))
+        return self._end_lease(lease, self.ledger.lose(lease.id, floor=floor))
 
     def give_back(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
         """Others shall go on with the work; see `Ledger.give_back`."""
-        return self._ended(lease, self.ledger.give_back(lease.id, floor=floor))
+        return self._end_lease(lease, self.ledger.give_back(lease.id, floor=floor))
 
     def drop(self, lease: GroupLease, reason: str) -> bool:
         """Give a leased group up; see `Ledger.drop`."""
-        return self._ended(lease, self.ledger.drop(lease.id, reason))
+        return self._end_lease(lease, self.ledger.drop(lease.id, reason))
 
     async def sample(self, version: PolicyVersion, batch_size: int) -> list[Group]:
         """Take the groups of the step that begins from `version`.
@@ -264,7 +264,7 @@ class ReplayBuffer:
             self.ledger.train(number, version)
         return taken
 
-    def _ended(self, lease: GroupLease, outcome: bool) -> bool:
+    def _end_lease(self, lease: GroupLease, outcome: bool) -> bool:
         self._was_cut.discard(lease.id)
         self._notify()
         return outcome

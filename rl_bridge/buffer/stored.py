@@ -34,7 +34,7 @@ _GROUPS = TypeAdapter(list[_Group], config=_CONFIG)
 _TRAJECTORIES = TypeAdapter(list[_Trajectory], config=_CONFIG)
 
 
-def stored(groups: Sequence[Group]) -> bytes:
+def dump_groups(groups: Sequence[Group]) -> bytes:
     """Write groups as JSON.
 
     Other threads come to their turn after each trajectory: to write one holds the interpreter's lock throughout.
@@ -48,12 +48,12 @@ def _pieces(group: Group) -> Iterator[bytes]:
     for place, one in enumerate(group.trajectories):
         if place:
             yield b","
-        whole = _Trajectory(**_others(one, "turns"), turns=_packed(one.turns))
+        whole = _Trajectory(**_others(one, "turns"), turns=_pack(one.turns))
         yield _TRAJECTORIES.dump_json([whole])[1:-1]
     yield b"]}"
 
 
-def restored(content: bytes) -> list[Group]:
+def load_groups(content: bytes) -> list[Group]:
     """Read what `stored` wrote; prompts that shared their tokens do so again.
 
     Raises:
@@ -63,7 +63,7 @@ def restored(content: bytes) -> list[Group]:
         Group(
             **_others(group, "trajectories"),
             trajectories=[
-                Trajectory(**_others(one, "turns"), turns=_unpacked(one.turns)) for one in group.trajectories
+                Trajectory(**_others(one, "turns"), turns=_unpack(one.turns)) for one in group.trajectories
             ],
         )
         for group in _GROUPS.validate_json(content)
@@ -74,7 +74,7 @@ def _others(record: Group | Trajectory, name: str) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record) if field.name != name}
 
 
-def _packed(turns: Sequence[Turn]) -> list[_Turn]:
+def _pack(turns: Sequence[Turn]) -> list[_Turn]:
     packed, before = [], Prefix([])
     for turn in turns:
         known = len(before) if isinstance(turn.prompt, Prefix) and turn.prompt.continues(before) else 0
@@ -83,7 +83,7 @@ def _packed(turns: Sequence[Turn]) -> list[_Turn]:
     return packed
 
 
-def _unpacked(turns: Sequence[_Turn]) -> list[Turn]:
+def _unpack(turns: Sequence[_Turn]) -> list[Turn]:
     unpacked, chat = [], list[int]()
     for turn in turns:
         if not turn.known:

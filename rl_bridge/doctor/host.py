@@ -182,7 +182,7 @@ def _gpus() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
-    extra = next((ENGINES[name] for name in ENGINES if _installed(name) is not None), "rl-cpu")
+    extra = next((ENGINES[name] for name in ENGINES if _installed_version(name) is not None), "rl-cpu")
     try:
         needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:
@@ -191,7 +191,7 @@ def packages() -> Iterator[Finding]:
         return
     remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
     for name, versions in sorted(needed.items()):
-        if (there := _installed(name)) is None:
+        if (there := _installed_version(name)) is None:
             yield Finding(name, f"expected {versions}, it is not installed; {remedy}", Severity.BAD)
         elif not versions.contains(there, prereleases=True):
             yield Finding(name, f"expected {versions}, got {there}; {remedy}", Severity.ODD)
@@ -219,7 +219,7 @@ def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
     return found
 
 
-def _installed(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -241,7 +241,7 @@ def counted_on(config: Config, *, gpus: int, node_rank: int | None = None) -> It
     urls = (url for env in config.environments.values() for url in env.urls)
     places = dict.fromkeys((*config.monarch.workers, *urls, *filter(None, (config.generator.url,))))
     with ThreadPoolExecutor(AT_ONCE) as asking:
-        yield from asking.map(_reached, places)
+        yield from asking.map(_check_reach, places)
     if config.model.path is not None:
         folder = Path(config.model.path).expanduser()
         told, level = f"{folder} has a config.json", Severity.GOOD
@@ -289,7 +289,7 @@ def _ports(config: Config) -> Iterator[Finding]:
         yield Finding(key, told, level)
 
 
-def _reached(url: str) -> Finding:
+def _check_reach(url: str) -> Finding:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or PORTS.get(parts.scheme)

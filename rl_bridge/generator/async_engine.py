@@ -215,7 +215,7 @@ class AsyncVllmEngine(LoopEngine):
             if state is not None and lora is None:
                 handover = await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
-            async with self._undisturbed(f"load version {version}"):
+            async with self._hold_requests(f"load version {version}"):
                 if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
                     await self._llm.wake_up(["weights"])
                 elif state is not None:
@@ -242,12 +242,12 @@ class AsyncVllmEngine(LoopEngine):
     async def _fall_asleep(self) -> None:
         async with self._replacing:
             if not self.statistics.asleep:
-                async with self._undisturbed("go to sleep"):
+                async with self._hold_requests("go to sleep"):
                     with self._at("sleep"):
                         await self._llm.sleep(**SLEEP)
 
     @contextlib.asynccontextmanager
-    async def _undisturbed(self, what: str) -> AsyncIterator[None]:
+    async def _hold_requests(self, what: str) -> AsyncIterator[None]:
         """Hand nothing else to the engine within the block; where that fails or takes too long, the engine ends."""
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)

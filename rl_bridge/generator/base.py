@@ -177,7 +177,7 @@ class EngineLoopThread:
             if self._closed or self._loop is None:
                 work.close()
                 raise self._error()
-            future = asyncio.run_coroutine_threadsafe(self._guarded(work), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._await_or_fail(work), self._loop)
             self._under_way.add(future)  # before the end can be announced, which looks for it there
         future.add_done_callback(self._under_way.discard)
         return future
@@ -208,7 +208,7 @@ class EngineLoopThread:
             return GeneratorError(CLOSED)
         return EngineFailedError(f"the engine has failed: {self._failure}")
 
-    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _await_or_fail(self, work: Coroutine[Any, Any, T]) -> T:
         working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)

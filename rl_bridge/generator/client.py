@@ -157,9 +157,9 @@ class GeneratorClient:
             if batch:
                 task = asyncio.ensure_future(self._send(batch))
                 lane.calls[task] = size
-                task.add_done_callback(partial(self._finished, replica, batch))
+                task.add_done_callback(partial(self._on_batch_done, replica, batch))
 
-    def _finished(self, replica: int | None, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
+    def _on_batch_done(self, replica: int | None, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
         del self._lanes[replica].calls[task]
         for ask in batch:  # a task that is cancelled before it begins has told nobody
             if not ask.future.done():

@@ -102,7 +102,7 @@ class EndpointClient:
                 if status == httpx.codes.OK:
                     self.trouble = "no answer"
                     return content
-                said = self._said(content)
+                said = self._decode_plain(content)
                 self.trouble = f"status {status}: {said}"
                 if status not in BUSY:
                     if method == "POST" and status in REFUSED:
@@ -170,7 +170,7 @@ class EndpointClient:
             f"{self._plain(got)}"
         )
 
-    def _said(self, content: bytes) -> str:
+    def _decode_plain(self, content: bytes) -> str:
         return self._plain(content.decode("utf-8", errors="replace"))
 
     def _plain(self, text: str) -> str:

@@ -315,7 +315,7 @@ class VllmEngine(Engine):
             self._sender.close()
         except BaseException as error:  # the thread's death must reach whoever waits
             failure = error
-        self._batches.abort(_ending(failure))
+        self._batches.abort(_make_end_error(failure))
         self._end(failure)
 
     def _serve(self) -> bool:
@@ -345,7 +345,7 @@ class VllmEngine(Engine):
                 with span("load weights"):
                     self._load(command)
         except BaseException as error:
-            fail(command.future, _ending(error))  # it is in no queue any more
+            fail(command.future, _make_end_error(error))  # it is in no queue any more
             raise
         return True
 
@@ -417,14 +417,14 @@ class VllmEngine(Engine):
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
-            fail(command.future, _ending(failure))
+            fail(command.future, _make_end_error(failure))
         if failure is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(failure)
 
 
-def _ending(failure: BaseException | None) -> GeneratorError:
+def _make_end_error(failure: BaseException | None) -> GeneratorError:
     return (
         GeneratorError(CLOSED) if failure is None else EngineFailedError(f"the engine has failed: {failure}")
     )

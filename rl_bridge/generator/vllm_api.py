@@ -113,7 +113,7 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     with _modules_that_can_be_looked_at():
-        return _started(LLMEngine, EngineArgs, loader, options, statistics)
+        return _start_engine(LLMEngine, EngineArgs, loader, options, statistics)
 
 
 def build_async_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
@@ -130,10 +130,10 @@ def build_async_engine(config: Config, model_path: str, *, seed: int, statistics
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
     options = _options(config, model_path, seed)
-    return _started(AsyncLLM, AsyncEngineArgs, "OwnedWeightLoader", options, statistics)
+    return _start_engine(AsyncLLM, AsyncEngineArgs, "OwnedWeightLoader", options, statistics)
 
 
-def _started(
+def _start_engine(
     engine: Any, arguments: Any, loader: str, options: dict[str, Any], statistics: EngineStatistics
 ) -> Any:
     try:

@@ -25,7 +25,7 @@ from rl_bridge.generator.vllm_api import OWNER_VARIABLE
 from rl_bridge.weights.assembly import without_data
 from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.segments import HEADER, Segment
-from rl_bridge.weights.snapshot import aligned
+from rl_bridge.weights.snapshot import align
 
 
 class WeightLoader:
@@ -85,7 +85,7 @@ class WeightSender:
         for name, tensor in without_data(state).items():
             dtype = str(tensor.dtype).removeprefix("torch.")
             tensors.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
-            end = aligned(end + tensor.nbytes)
+            end = align(end + tensor.nbytes)
         if self._segment is None or self._segment.nbytes < end:
             self.close()
             self._segment = Segment(end)

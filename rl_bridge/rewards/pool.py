@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from openenv_core.guard import guarded
+from openenv_core.guard import guard_command
 from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards._worker import BEGUN, LENGTH, RewardReply
@@ -134,7 +134,7 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
         worker = [sys.executable, "-m", "rl_bridge.rewards._worker", str(fd), *functions]
         try:
             guard = subprocess.Popen(
-                guarded(worker, grace_s=0.0, kept=fd, everything=True),
+                guard_command(worker, grace_s=0.0, kept=fd, everything=True),
                 stdin=subprocess.PIPE,
                 pass_fds=(fd,),
                 start_new_session=True,
@@ -322,7 +322,7 @@ class RewardPool:
         """Put another worker into the place of one, without waiting for it."""
         renewal = asyncio.create_task(self._replace(worker))
         self._renewals.add(renewal)
-        renewal.add_done_callback(self._renewed)
+        renewal.add_done_callback(self._on_renewed)
 
     async def _replace(self, worker: RewardWorker) -> None:
         await worker.kill()
@@ -344,7 +344,7 @@ class RewardPool:
         self._workers.add(worker)
         self._give(worker)
 
-    def _renewed(self, renewal: "asyncio.Task[None]") -> None:
+    def _on_renewed(self, renewal: "asyncio.Task[None]") -> None:
         self._renewals.discard(renewal)
         if not renewal.cancelled() and (error := renewal.exception()) is not None:
             self._break(f"expected another process for reward functions, got: {error}")

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.buffer.stored import restored, stored
+from rl_bridge.buffer.stored import dump_groups, load_groups
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Assignment,
@@ -224,7 +224,9 @@ class Dispatcher:
         """
         ledger, groups = self._buffer.state()
         episodes = {name: one.counts.state() for name, one in self.health.items()}
-        return {"ledger": ledger, "episodes": episodes.get("", episodes)}, lambda: {"groups": stored(groups)}
+        return {"ledger": ledger, "episodes": episodes.get("", episodes)}, lambda: {
+            "groups": dump_groups(groups)
+        }
 
     async def rewind(
         self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
@@ -252,7 +254,7 @@ class Dispatcher:
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
-            self._buffer.restore(state["ledger"], restored(attachments["groups"]), served=version)
+            self._buffer.restore(state["ledger"], load_groups(attachments["groups"]), served=version)
         if self._leasing is not None:
             self._begin()
 

@@ -57,7 +57,7 @@ class ToolDialogue:
         self._answer = completion
         tokenizer = self._policy.tokenizer
         calls = parse_tool_calls(
-            tokenizer.written(completion.tokens),
+            tokenizer.decode_written(completion.tokens),
             style=self._style,
             repair=self._repair,
             in_thought=tokenizer.opens_thought(self._conversation.prompt),

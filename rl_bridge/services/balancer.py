@@ -329,12 +329,12 @@ class Balancer:
             failed = True
             raise
         finally:
-            self._ended(key, under_way)
+            self._on_call_done(key, under_way)
             # Not of a start that has come in its place: that one has a load of its own.
             if self.holds(target) and self._router.end(target.replica, failed=failed, now=time.monotonic()):
                 self._on_suspect(target)
 
-    def _ended(self, key: Key, call: asyncio.Future[Any]) -> None:
+    def _on_call_done(self, key: Key, call: asyncio.Future[Any]) -> None:
         self._under_way[key].discard(call)
         if not self._under_way[key]:
             del self._under_way[key]

@@ -145,7 +145,7 @@ class StickySession(Routed):
     @property
     def replica(self) -> int | None:
         """The replica that the next call goes to; None where none serves."""
-        target = self._settled()
+        target = self._settle()
         return None if target is None else target.replica
 
     def close(self) -> None:
@@ -154,11 +154,11 @@ class StickySession(Routed):
             self._balancer.unsettle(self._target)
             self._target = None
 
-    def _settled(self) -> ReplicaTarget | None:
+    def _settle(self) -> ReplicaTarget | None:
         known, balancer = self._target, self._balancer
         if known is not None and balancer.holds(known) and not balancer.is_suspended(known.replica):
             return known
-        near = None if self._near is None else self._near._settled()
+        near = None if self._near is None else self._near._settle()
         target = self._balancer.settle(near, self._room)
         if target is not None:
             if known is not None:
@@ -169,7 +169,7 @@ class StickySession(Routed):
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         while True:
-            while (target := self._settled()) is None:
+            while (target := self._settle()) is None:
                 await self._balancer.any_target()
             try:
                 return await self._balancer.call(target, name, args, kwargs)

@@ -39,7 +39,7 @@ class Hosts:
         Args:
             gpus: How many GPUs its processes share; by default those of CUDA_VISIBLE_DEVICES, or of the driver.
         """
-        return Hosts(visible_gpus() if gpus is None else _numbered(gpus))
+        return Hosts(visible_gpus() if gpus is None else _number_devices(gpus))
 
     @staticmethod
     def workers(addresses: Sequence[str], *, address: str, gpus_per_host: int = 0) -> "Hosts":
@@ -113,7 +113,7 @@ class _Remote(Hosts):
     local = False
 
     def __init__(self, gpus_per_host: int, address: str | None, named: str) -> None:
-        super().__init__(_numbered(gpus_per_host))
+        super().__init__(_number_devices(gpus_per_host))
         self._address = address
         self._named = named
         self._meshes: tuple[Any, ...] = ()
@@ -208,5 +208,5 @@ async def _stop(mesh: Any) -> None:
             await mesh.stop()
 
 
-def _numbered(count: int) -> tuple[str, ...]:
+def _number_devices(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))

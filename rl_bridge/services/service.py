@@ -19,11 +19,11 @@ from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoin
 def tell_of_errors(task: "asyncio.Task[Any]", failed: Callable[[BaseException], object]) -> None:
     """Call `failed` with the error that a task ends in, if it does. One that is cancelled ends in none."""
 
-    def ended(task: "asyncio.Task[Any]") -> None:
+    def on_done(task: "asyncio.Task[Any]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             failed(error)
 
-    task.add_done_callback(ended)
+    task.add_done_callback(on_done)
 
 
 class ReplicaState(StrEnum):
@@ -117,12 +117,12 @@ class ReplicaKeeper:
             await self._first_of(incarnation.lost)
             if incarnation.lost.done():
                 return incarnation.lost.result()
-            self._owner.left(target, None)
+            self._owner.end_start(target, None)
             await close(target, self._owner.endpoints)
             return None
         finally:
             if target is not None:
-                self._owner.left(target, incarnation.lost.result() if incarnation.lost.done() else None)
+                self._owner.end_start(target, incarnation.lost.result() if incarnation.lost.done() else None)
             if incarnation.lost.done():
                 self._mark_lost()
             if vigil is not None:
@@ -389,25 +389,25 @@ class Service(Balanced):
         await self._replays.catch_up(target)
         # Nothing has been awaited since the last look: a fan-out from now on finds it among the targets.
         self._balancer.add(target)
-        self._changed()
+        self._notify()
 
-    def left(self, target: MeshTarget, reason: str | None) -> None:
+    def end_start(self, target: MeshTarget, reason: str | None) -> None:
         """A replica's start is over; for a reason where it was lost."""
         if reason is None:
             self._remove(target)
         else:
-            self._gone(target, reason)
+            self._mark_gone(target, reason)
 
-    def _gone(self, target: ReplicaTarget, reason: str) -> None:
+    def _mark_gone(self, target: ReplicaTarget, reason: str) -> None:
         if key_of(target) not in self._lost:
             self._lost.append(key_of(target))
             self._balancer.lose(key_of(target), reason)
-            self._changed()
+            self._notify()
 
     def _remove(self, target: ReplicaTarget) -> None:
         if self._balancer.holds(target):
             self._balancer.remove(target)
-            self._changed()
+            self._notify()
 
     def beyond_budget(self, failure: RoleError) -> None:
         """A replica is lost for good, and the service with it."""
@@ -418,7 +418,7 @@ class Service(Balanced):
         """Note what happened to a replica."""
         self._record(replica, what, detail)
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         self._epoch += 1
         roster = self.roster
         for listener in self._listeners:
@@ -427,7 +427,7 @@ class Service(Balanced):
     # What calls show of the replicas.
 
     def _lose(self, target: ReplicaTarget, reason: str) -> None:
-        self._gone(target, reason)
+        self._mark_gone(target, reason)
         keeper = self._keepers.get(target.replica)
         if keeper is not None:
             keeper.lose(target.incarnation, reason)

@@ -111,7 +111,7 @@ def share_out_last_layer(config: Any, *, value_head: bool) -> None:
 
 
 def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
-    scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_scaling(one)}
+    scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_rope_scaling(one)}
     attention = make_gqa_config(
         dim=one.dim,
         n_heads=one.heads,
@@ -138,7 +138,7 @@ def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
     )
 
 
-def _scaling(one: Architecture) -> dict[str, Any]:
+def _rope_scaling(one: Architecture) -> dict[str, Any]:
     assert one.rope_scaling is not None
     names = asdict(one.rope_scaling)
     return {"scaling_factor": names.pop("factor"), **names}

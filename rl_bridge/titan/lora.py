@@ -88,7 +88,7 @@ class Adapters:
             found[f"{stem}.{FACTOR_B}"] = layer.lora_b.weight.detach()
         return found
 
-    def merged(self, state: Mapping[str, Tensor]) -> State:
+    def merge(self, state: Mapping[str, Tensor]) -> State:
         """A state dict with alpha / rank B A added to the layers' weights. Gathers A and B: all ranks have to ask."""
         factors = {
             name: (_whole(layer.lora_a.weight), _whole(layer.lora_b.weight))

@@ -33,7 +33,7 @@ from rl_bridge.titan.definitions import (
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.lora import Adapters, with_adapters
-from rl_bridge.titan.ranks import gathered, is_of_siblings, join_process_group
+from rl_bridge.titan.ranks import gather_state, is_of_siblings, join_process_group
 from rl_bridge.weights.snapshot import State
 
 # After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
@@ -166,7 +166,7 @@ class TitanModel:
             )
         self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
         self._adapters = None if lora is None else Adapters(module, lora, self.adapter, seed=seed)
-        self.module = _filled(module, device).train(trainable)
+        self.module = _materialize(module, device).train(trainable)
         self._load(Path(path), tied=config.enable_weight_tying)
 
     def _load(self, path: Path, *, tied: bool) -> None:
@@ -311,7 +311,7 @@ class TitanModel:
         """
         state = self.adapter.to_hf(self.module.state_dict())
         state = {name: value.detach() for name, value in state.items()}
-        return state if self._adapters is None else self._adapters.merged(state)
+        return state if self._adapters is None else self._adapters.merge(state)
 
     def hf_state_dict(self) -> dict[str, Tensor]:
         """The weights under their Hugging Face names, whole and detached, with adapters merged. All ranks have to ask.
@@ -319,10 +319,10 @@ class TitanModel:
         They are in the host's memory, and on one rank of a CPU share the model's storage where they have no adapter.
         They are gathered one by one: a GPU that holds its part of a model need not have room for all of it.
         """
-        return gathered(self.sharded_state_dict())
+        return gather_state(self.sharded_state_dict())
 
 
-def _filled(module: Any, device: torch.device) -> Any:
+def _materialize(module: Any, device: torch.device) -> Any:
     """The module with memory of its own, of which the checkpoint fills the parameters."""
     for part in module.modules():
         if isinstance(part, FSDPModule):  # gloo cannot divide while it sums

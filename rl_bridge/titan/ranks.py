@@ -102,7 +102,7 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
     return next((one for one in met if one is not None), None)
 
 
-def gathered(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
 
     Args:

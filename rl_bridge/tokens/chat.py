@@ -113,7 +113,7 @@ class ChatTokenizer:
         """
         return self._prompt_of_text(tuple((m["role"], m["content"]) for m in messages))
 
-    def opening(
+    def render_opening(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
         """The same for a chat with tools, which are as chat templates take them.
@@ -147,7 +147,8 @@ class ChatTokenizer:
         """
         asked: ChatMessage = {"role": "user", "content": ""}
         said: list[ChatMessage] = [
-            {**message, "content": _broken(self._steering, message["content"])} for message in messages
+            {**message, "content": _break_specials(self._steering, message["content"])}
+            for message in messages
         ]
         text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said], functions)
         behind = text.partition(ANSWER)[2]  # the tools are told before it
@@ -183,13 +184,13 @@ class ChatTokenizer:
     def _template_call(self, message: ChatMessage) -> ChatMessage:
         if message["role"] not in _FROM_OUTSIDE:
             return message
-        return {**message, "content": _broken(self._special, message["content"])}
+        return {**message, "content": _break_specials(self._special, message["content"])}
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of a completion, without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def written(self, tokens: Sequence[int]) -> str:
+    def decode_written(self, tokens: Sequence[int]) -> str:
         """The text of a completion as the policy wrote it: special tokens too, but for the one that ended it.
 
         In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than it was told
@@ -216,5 +217,5 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
 
 
-def _broken(tokens: re.Pattern[str], content: str) -> str:
+def _break_specials(tokens: re.Pattern[str], content: str) -> str:
     return tokens.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)

@@ -86,7 +86,7 @@ class Conversation:
     ) -> None:
         self._tokenizer = tokenizer
         self._functions = functions
-        self._tokens = list(tokenizer.opening(messages, functions))
+        self._tokens = list(tokenizer.render_opening(messages, functions))
 
     @property
     def prompt(self) -> Prefix:

@@ -16,7 +16,7 @@ _CLOSING: Final = {"{": "}", "[": "]"}
 _CONTROLS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def repaired(text: str) -> str:
+def repair_json(text: str) -> str:
     """Mend what leaves no doubt; what it returns need not be JSON.
 
     Code fences around it go. Strings in single quotes get double ones, raw line breaks and tabs in them become escapes,
@@ -140,7 +140,7 @@ def parse_tool_calls(
     answer = behind if closing else text
     try:
         if style is CallStyle.HERMES:
-            return [_call(_loaded(block, repair), "arguments") for block in _blocks(answer, repair)]
+            return [_call(_load_json(block, repair), "arguments") for block in _blocks(answer, repair)]
         return _llama(answer.strip(), repair)
     except (ValueError, RecursionError) as error:
         return UnparsableCall(str(error) or type(error).__name__)
@@ -181,7 +181,7 @@ def _first_object(text: str, repair: bool) -> tuple[Any, str]:
     try:
         value, end = json.JSONDecoder(**_STRICT).raw_decode(text)
     except ValueError:
-        return _loaded(text, repair), ""
+        return _load_json(text, repair), ""
     return value, text[end:].lstrip()
 
 
@@ -209,15 +209,15 @@ def _require_sendable(value: Any, depth: int) -> None:
             _require_sendable(part, depth - 1)
 
 
-def _loaded(text: str, repair: bool) -> Any:
+def _load_json(text: str, repair: bool) -> Any:
     text = text.strip()
     try:
-        return json.loads(repaired(text) if repair else text, **_STRICT)
+        return json.loads(repair_json(text) if repair else text, **_STRICT)
     except json.JSONDecodeError as error:
         raise ValueError(f"expected JSON, got {text!r:.80}: {error}") from None
 
 
-def _refused(constant: str) -> NoReturn:
+def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"expected a number that JSON has, got {constant}")
 
 
@@ -230,4 +230,4 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_STRICT: Final[dict[str, Any]] = {"parse_constant": _refused, "object_pairs_hook": _each_once}
+_STRICT: Final[dict[str, Any]] = {"parse_constant": _refuse_constant, "object_pairs_hook": _each_once}

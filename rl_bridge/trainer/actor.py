@@ -161,13 +161,13 @@ class TrainerActor(ServiceActor):
             await self._store.close()
 
     async def _work(self, what: str, call: Callable[..., T], *args: Any) -> T:
-        def accounted() -> T:
+        def timed_call() -> T:
             with span(what):
                 return call(*args)
 
         try:
             with PROCESS_SPANS.call():
-                return await asyncio.get_running_loop().run_in_executor(self._thread, accounted)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, timed_call)
         except RankLostError as error:
             self._end(error)
         except BridgeError:

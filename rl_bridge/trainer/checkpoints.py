@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
-from rl_bridge.titan.ranks import agree, gathered, is_of_siblings, siblings_needed
+from rl_bridge.titan.ranks import agree, gather_state, is_of_siblings, siblings_needed
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.peft import write_adapter
@@ -159,20 +159,20 @@ class Checkpoints:
     def load(self, version: PolicyVersion, state: dict[str, Any]) -> None:
         """Read the weights and all else of `state` in place."""
         path = self._folder / f"step-{version}"
-        with _damaged(path):
+        with _blame_checkpoint(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
 
     def below(self, key: str, version: PolicyVersion) -> set[str]:
         """The names that a checkpoint has below a key of its state."""
         path = self._folder / f"step-{version}"
-        with _damaged(path):
+        with _blame_checkpoint(path):
             names = FileSystemReader(path).read_metadata().state_dict_metadata
         return {name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")}
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
         """What the controller stored with a checkpoint."""
         path = self._folder / f"step-{version}"
-        with _damaged(path):
+        with _blame_checkpoint(path):
             note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
             attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
             return ResumeState(version=version, run_state=note["run_state"], attachments=attachments)
@@ -208,7 +208,7 @@ class _WriteError(Exception):
 
 
 @contextmanager
-def _damaged(checkpoint: Path) -> Iterator[None]:
+def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
     """What cannot be read within the block is the checkpoint's fault, unless a sibling is gone."""
     try:
         yield
@@ -305,7 +305,7 @@ def export_weights(
         max_shard_size=most_bytes,
     )
     for file, names in split.filename_to_tensors.items():
-        whole = gathered({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
+        whole = gather_state({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
         whole = {name: tensor.contiguous() for name, tensor in whole.items()}
         _by_first(folder, group, save_file, whole, folder / (file + _PARTIAL), {"format": "pt"})
     _by_first(folder, group, _name_files, folder, split)
@@ -315,7 +315,7 @@ def export_adapter(
     state: State, folder: Path, lora: LoraConfig, *, base: str, group: dist.ProcessGroup
 ) -> None:
     """Write adapters as PEFT stores them. All ranks call it."""
-    factors = gathered(state, keep=dist.get_rank() == 0)
+    factors = gather_state(state, keep=dist.get_rank() == 0)
     _by_first(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
 
 

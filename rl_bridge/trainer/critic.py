@@ -113,4 +113,4 @@ class Critic:
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
         """Take what a checkpoint of a version was read into."""
         self._model.load_trained(state[_MODEL])
-        self._optimization.restored(version)
+        self._optimization.after_restore(version)

@@ -50,7 +50,7 @@ class LossMetrics:
         self._sums["valid"] += valid
         self._sums["padded"] += padded
 
-    def reduced(
+    def reduce(
         self, sum_over_ranks: Callable[[Tensor], Tensor], max_over_ranks: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
         """Means over the loss tokens of all ranks, under the names that the log uses.

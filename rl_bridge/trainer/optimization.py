@@ -88,7 +88,7 @@ class Optimization:
             for known in optimizer.state.values():
                 yield from (value for value in known.values() if isinstance(value, Tensor))
 
-    def restored(self, version: PolicyVersion) -> None:
+    def after_restore(self, version: PolicyVersion) -> None:
         """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it.
 
         Args:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.advantages import generalized_advantages, penalised_rewards, whitened
+from rl_bridge.algorithms.advantages import generalized_advantages, penalised_rewards, whiten
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.algorithms.policy_loss import LossInputs, held_then_annealed, kl_to_reference, sequence_means
 from rl_bridge.buffer.batch import TrainBatch
@@ -64,7 +64,7 @@ def with_advantages(
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     if values is None and not in_reward:
         return batch
-    rewards = whole(_penalised(batch, algorithm) if in_reward else batch.rewards).astype(np.float32)
+    rewards = whole(_penalise(batch, algorithm) if in_reward else batch.rewards).astype(np.float32)
     trajectory = whole(batch.trajectory).astype(np.int64)
     if values is None:
         relative = _relative(rewards, trajectory, whole(batch.group), algorithm)
@@ -77,11 +77,11 @@ def with_advantages(
         gae_lambda=algorithm.gae_lambda,
     )
     if algorithm.normalize_std:
-        advantages = whitened(advantages)
+        advantages = whiten(advantages)
     return replace(batch, advantages=advantages[batch.index], values=values, returns=returns[batch.index])
 
 
-def _penalised(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
+def _penalise(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
     if batch.reference_logprobs is None:
         raise ValueError(
             f"kl_coef is {algorithm.kl_coef}, so reference log-probabilities are needed; got none"

@@ -115,7 +115,7 @@ class Trainer:
                 state[self._random_key] = known
             self._checkpoints.load(version, state)
         self._model.load_trained(state["model"])
-        self._optimizer.restored(version)
+        self._optimizer.after_restore(version)
         if self._critic is not None:
             self._critic.restore(state, version)
         self._take_random(state.get(self._random_key))
@@ -170,12 +170,12 @@ class Trainer:
         norms: list[float] = []
         waited = 0.0
         learning_rate = self._optimizer.learning_rate
-        mine = self._prepared(mine)
+        mine = self._prepare(mine)
         for update in range(len(mine.updates)):
             # What these very weights have sampled; after the first update they are others.
             fresh = None if update else self.version
             losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
-            norms.append(self._checked(mine, update, losses[-1]))
+            norms.append(self._clip_gradients(mine, update, losses[-1]))
             waited += self._readers.wait_until_none(config.collective_timeout_s)
             for learner in self._learners:
                 learner.step()
@@ -191,7 +191,7 @@ class Trainer:
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": waited,
-            **metrics.reduced(self._model.sum_over_data, self._model.max_over_data),
+            **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
         self.measured = self._meter.figures(tokens=tokens, flops=flops)
@@ -201,7 +201,7 @@ class Trainer:
     def _learners(self) -> list[Optimization | Critic]:
         return [self._optimizer] if self._critic is None else [self._optimizer, self._critic]
 
-    def _prepared(self, mine: RankBatch) -> RankBatch:
+    def _prepare(self, mine: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
 
         With LoRA the reference's are the model's own with its adapters off. The policy's, where ratios are against
@@ -220,7 +220,7 @@ class Trainer:
             batch = replace(batch, proximal_logprobs=self._policy.logprobs(mine))
         return replace(mine, batch=batch)
 
-    def _checked(self, mine: RankBatch, update: int, loss: float) -> float:
+    def _clip_gradients(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
             of = f"algorithm.loss={self._settings.algorithm.loss}"

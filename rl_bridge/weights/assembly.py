@@ -49,7 +49,7 @@ class Wanted:
         return part.box.intersection(self.box) == self.box and torch_dtype(part) == self.dtype
 
 
-def wanted(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
+def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
     """Work out what is to be read, and whence.
 
     Args:
@@ -127,7 +127,7 @@ class SnapshotState(Mapping[str, Tensor]):
             device = model.device if isinstance(model, Tensor) else self._device
             local = torch.empty(want.box.shape, dtype=want.dtype, device=device)
             copy_all(_copies(local, want, self._held))
-        return _distributed(local, model) if is_dtensor(model) else local
+        return _distribute(local, model) if is_dtensor(model) else local
 
     def without_data(self) -> dict[str, Tensor]:
         """The shapes and types, on torch's device `meta`: nothing is joined for them."""
@@ -142,7 +142,7 @@ def without_data(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return state.without_data() if isinstance(state, SnapshotState) else state
 
 
-def _distributed(local: Tensor, model: "DTensor") -> Tensor:
+def _distribute(local: Tensor, model: "DTensor") -> Tensor:
     from torch.distributed.tensor import DTensor
 
     shared: Tensor = DTensor.from_local(

@@ -74,7 +74,7 @@ class Attachments:
             attachment.holds += 1
         try:
             if attachment.generation() != address.generation:
-                raise _overwritten(key)
+                raise _make_overwritten_error(key)
             yield attachment.bytes
         finally:
             with self._lock:
@@ -88,10 +88,10 @@ class Attachments:
         path = f"/proc/{origin.pid}/fd/{address.fd}"
         try:
             if os.stat(path).st_ino != address.inode:
-                raise _overwritten(key)
+                raise _make_overwritten_error(key)
         except OSError as error:
             if origin.machine == own_machine() and not has_died(origin):
-                raise _overwritten(key) from None  # the segment itself has been given up
+                raise _make_overwritten_error(key) from None  # the segment itself has been given up
             self._forget(origin.pid, frozenset())
             if origin.machine != own_machine():
                 why = "it is on another machine, which the transport 'rdma' can reach"
@@ -110,7 +110,7 @@ class Attachments:
         try:
             fcntl.flock(attachment.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _overwritten(key) from None
+            raise _make_overwritten_error(key) from None
 
     def _forget(self, pid: int, ring: frozenset[int]) -> None:
         """Let go of a publisher's segments that it has given up, and of publishers that are gone."""
@@ -145,7 +145,7 @@ def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
         return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
 
 
-def _overwritten(key: Key) -> SnapshotOverwrittenError:
+def _make_overwritten_error(key: Key) -> SnapshotOverwrittenError:
     return SnapshotOverwrittenError(
         f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )

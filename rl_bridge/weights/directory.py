@@ -35,7 +35,7 @@ class _Entry:
     def whole(self) -> bool:
         return self.failure is None and len(self.finished) == self.ranks
 
-    def unfinished(self) -> Unfinished:
+    def find_unfinished(self) -> Unfinished:
         return Unfinished(
             origins=tuple(self.begun[rank] for rank in sorted(self.begun.keys() - self.finished.keys())),
             missing=tuple(rank for rank in range(self.ranks) if rank not in self.begun),
@@ -150,10 +150,10 @@ class WeightDirectory:
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(lambda: self._settled(key))
+                    await self._changed.wait_for(lambda: self._is_settled(key))
             except TimeoutError:
-                if not self._settled(key):
-                    return self._entries[key].unfinished()
+                if not self._is_settled(key):
+                    return self._entries[key].find_unfinished()
             self._require_open()
             entry = self._entries[key]
             if entry.failure is not None:
@@ -164,7 +164,7 @@ class WeightDirectory:
                 contributions=[entry.finished[rank] for rank in range(entry.ranks)],
             )
 
-    def _settled(self, key: Key) -> bool:
+    def _is_settled(self, key: Key) -> bool:
         if self._closed:
             return True
         entry = self._entries.get(key)

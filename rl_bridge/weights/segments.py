@@ -241,7 +241,7 @@ def _no_memory(nbytes: int, why: str) -> WeightsError:
 
 def own_origin(rank: int) -> Origin:
     """This process, as rank `rank` of those that publish."""
-    started = _started(os.getpid())
+    started = _start_ticks(os.getpid())
     assert started is not None
     return Origin(machine=own_machine(), pid=os.getpid(), started=started, rank=rank)
 
@@ -255,10 +255,10 @@ def own_machine() -> str:
 
 def has_died(origin: Origin) -> bool:
     """Whether a publisher is gone for certain; of other machines nobody can tell from here."""
-    return origin.machine == own_machine() and _started(origin.pid) != origin.started
+    return origin.machine == own_machine() and _start_ticks(origin.pid) != origin.started
 
 
-def _started(pid: int) -> int | None:
+def _start_ticks(pid: int) -> int | None:
     """When a process was started, in ticks; None where there is none, or only what is left of it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

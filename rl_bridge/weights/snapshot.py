@@ -285,7 +285,7 @@ def key_text(key: Key) -> str:
     return repr(key) if isinstance(key, str) else f"version {key}"
 
 
-def aligned(offset: int) -> int:
+def align(offset: int) -> int:
     """The next multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
@@ -315,5 +315,5 @@ def layout(
             offset=offset,
             nbytes=nbytes,
         )
-        offset = aligned(offset + nbytes)
+        offset = align(offset + nbytes)
     return parts, offset

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.assembly import SnapshotState, Wanted, view, wanted
+from rl_bridge.weights.assembly import SnapshotState, Wanted, plan_reads, view
 from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.local import SegmentPublisher, SegmentReader
@@ -210,7 +210,7 @@ class WeightStore:
         Raises:
             WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
         """
-        async with self._held(key, like) as (wants, held):
+        async with self._hold_parts(key, like) as (wants, held):
             return await _in_thread(lambda: dict(SnapshotState(wants, held, like, copy=True)))
 
     @asynccontextmanager
@@ -234,7 +234,7 @@ class WeightStore:
         Raises:
             WeightsError: As for `get`.
         """
-        async with self._held(key, like) as (wants, held):
+        async with self._hold_parts(key, like) as (wants, held):
             yield SnapshotState(wants, held, like, device=device)
 
     async def latest(self) -> PolicyVersion | None:
@@ -260,13 +260,13 @@ class WeightStore:
             raise WeightsError("the weight store is closed")
 
     @asynccontextmanager
-    async def _held(
+    async def _hold_parts(
         self, key: Key, like: Like | None
     ) -> AsyncIterator[tuple[list[Wanted], dict[int, Tensor]]]:
         async with AsyncExitStack() as stack:
             for attempt in range(ATTEMPTS):
                 snapshot = await self._find(key)
-                wants = wanted(snapshot, like)
+                wants = plan_reads(snapshot, like)
                 needed: dict[int, set[str]] = {}
                 for want in wants:
                     for rank, _ in want.sources:

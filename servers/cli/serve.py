@@ -13,7 +13,7 @@ from typing import Any, Final
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from servers.listening import (
-    inherited,
+    inherit_socket,
     is_exposed,
     listen,
     listen_often,
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _listeners(arguments: argparse.Namespace) -> list[socket]:
     if arguments.fd is not None:
-        return [inherited(arguments.fd)]
+        return [inherit_socket(arguments.fd)]
     if arguments.workers > 1:
         return listen_often(arguments.host, arguments.port, arguments.workers)
     return [listen(arguments.host, arguments.port)]

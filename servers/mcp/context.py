@@ -75,7 +75,7 @@ def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
     return read.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def lacking(
+def missing_capabilities(
     questions: Mapping[str, Request], capabilities: types.ClientCapabilities | None
 ) -> dict[str, dict[str, Any]]:
     """Return the capabilities that a client has not declared and that answering takes, in MCP's own JSON."""
@@ -97,12 +97,12 @@ class _Rounds:
         self._answered: list[dict[str, Any]] = held.get("answered", [])
         self._partly: dict[str, Any] = held.get("partly", {})
         self._responses = responses if isinstance(responses, Mapping) else {}
-        self._asked = 0
+        self._send_question = 0
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to what a tool asks; None where the caller has to be asked first."""
-        number, self._asked = self._asked, self._asked + 1
+        number, self._send_question = self._send_question, self._send_question + 1
         if number < len(self._answered):
             found = self._answered[number]
         else:
@@ -268,7 +268,7 @@ class CallContext(ToolContext):
         Raises:
             AskingUnavailableError: The caller cannot be asked this, or does not answer.
         """
-        if missing := lacking(requests, self._ctx.session.client_capabilities):
+        if missing := missing_capabilities(requests, self._ctx.session.client_capabilities):
             self.lacking |= missing
             raise AskingUnavailableError(
                 f"expected a client that has declared {', '.join(missing)}, got one that has not; let the tool do "
@@ -276,7 +276,7 @@ class CallContext(ToolContext):
             )
         if self._rounds is None:
             names = list(requests)
-            answers = await asyncio.gather(*(self._asked(requests[name]) for name in names))
+            answers = await asyncio.gather(*(self._send_question(requests[name]) for name in names))
             return dict(zip(names, answers, strict=True))
         if (found := self._rounds.answers(requests)) is not None:
             return found
@@ -317,7 +317,7 @@ class CallContext(ToolContext):
         if self._seat.hub is not None:
             self._seat.hub.publish(event)
 
-    async def _asked(self, question: Request) -> Mapping[str, Any]:
+    async def _send_question(self, question: Request) -> Mapping[str, Any]:
         try:
             answer = await self._ctx.session.send_request(
                 # A validation fails where MCP has no such question.

@@ -176,11 +176,11 @@ class McpEngine:
             session = (await self._session_of(asked, owner))[0] if named else None
         if session is None:
             seat = RequestSeat(owner, named=asked.in_path is not None or asked.in_header is not None)
-            await self._stateless.handle_request(_seated(exchange, seat), exchange.replayed, exchange.send)
+            await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
             return
-        with _using(session):
+        with _hold_session(session):
             seat = RequestSeat(owner, session, self._hub(session))
-            await self._stateless.handle_request(_seated(exchange, seat), exchange.replayed, exchange.send)
+            await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
 
     async def _initialize(self, exchange: Exchange) -> None:
         finding = self._session_of(exchange.asked, exchange.owner)
@@ -189,7 +189,7 @@ class McpEngine:
             gone = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
             raise McpRequestRefusedError(CLIENT_LEFT, gone)
         session, opened = found
-        with _using(session):
+        with _hold_session(session):
             connection = None
             try:
                 connection = await self._connect(session, owns=opened)
@@ -229,7 +229,7 @@ class McpEngine:
                 f"{short(asked.last_event)!r}; what came after it is not told again"
             )
             raise McpRequestRefusedError.invalid(text)
-        with _using(connection.session):
+        with _hold_session(connection.session):
             ending = asked.http == "DELETE"
             if ending:
                 self._forget(connection)
@@ -257,7 +257,7 @@ class McpEngine:
         replies = Replies(send, connection.events, start, answers=not stream)
         seat = RequestSeat(session.owner, session, hub, connection.peer)
         with connection.in_use(stream=stream):
-            await connection.transport.handle_request(_seated(exchange, seat), exchange.replayed, replies)
+            await connection.transport.handle_request(_with_seat(exchange, seat), exchange.replayed, replies)
         return replies.status
 
     # Sessions
@@ -390,7 +390,7 @@ def _no_tools() -> McpRequestRefusedError:
     return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
 
-def _seated(exchange: Exchange, seat: RequestSeat) -> dict[str, Any]:
+def _with_seat(exchange: Exchange, seat: RequestSeat) -> dict[str, Any]:
     return {**exchange.scope, KEY: seat}
 
 
@@ -401,7 +401,7 @@ async def _within(wait: Awaitable[object], seconds: float) -> None:
 
 
 @contextmanager
-def _using(session: EnvironmentSession) -> Iterator[None]:
+def _hold_session(session: EnvironmentSession) -> Iterator[None]:
     """Keep a session from going unused for as long as the block runs."""
     session.listeners += 1
     try:

@@ -113,7 +113,7 @@ class Handlers:
     async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
         """Answer tools/list."""
         _refuse_cursor(params)
-        specs = self._tooling.declared()
+        specs = self._tooling.declared_tools()
         if specs is None:
             specs = await self._look(ctx, self._tooling.list)
         return {"tools": [spec.to_mcp() for spec in specs]}
@@ -229,7 +229,7 @@ class Handlers:
         async def work(runner: EnvironmentRunner) -> Any:
             return await runner.call(method) if runner.has(method) else []
 
-        specs = self._tooling.listed(method)
+        specs = self._tooling.list_declared(method)
         return [spec.to_mcp() for spec in (await self._look(ctx, work) if specs is None else specs)]
 
     async def _look(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:

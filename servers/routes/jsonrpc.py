@@ -123,7 +123,7 @@ class JsonRpc:
 
     async def _list_tools(self, caller: Caller, params: _Params) -> Any:
         session = self._find(caller, params)
-        declared = self._tooling.declared()
+        declared = self._tooling.declared_tools()
         if declared is None:
             declared = await self._ask(caller, session, self._tooling.list)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}

@@ -20,7 +20,7 @@ from openenv_core.checker.check import (
     CheckWarnedError,
     NotApplicableError,
     checks,
-    chosen,
+    select_checks,
 )
 from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.report import CheckReport, Console, as_json, as_junit
@@ -80,11 +80,14 @@ def test_a_check_that_does_not_end_is_given_up() -> None:
 
 
 def test_checks_are_chosen_by_level_and_by_name() -> None:
-    assert chosen() == checks()
-    assert {one.level for one in chosen([CheckLevel.RUNTIME])} == {CheckLevel.RUNTIME}
-    assert [one.name for one in chosen(names=["episode-ends", "check_health"])] == ["health", "episode_ends"]
+    assert select_checks() == checks()
+    assert {one.level for one in select_checks([CheckLevel.RUNTIME])} == {CheckLevel.RUNTIME}
+    assert [one.name for one in select_checks(names=["episode-ends", "check_health"])] == [
+        "health",
+        "episode_ends",
+    ]
     with pytest.raises(ConfigurationError, match="did you mean 'episode_ends'"):
-        chosen(names=["episode_end"])
+        select_checks(names=["episode_end"])
 
 
 # ---- what is told of them

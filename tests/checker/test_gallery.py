@@ -12,7 +12,7 @@ from typing import Any
 import gallery
 import pytest
 
-from openenv_core.checker.check import CheckLevel, chosen
+from openenv_core.checker.check import CheckLevel, select_checks
 from openenv_core.checker.load import Growth, leaks_memory, leaks_things
 from openenv_core.checker.results import BAD, Status, run_check
 from openenv_core.checker.subject import Subject
@@ -98,7 +98,7 @@ def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdict
 def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     with Subject.of(gallery.build(tmp_path, bug)) as subject:
-        results = [run_check(subject, check) for check in chosen(names=QUICK)]
+        results = [run_check(subject, check) for check in select_checks(names=QUICK)]
     expected = set() if bug is None else {bug.caught_by}
     assert {one.check for one in results if one.status in BAD} == expected
 
@@ -111,7 +111,7 @@ def test_at_a_url_it_is_seen_over_the_wire(name: str, tmp_path: Path) -> None:
     folder = gallery.build(tmp_path, bug)
     levels = [CheckLevel.SEMANTIC, CheckLevel.HOSTILE, CheckLevel.LOAD]
     with Subject.of(folder) as server, Subject.of(server.url, sessions=12, fuzz=30) as subject:
-        results = [run_check(subject, check) for check in chosen(levels)]
+        results = [run_check(subject, check) for check in select_checks(levels)]
     expected = set() if bug is None else {bug.caught_by}
     assert {one.check: one.message for one in results if one.status in BAD}.keys() == expected
     assert sum(one.status is Status.PASSED for one in results) >= 4

@@ -16,9 +16,9 @@ from counter import Add, AsyncCounter, Count, Counter, CountState
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.hostile import split
-from openenv_core.checker.playing import LocalEnvironment, parting, takes_seed, turns
+from openenv_core.checker.playing import LocalEnvironment, find_difference, takes_seed, turns
 from openenv_core.checker.subject import Subject
-from openenv_core.checker.watching import hooked
+from openenv_core.checker.watching import hook_folder
 from openenv_core.errors import ExecutionError
 from servers import create_app
 
@@ -35,9 +35,9 @@ def served(factory: Any) -> Any:
 
 def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
     episode = [result(board=[1, {"x": 2}]), {"error": "EXECUTION_ERROR"}, result(1.0, True, board=[])]
-    assert parting(episode, [dict(one) for one in episode]) is None
+    assert find_difference(episode, [dict(one) for one in episode]) is None
     one, other = ({**result(x=1), "metadata": {"at": at}} for at in (1, 2))
-    assert parting([one], [other]) is None
+    assert find_difference([one], [other]) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
     ],
 )
 def test_where_episodes_part(one: list[Any], other: list[Any], told: str) -> None:
-    found = parting(one, other)
+    found = find_difference(one, other)
     assert found is not None
     assert told in found
 
@@ -111,7 +111,7 @@ def test_which_hosts_are_this_machine_and_which_are_allowed() -> None:
 
 def noted(code: str, *allowed: str) -> tuple[list[str], str]:
     """Run code with the hook; return whom it tried to reach, and what it printed."""
-    with hooked() as (folder, env_vars):
+    with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
         env = {**os.environ, **env_vars, inside.OUT: str(notes), inside.HOSTS: json.dumps(allowed)}
         done = subprocess.run(
@@ -171,7 +171,7 @@ def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.Mo
 
 def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('my own')")
-    with hooked() as (folder, env_vars):
+    with hook_folder() as (folder, env_vars):
         env = {**os.environ, **env_vars, inside.COLLECTED: str(folder / "collected")}
         env["PYTHONPATH"] = os.pathsep.join([env_vars["PYTHONPATH"], str(tmp_path)])
         said = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)

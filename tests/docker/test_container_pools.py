@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 LABEL = "ropewalk-test.pool"
 
 
-def labelled(engine: DockerEngine, value: str) -> list[str]:
-    return [each["Id"] for each in engine.labelled(f"{LABEL}={value}")]
+def list_labelled(engine: DockerEngine, value: str) -> list[str]:
+    return [each["Id"] for each in engine.list_labelled(f"{LABEL}={value}")]
 
 
 def healthy(url: str) -> bool:
@@ -47,8 +47,8 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngin
                 ids.add(lease.container.id)
         assert len(ids) == 3
         pool.wait(timeout_s=PATIENCE_S)
-        eventually(lambda: len(labelled(engine, "life")) == 2)
-        assert not ids & set(labelled(engine, "life"))
+        eventually(lambda: len(list_labelled(engine, "life")) == 2)
+        assert not ids & set(list_labelled(engine, "life"))
         # One that died is not handed out; its log can be read as long as somebody has it.
         provider = pool.provider(PATIENCE_S)
         with suppress(OSError):
@@ -56,7 +56,7 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngin
         eventually(lambda: not provider.alive)
         assert "dying as told" in provider.output()
         provider.stop()
-    assert labelled(engine, "life") == []
+    assert list_labelled(engine, "life") == []
 
 
 OWNER = """
@@ -85,14 +85,14 @@ def test_nothing_is_left_of_a_dead_owner(engine: DockerEngine, how: str) -> None
             owner.send_signal(signal.SIGKILL)
         owner.wait(PATIENCE_S)
         if how == "killed":
-            eventually(lambda: labelled(engine, how) == [])
+            eventually(lambda: list_labelled(engine, how) == [])
             time.sleep(2)  # what the engine was making then is there by now, and removed as well
-            eventually(lambda: labelled(engine, how) == [])
+            eventually(lambda: list_labelled(engine, how) == [])
         else:
             # An interpreter that ends takes them along; and nothing comes after.
-            assert labelled(engine, how) == []
+            assert list_labelled(engine, how) == []
             time.sleep(2)
-            assert labelled(engine, how) == []
+            assert list_labelled(engine, how) == []
 
 
 # ---- engines that go away and come back

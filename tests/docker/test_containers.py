@@ -176,7 +176,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     with pytest.raises(ServerStartError, match=said) as raised:
         start_container(hostile_image, options)
     assert how != "die" or raised.value.output == "dying on purpose\n"
-    assert engine.labelled(f"ropewalk-test={how}") == []
+    assert engine.list_labelled(f"ropewalk-test={how}") == []
 
 
 @SOAK
@@ -233,11 +233,11 @@ def test_a_start_under_way_ends_when_it_is_stopped(engine: DockerEngine, hostile
 
     thread = threading.Thread(target=start)
     thread.start()
-    eventually(lambda: engine.labelled("ropewalk-test=stopped"))
+    eventually(lambda: engine.list_labelled("ropewalk-test=stopped"))
     provider.stop()
     thread.join(PATIENCE_S)
     assert "it was stopped meanwhile" in str(errors[0])
-    assert engine.labelled("ropewalk-test=stopped") == []
+    assert engine.list_labelled("ropewalk-test=stopped") == []
 
 
 @SOAK
@@ -366,10 +366,10 @@ def test_gpus_are_refused_where_there_are_none(engine: DockerEngine, hostile_ima
 def test_what_cannot_be_honoured_raises(
     engine: DockerEngine, hostile_image: str, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    before = {each["Id"] for each in engine.labelled("ropewalk.owner")}
+    before = {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
     with pytest.raises(error, match=says):
         LocalDockerProvider(hostile_image, **options).start()
-    ours = [each for each in engine.labelled("ropewalk.owner") if each["Id"] not in before]
+    ours = [each for each in engine.list_labelled("ropewalk.owner") if each["Id"] not in before]
     assert [each for each in ours if each["Image"] == hostile_image and each["State"] == "created"] == []
 
 
@@ -398,8 +398,8 @@ def test_a_client_of_an_image_sync_and_async(engine: DockerEngine, hostile_image
     with GenericEnvClient.from_docker_image(hostile_image, labels=labels, message_timeout_s=30) as client:
         client.reset()
         assert client.step(STEP).observation["said"] == "0:0"
-        assert len(engine.labelled("ropewalk-test=client")) == 1
-    assert engine.labelled("ropewalk-test=client") == []
+        assert len(engine.list_labelled("ropewalk-test=client")) == 1
+    assert engine.list_labelled("ropewalk-test=client") == []
 
     async def play() -> str:
         options = ContainerOptions(labels=labels, user="7:7")
@@ -408,7 +408,7 @@ def test_a_client_of_an_image_sync_and_async(engine: DockerEngine, hostile_image
             return str((await client.step(STEP)).observation["said"])
 
     assert asyncio.run(play()) == "7:7"
-    assert engine.labelled("ropewalk-test=client") == []
+    assert engine.list_labelled("ropewalk-test=client") == []
 
 
 @SOAK

@@ -333,4 +333,4 @@ def test_an_image_without_python_says_what_is_missing(engine: DockerEngine, host
     )
     with pytest.raises(ServerStartError, match="no python3 in its PATH"):
         start_container(hostile_image, options)
-    assert engine.labelled("ropewalk-test=python") == []
+    assert engine.list_labelled("ropewalk-test=python") == []

@@ -26,7 +26,7 @@ from openenv_core.providers.docker import (
 )
 from openenv_core.providers.docker._wire import EngineAddress
 from openenv_core.providers.docker.engine import find_engine, is_local
-from openenv_core.providers.docker.options import dropped, spec
+from openenv_core.providers.docker.options import find_dropped, spec
 
 
 def test_sizes() -> None:
@@ -84,7 +84,7 @@ def test_a_server_of_ours_is_asked_with_its_token_which_nobody_sees() -> None:
     assert "of-two" not in repr(options)
     asked = spec("image", options, {}, publish=True)
     found = {"HostConfig": asked["HostConfig"], "Config": {**asked, "Env": []}}
-    assert dropped(asked, found) == ["Env: asked ['ROPEWALK_TOKENS'], got none"]
+    assert find_dropped(asked, found) == ["Env: asked ['ROPEWALK_TOKENS'], got none"]
 
 
 def test_options_stay_as_they_were_checked() -> None:
@@ -172,7 +172,7 @@ def test_what_the_engine_dropped_is_named() -> None:
     options = ContainerOptions(memory="64m", gpus=1, env_vars={"A": "b"}, tmpfs={"/tmp": "size=1m"})
     asked = spec("image", options, {"ropewalk.owner": "me"}, publish=True)
     found = {"HostConfig": json.loads(json.dumps(asked["HostConfig"])), "Config": {**asked, "More": 1}}
-    assert dropped(asked, found) == []
+    assert find_dropped(asked, found) == []
     host = found["HostConfig"]
     for change, where in (
         (lambda: host.update(MemorySwap=-1), "HostConfig.MemorySwap"),
@@ -183,9 +183,9 @@ def test_what_the_engine_dropped_is_named() -> None:
         (lambda: host.update(ReadonlyRootfs=False), "HostConfig.ReadonlyRootfs"),
         (lambda: found["Config"].update(Env=["PATH=/bin"]), "Env"),
     ):
-        before = len(dropped(asked, found))
+        before = len(find_dropped(asked, found))
         change()
-        after = dropped(asked, found)
+        after = find_dropped(asked, found)
         assert len(after) == before + 1
         assert any(line.startswith(f"{where}:") for line in after)
 
@@ -232,7 +232,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = companion.ensure(EngineAddress("unix:///nowhere/docker.sock"))
-    with ours.making("forgotten"):
+    with ours.hold_creation("forgotten"):
         container = Container(
             DockerEngine(EngineAddress("unix:///nowhere/docker.sock")),
             "id",
@@ -244,7 +244,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     del container
     assert "is left to the companion process" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
-    ours.gone("forgotten")
+    ours.note_gone("forgotten")
 
 
 def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
@@ -296,10 +296,10 @@ def test_what_is_swept(change: dict[str, Any], state: str, age_s: float, orphan:
     me = _companion.owner()
     labels = {_companion.LABEL: str(me._replace(**change))}
     container = {"Labels": labels, "State": state, "Created": _companion.time.time() - age_s}
-    assert _companion.orphaned(container, me, EngineAddress("unix:///var/run/docker.sock")) is orphan
+    assert _companion.is_orphaned(container, me, EngineAddress("unix:///var/run/docker.sock")) is orphan
     # An engine that other machines share: their boots are not known here.
     if "boot" in change:
-        assert _companion.orphaned(container, me, EngineAddress("tcp://engine:2376")) is False
+        assert _companion.is_orphaned(container, me, EngineAddress("tcp://engine:2376")) is False
 
 
 # ---- what counts as an answer of /health

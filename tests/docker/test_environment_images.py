@@ -184,7 +184,7 @@ def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
 
 
 def containers(image: str) -> list[Any]:
-    return [one for one in DockerEngine.find().labelled("ropewalk.owner") if one["Image"] == image]
+    return [one for one in DockerEngine.find().list_labelled("ropewalk.owner") if one["Image"] == image]
 
 
 # ---- worlds of tools, and other people's tool servers

@@ -361,7 +361,7 @@ async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image:
         await session.close()
         with pytest.raises(SandboxClosedError):
             await session.execute("1")
-    assert engine.labelled(f"{LABEL}=session") == []
+    assert engine.list_labelled(f"{LABEL}=session") == []
 
 
 async def test_a_container_that_dies_is_nobodys_code(engine: DockerEngine, interpreter_image: str) -> None:

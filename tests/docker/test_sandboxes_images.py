@@ -83,7 +83,7 @@ def sandboxes(tmp_path: Path, *words: str, status: int = 0) -> Iterator[Service]
 
 def of(engine: DockerEngine, service: Service) -> list[str]:
     """The containers that a service has made."""
-    found = engine.labelled("ropewalk.owner")
+    found = engine.list_labelled("ropewalk.owner")
     return [each["Id"] for each in found if f"-{service.process.pid}-" in each["Labels"]["ropewalk.owner"]]
 
 

@@ -43,7 +43,7 @@ def logged_by_the_loss(settings: AlgorithmConfig, **more: torch.Tensor) -> set[s
     metrics = LossMetrics()
     metrics.add({**told, "policy/entropy": torch.zeros(1)})
     metrics.add_mismatch(torch.zeros(1), fresh=torch.tensor([False]))
-    return set(metrics.reduced(lambda sums: sums, lambda most: most))
+    return set(metrics.reduce(lambda sums: sums, lambda most: most))
 
 
 LEAST = AlgorithmConfig()

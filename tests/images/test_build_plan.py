@@ -7,7 +7,7 @@ import pytest
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base, push
-from openenv_core.images.build import default_tag, named, plan, read_build_args
+from openenv_core.images.build import complete_tags, default_tag, plan, read_build_args
 from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.images.errors import (
     BuildError,
@@ -41,7 +41,7 @@ def test_an_image_is_called_after_its_environment() -> None:
         ("env", "env-env:latest"),
     ):
         assert default_tag(name) == tag
-        assert named([tag], "") == [tag]
+        assert complete_tags([tag], "") == [tag]
     with pytest.raises(ConfigurationError, match="give one with --tag"):
         default_tag("___")
 
@@ -54,10 +54,10 @@ def test_tags_are_completed_and_impossible_ones_refused() -> None:
         ("127.0.0.1:5000/x/{name}:2", "127.0.0.1:5000/x/dice-env:2"),
         ("host:5000/{name}", "host:5000/dice-env:latest"),
     ):
-        assert named([tag], "dice_env") == [becomes]
+        assert complete_tags([tag], "dice_env") == [becomes]
     for tag in ("", "A:1", "a:", ":1", "a b", "a//b", "a:b:c", "-a", "https://a/b"):
         with pytest.raises(ConfigurationError, match="expected an image's name"):
-            named([tag], "dice_env")
+            complete_tags([tag], "dice_env")
 
 
 def test_a_folder_s_plan(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openenv_core.guard import guarded
+from openenv_core.guard import guard_command
 
 PATIENCE_S = 60
 ORDERLY = """
@@ -26,7 +26,7 @@ signal.pause()
 
 def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
     file = tmp_path / "ended"
-    command = guarded([sys.executable, "-c", ORDERLY, str(file)], grace_s=PATIENCE_S)
+    command = guard_command([sys.executable, "-c", ORDERLY, str(file)], grace_s=PATIENCE_S)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
         assert guard.stdin is not None
         assert guard.stdout is not None
@@ -37,7 +37,7 @@ def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
 
 
 def test_command_that_is_not_there_is_told() -> None:
-    command = guarded(["/no/such/program"], grace_s=1.0)
+    command = guard_command(["/no/such/program"], grace_s=1.0)
     done = subprocess.run(
         command, stdin=subprocess.PIPE, capture_output=True, timeout=PATIENCE_S, check=False
     )
@@ -53,7 +53,7 @@ def test_lifeline_may_be_any_descriptor() -> None:
     read, write = os.pipe()
     try:
         lifeline = fcntl.fcntl(read, fcntl.F_DUPFD, number)
-        command = guarded(["sleep", "600"], grace_s=PATIENCE_S, lifeline=lifeline)
+        command = guard_command(["sleep", "600"], grace_s=PATIENCE_S, lifeline=lifeline)
         with subprocess.Popen(command, pass_fds=[lifeline]) as guard:
             os.close(write)
             assert guard.wait(PATIENCE_S) == 128 + 15

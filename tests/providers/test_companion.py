@@ -44,7 +44,7 @@ late()
 
 WITHOUT_COMPANION = """
 ours = companion.ensure(DockerEngine.find().address)
-with ours.making("left"):
+with ours.hold_creation("left"):
     DockerEngine.find().call("POST", "/containers/create", query={"name": "left"}, body={"Labels": ours.labels})
 os.kill(ours.pid, signal.SIGKILL)
 while ours._process.poll() is None: time.sleep(0.01)
@@ -53,12 +53,12 @@ while ours._process.poll() is None: time.sleep(0.01)
 REFUSED = """
 ours = companion.ensure(DockerEngine.find().address)
 DockerEngine.call = None  # no need to ask
-with ours.making("never"): ours.gone("never")
+with ours.hold_creation("never"): ours.note_gone("never")
 """
 
 MAKE = """
 ours = companion.ensure(DockerEngine.find().address)
-with ours.making(NAME):
+with ours.hold_creation(NAME):
     DockerEngine.find().call("POST", "/containers/create", query={"name": NAME}, body={"Labels": ours.labels})
 print(ours.pid, flush=True)
 """

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 from counter import Add, Count, Counter
@@ -127,7 +128,9 @@ BAD_BODIES: list[tuple[str, Any]] = [
 
 
 def mini(environment: type[Counter] = Tasks, cap: int = 4) -> Any:
-    return create_app(environment, Add, Count, env_name="Mini", max_concurrent_envs=cap)
+    app = create_app(environment, Add, Count, env_name="Mini", max_concurrent_envs=cap)
+    app.configure(replace(app.settings, max_wait_s=0.0))  # nobody waits for a slot
+    return app
 
 
 async def test_every_route_answers_as_the_wire_says() -> None:

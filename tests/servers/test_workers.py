@@ -187,7 +187,7 @@ def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) ->
 
 
 async def test_the_cap_holds_over_all_workers() -> None:
-    with serve("--workers", "2", "--max-sessions", "6") as server:
+    with serve("--workers", "2", "--max-sessions", "6", "--max-wait", "0") as server:
         for _ in range(2):  # and the slots come back
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(40)))
             kept = [client for client, reply in outcomes if reply["type"] == "state"]

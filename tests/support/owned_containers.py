@@ -55,7 +55,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
 
 
 def exists(engine: DockerEngine, container: str) -> bool:
-    return any(each["Id"] == container for each in engine.labelled(LABEL))
+    return any(each["Id"] == container for each in engine.list_labelled(LABEL))
 
 
 class Owning:

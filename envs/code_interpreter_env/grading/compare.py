@@ -50,7 +50,7 @@ def parse_number(text: str) -> Fraction | None:
     return number / 100
 
 
-def boxed(text: str) -> str | None:
+def extract_boxed(text: str) -> str | None:
     r"""Return what is in the last complete `\boxed{...}` of a text; None where none of the last ones is complete."""
     begin = len(text)
     for _ in range(MAX_BOXES):
@@ -81,18 +81,18 @@ def _without_mathematics(text: str) -> str:
 def _number(text: str) -> Fraction | None:
     if match := _PLAIN.fullmatch(text):
         sign, digits, exponent = match.groups()
-        return _signed(sign, _decimal(digits) * _power(exponent))
+        return _apply_sign(sign, _decimal(digits) * _power(exponent))
     if match := _TIMES_TEN.fullmatch(text):
         sign, digits, braced, bare = match.groups()
-        return _signed(sign, _decimal(digits) * _power(braced or bare))
+        return _apply_sign(sign, _decimal(digits) * _power(braced or bare))
     if match := _FRACTION.fullmatch(text):
         sign, *parts = match.groups()
         above, below = (_decimal(part) for part in parts if part is not None)
-        return _signed(sign, above / below) if below else None
+        return _apply_sign(sign, above / below) if below else None
     return None
 
 
-def _signed(sign: str, number: Fraction) -> Fraction:
+def _apply_sign(sign: str, number: Fraction) -> Fraction:
     return -number if "-" in sign else number
 
 
@@ -183,7 +183,7 @@ class Unordered(Comparison):
             return False
         if isinstance(self.items, Exact) and not self.items.tuples_as_lists:
             return Counter(map(_canonical, got)) == Counter(map(_canonical, expected))
-        return len(expected) <= MAX_MATCHED and _matched(list(got), list(expected), self.items.holds)
+        return len(expected) <= MAX_MATCHED and _match_items(list(got), list(expected), self.items.holds)
 
 
 class SetLike(Comparison):
@@ -340,18 +340,18 @@ def _leaves_equal(got: Any, expected: Any) -> bool:
 
 def _canonical(value: Any) -> bytes:
     """Return bytes that are equal where values are exactly the same."""
-    data = dumps(_ordered(value), max_bytes=_MAX_CANONICAL, max_depth=2 * MAX_DEPTH)
+    data = dumps(_to_comparable(value), max_bytes=_MAX_CANONICAL, max_depth=2 * MAX_DEPTH)
     return sha256(data).digest()
 
 
-def _ordered(value: Any) -> Any:
+def _to_comparable(value: Any) -> Any:
     kind = type(value)
     if kind is float:
         return value + 0.0  # -0.0 becomes 0.0
     if kind is list:
-        return [_ordered(item) for item in value]
+        return [_to_comparable(item) for item in value]
     if kind is tuple:
-        return tuple(_ordered(item) for item in value)
+        return tuple(_to_comparable(item) for item in value)
     if kind in (set, frozenset):
         return {kind.__name__: sorted(map(_canonical, value))}
     if kind is dict:
@@ -359,7 +359,7 @@ def _ordered(value: Any) -> Any:
     return value
 
 
-def _matched(got: list[Any], expected: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+def _match_items(got: list[Any], expected: list[Any], same: Callable[[Any, Any], bool]) -> bool:
     """Say whether each item has a partner: augmenting paths, because equal within a tolerance is not transitive."""
     partners = [[at for at, other in enumerate(expected) if same(item, other)] for item in got]
     owner: dict[int, int] = {}

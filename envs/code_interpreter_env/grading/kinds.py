@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
-from .compare import boxed, close, parse_number
+from .compare import close, extract_boxed, parse_number
 from .task import FunctionCase, FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
 from .trial import (
     PASSED,
@@ -55,7 +55,7 @@ class NumericTrial(Trial[NumericTask]):
 
     async def _text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
-            marked = boxed(self._code)
+            marked = extract_boxed(self._code)
             return self._code if marked is None else marked
         await self._bench.fresh()
         execution = await self._bench.execute(self._code)
@@ -68,7 +68,7 @@ class NumericTrial(Trial[NumericTask]):
                 return CaseResult(category="output_limit", message="it printed more than is kept")
             if not lines:
                 return CaseResult(category="missing", message="nothing was printed")
-            marked = boxed(lines[-1])
+            marked = extract_boxed(lines[-1])
             return lines[-1] if marked is None else marked
         return await self._value()
 

@@ -165,7 +165,7 @@ class SubmissionRunner:
         """Run code, within the time of a case and of the whole."""
         with _blaming_the_infrastructure():
             execution = await self._running().execute(code, timeout_s=self._time_left(), stdin=stdin)
-        return self._checked(execution)
+        return self._check_sandbox(execution)
 
     async def call(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -174,7 +174,7 @@ class SubmissionRunner:
         with _blaming_the_infrastructure():
             left_s = self._time_left()
             call = await _call_function(self._running(), function, args, kwargs or {}, timeout_s=left_s)
-        self._checked(call.execution)
+        self._check_sandbox(call.execution)
         return call
 
     async def close(self) -> None:
@@ -198,7 +198,7 @@ class SubmissionRunner:
         self._granted_s = min(left, self._limits.timeout_s)
         return self._granted_s
 
-    def _checked(self, execution: Execution) -> Execution:
+    def _check_sandbox(self, execution: Execution) -> Execution:
         if execution.status == "sandbox_error":
             raise GradingUnavailableError(execution.reason or "the sandbox failed")
         self.lost = self.lost or execution.state_lost

@@ -45,7 +45,7 @@ from ..models import (
     Restart,
     Submit,
 )
-from .observations import content_of, failed, failed_by_code, file_result, full, released, run_result
+from .observations import content_of, failed_by_code, file_result, full, make_failure, run_result, to_released
 from .options import choose_task, read_options
 from .shared import INFRASTRUCTURE_ERRORS, InterpreterKeeper, KeptBranch, SharedBackend, shared_backend
 
@@ -125,9 +125,9 @@ class CodeInterpreterEnvironment(
         except FileRefusedError as error:
             raise InvalidResetOptionError(f"reset option files: {error}") from error
         except INFRASTRUCTURE_ERRORS as error:
-            began = await self._failed(error)
+            began = await self._end_after_failure(error)
         if all(value is None for value in options.values()):
-            return released(began, None)
+            return to_released(began, None)
         return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
 
     async def step_async(
@@ -147,7 +147,7 @@ class CodeInterpreterEnvironment(
             return await seen if isawaitable(seen) else seen
         self._count_step()
         if isinstance(action, Execute) and "type" not in action.model_fields_set:
-            return released(await self._execute(action, timeout_s), action.code)
+            return to_released(await self._execute(action, timeout_s), action.code)
         return await self._act(action, timeout_s)
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ class CodeInterpreterEnvironment(
         except FileRefusedError as error:
             raise ToolFailedError(str(error)) from error
         except INFRASTRUCTURE_ERRORS as error:
-            await self._failed(error)
+            await self._end_after_failure(error)
             raise ToolUnavailableError(str(error)) from error
 
     # The methods of `openenv_core.tasks.TaskProvider`; they show nothing that is hidden.
@@ -281,7 +281,7 @@ class CodeInterpreterEnvironment(
         except FileRefusedError as error:
             execution = self._in_session(failed_by_code("FileRefusedError", str(error)))
         except INFRASTRUCTURE_ERRORS as error:
-            execution = await self._failed(error)
+            execution = await self._end_after_failure(error)
         return full(execution, **fields)
 
     @property
@@ -319,7 +319,7 @@ class CodeInterpreterEnvironment(
 
     async def get_metadata(self) -> EnvironmentMetadata:
         """What the environment says of itself, and what its code runs behind."""
-        backend = await self._keeper.held()
+        backend = await self._keeper.start_backend()
         return EnvironmentMetadata(
             name="code_interpreter",
             description=(
@@ -338,7 +338,7 @@ class CodeInterpreterEnvironment(
                 await self._ready(), action.code, timeout_s=timeout_s, stdin=action.stdin, progress=progress
             )
         except INFRASTRUCTURE_ERRORS as error:
-            execution = await self._failed(error)
+            execution = await self._end_after_failure(error)
         self._state.last_exit_code = execution.exit_code
         self._state.execution_count = execution.execution_count
         return execution
@@ -350,7 +350,7 @@ class CodeInterpreterEnvironment(
         verdict = await self._task.submit(action.code)
         done = self._state.done = self._task.done
         if verdict.reason == "sandbox_error":
-            seen = self._in_session(failed(verdict.detail))
+            seen = self._in_session(make_failure(verdict.detail))
         else:
             seen = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
         return full(seen, done=done, reward=verdict.reward, verdict=verdict)
@@ -376,12 +376,12 @@ class CodeInterpreterEnvironment(
             isolation=state.isolation,
         )
 
-    async def _failed(self, error: Exception) -> Execution:
+    async def _end_after_failure(self, error: Exception) -> Execution:
         """End the interpreter after a failure of the infrastructure, and return what is seen of it."""
         await self._keeper.end()
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = EXIT_SANDBOX
-        return self._in_session(failed(str(error), state_lost=True))
+        return self._in_session(make_failure(str(error), state_lost=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ class _Judging:
 
     async def open(self, limits: Limits) -> Interpreter:
         """Start one; whoever asked for it closes it."""
-        return await (await self._keeper.held()).open(limits, packages=self._packages)
+        return await (await self._keeper.start_backend()).open(limits, packages=self._packages)
 
 
 def _require_done(seen: CodeInterpreterObservation) -> None:

@@ -28,7 +28,7 @@ def full(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
     )
 
 
-def released(execution: Execution, code: str | None) -> CodeObservation:
+def to_released(execution: Execution, code: str | None) -> CodeObservation:
     """Return an execution as released clients read it, which refuse any key of ours.
 
     They have no other place to look than stderr: the traceback, and why code did not end by itself, are there too.
@@ -59,7 +59,7 @@ def failed_by_code(ename: str, evalue: str) -> Execution:
     return Execution(status="error", exit_code=EXIT_ERROR, error=error, stderr=f"{ename}: {evalue}\n")
 
 
-def failed(reason: str, **known: Any) -> Execution:
+def make_failure(reason: str, **known: Any) -> Execution:
     """Return what is seen of a failure of the infrastructure, which is nobody's code's."""
     return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **known)
 
@@ -86,7 +86,7 @@ _ERRORS: Final = {"timeout": ToolErrorType.TIMEOUT, "sandbox_error": ToolErrorTy
 
 def run_result(seen: CodeInterpreterObservation) -> ToolResult:
     """Return what a run of code is told as."""
-    shown = list(_shown(seen))
+    shown = list(_iter_contents(seen))
     error = seen.error
     data: dict[str, Any] = {
         "status": seen.status,
@@ -128,7 +128,7 @@ def file_result(path: str, data: bytes) -> ToolResult:
     return ToolResult(content=[Text(text).block()], value=text, structured=about)
 
 
-def _shown(seen: CodeInterpreterObservation) -> Iterator[Content]:
+def _iter_contents(seen: CodeInterpreterObservation) -> Iterator[Content]:
     """Yield what a reader is shown, in the order in which it makes sense."""
     if seen.stdout:
         yield Text(seen.stdout)

@@ -88,7 +88,7 @@ class InterpreterSettings:
             raise ConfigurationError(
                 f"expected {PREFIX}PRELOAD among {PREFIX}PACKAGES, got {', '.join(stray)}; name it in both"
             )
-        if self.backend == LOCAL and (absent := [name for name in self.packages if not _installed(name)]):
+        if self.backend == LOCAL and (absent := [name for name in self.packages if not _is_installed(name)]):
             raise ConfigurationError(
                 f"expected installed packages in {PREFIX}PACKAGES and {PREFIX}PRELOAD, got {', '.join(absent)}; "
                 "install them where the server runs, or leave them out"
@@ -107,7 +107,7 @@ class InterpreterSettings:
         for variable, (name, kind) in _VARIABLES.items():
             if variable in given:
                 found[name] = _read(variable, given[variable].strip(), kind)
-        known = tuple(name for name in PACKAGES if backend == LOCAL and _installed(name))
+        known = tuple(name for name in PACKAGES if backend == LOCAL and _is_installed(name))
         found.setdefault("preload", tuple(name for name in PRELOAD if name in found.get("packages", known)))
         found.setdefault("packages", tuple(dict.fromkeys((*known, *found["preload"]))))
         limits, ceilings = _limits(given, "", Limits()), _limits(given, "MAX_", CEILINGS)
@@ -148,7 +148,7 @@ def remedy(level: str = "LEVEL") -> str:
     )
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package.partition(".")[0]) is not None
     except ValueError:

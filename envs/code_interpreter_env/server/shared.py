@@ -160,7 +160,7 @@ class InterpreterKeeper:
         self._backend: Backend | None = None
         self._interpreter: Interpreter | None = None
 
-    async def held(self) -> Backend:
+    async def start_backend(self) -> Backend:
         """Return the backend, started."""
         if self._backend is None:
             try:
@@ -176,7 +176,7 @@ class InterpreterKeeper:
             return interpreter  # one that ended between two actions says so itself, before anything runs without it
         await self.end()
         choice = self.choice
-        backend = await self.held()
+        backend = await self.start_backend()
         interpreter = await backend.open(choice.limits, packages=choice.packages, snapshot=choice.snapshot)
         self._interpreter = interpreter
         try:
@@ -276,7 +276,7 @@ class InterpreterKeeper:
         await self.end()
         self.choice, self.brought, self.lost = branch.choice, branch.brought, False
         if branch.interpreter is not None:
-            await self.held()
+            await self.start_backend()
             (self._interpreter,) = await branch.interpreter.fork(1)
 
     async def end(self) -> None:

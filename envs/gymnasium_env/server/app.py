@@ -51,7 +51,7 @@ def gymnasium_app(
     )
 
 
-def _told(environ: Mapping[str, str]) -> EnvironmentApp:
+def _app_from_environ(environ: Mapping[str, str]) -> EnvironmentApp:
     try:
         options = json.loads(environ.get("GYMNASIUM_OPTIONS", "{}"))
         if not isinstance(options, dict):
@@ -73,4 +73,4 @@ def _load(path: str) -> Wrapper:
     return found
 
 
-app = _told(os.environ)
+app = _app_from_environ(os.environ)

@@ -102,11 +102,11 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
 
     async def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools that there are now. EpisodeOverError: the episode has ended."""
-        return await (await self._playing()).list_tools()
+        return await (await self._current_episode()).list_tools()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Call a tool; what it does wrong is in the result. EpisodeOverError: the episode has ended."""
-        episode = await self._playing()
+        episode = await self._current_episode()
         self._state.step_count += 1
         return await episode.call_tool(name, arguments, context)
 
@@ -121,7 +121,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         """End the tool servers."""
         await self._end()
 
-    async def _playing(self) -> Episode:
+    async def _current_episode(self) -> Episode:
         """Return the episode that is under way; one with all servers where nobody has begun any."""
         async with self._beginning:
             if self._episode is None:

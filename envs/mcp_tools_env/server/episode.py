@@ -53,7 +53,7 @@ def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, st
     for full, server, name in changed:
         short = fit_name(full)
         if short in found and found[short] != (server, name):
-            short = _hashed(short, f"{server}\0{name}")
+            short = _hash_name(short, f"{server}\0{name}")
         found.setdefault(short, (server, name))
     order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(wanted)))}
     return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
@@ -64,10 +64,10 @@ def fit_name(name: str) -> str:
     if name in RESERVED_TOOL_NAMES:
         return f"{_RESERVED_PREFIX}{name}"
     plain = _FOREIGN.sub("_", name) or "_"
-    return plain if len(plain) <= MAX_CHARS else _hashed(plain, name)
+    return plain if len(plain) <= MAX_CHARS else _hash_name(plain, name)
 
 
-def _hashed(name: str, of: str) -> str:
+def _hash_name(name: str, of: str) -> str:
     mark = hashlib.sha256(of.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
     return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{mark}"
 
@@ -235,7 +235,7 @@ class Episode:
             if why is None:
                 result = await self._call_by_name(name, arguments, context)
             else:
-                result = _failed(ToolErrorType.INVALID_ARGS, why)
+                result = _make_failure(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
                 told = {**result.metadata, BUDGET: "time"}
@@ -279,12 +279,12 @@ class Episode:
                     return replace(self._not_found(name), metadata=metadata)
         except ServerFailedError as error:
             self.ended = "infrastructure"
-            return _failed(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
+            return _make_failure(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
         if faults := member.faults(tool, arguments):
-            return _failed(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
+            return _make_failure(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
         if member.policy.calls is not None and member.calls >= member.policy.calls:
             words = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
-            return _failed(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
+            return _make_failure(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
         result = await self._call(member, name, tool, arguments, context)
         return replace(result, metadata={**metadata, **result.metadata})
 
@@ -300,7 +300,7 @@ class Episode:
                 return self._not_found(name)
             if error.infrastructure and member.death is not None and not member.policy.restart:
                 self.ended = "infrastructure"
-            return _failed(
+            return _make_failure(
                 error.error_type, str(error), infrastructure=error.infrastructure, done=self.ended is not None
             )
         result = result_of(answer, member.policy.max_result_bytes)
@@ -332,13 +332,13 @@ class Episode:
 
     def _not_found(self, name: str) -> ToolResult:
         there = ", ".join(self._names)
-        return _failed(
+        return _make_failure(
             ToolErrorType.TOOL_NOT_FOUND,
             f"expected one of the tools {there[:1000] or 'none'}, got {name[:200]!r}",
         )
 
 
-def _failed(
+def _make_failure(
     error_type: ToolErrorType,
     message: str,
     metadata: Mapping[str, Any] | None = None,

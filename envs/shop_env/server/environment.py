@@ -110,8 +110,8 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool(annotations=_READS)
     def find_customer(self, name: Short) -> list[dict[str, str]]:
         """Find accounts by the name of the customer, or a part of it."""
-        wanted = _folded(name)
-        found = [one for one in self._records.customers.values() if wanted and wanted in _folded(one.name)]
+        wanted = _fold(name)
+        found = [one for one in self._records.customers.values() if wanted and wanted in _fold(one.name)]
         return [{"customer_id": one.id, "name": one.name} for one in found[:MAX_FOUND]]
 
     @tool
@@ -165,7 +165,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool(annotations=_READS)
     def get_product(self, product_id: Id) -> dict[str, Any]:
         """Look up a product: category, whether it is final sale, variants with their prices."""
-        return show_product(_known(self._records.products, product_id, "id of a product"), self._records)
+        return show_product(_require(self._records.products, product_id, "id of a product"), self._records)
 
     @tool(annotations=_READS)
     def check_stock(self, sku: Id) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool(annotations=_READS)
     def get_coupon(self, code: Id) -> dict[str, Any]:
         """Look up a coupon."""
-        return show_coupon(_known(self._records.coupons, code, "code of a coupon"))
+        return show_coupon(_require(self._records.coupons, code, "code of a coupon"))
 
     @tool
     def return_items(self, order_id: Id, lines: Lines, reason: Why) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def apply_coupon(self, order_id: Id, code: Id) -> dict[str, Any]:
         """Put a coupon on an order; the discount is taken off by itself."""
         order = self._open_order(order_id)
-        coupon = _known(self._records.coupons, code, "id of a coupon")
+        coupon = _require(self._records.coupons, code, "id of a coupon")
         if order.coupon is not None:
             raise ToolFailedError(
                 f"expected an order without a coupon, got {order.id}, which has {order.coupon}"
@@ -322,14 +322,14 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         return self._current().scenario.records
 
     def _customer(self, customer_id: str) -> Customer:
-        return _known(self._records.customers, customer_id, "id of a customer")
+        return _require(self._records.customers, customer_id, "id of a customer")
 
     def _variant(self, sku: str) -> ProductVariant:
-        return _known(self._records.variants, sku, "id of a variant (sku)")
+        return _require(self._records.variants, sku, "id of a variant (sku)")
 
     def _order(self, order_id: str) -> Order:
         """Return an order of somebody who is verified."""
-        order = _known(self._records.orders, order_id, "id of an order")
+        order = _require(self._records.orders, order_id, "id of an order")
         if order.customer_id not in self._verified:
             raise ToolFailedError(
                 f"expected an order of a customer who is verified, got {order.id}, which is not"
@@ -375,7 +375,7 @@ def _line(order: Order, number: int) -> Line:
     return found
 
 
-def _known(there: dict[str, T], key: str, what: str) -> T:
+def _require(there: dict[str, T], key: str, what: str) -> T:
     found = there.get(key.strip().upper())
     if found is None:
         raise ToolFailedError(f"expected the {what} that there is, got {key!r:.40}")
@@ -395,7 +395,7 @@ def _cents(amount: float) -> int:
     return cents
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 

@@ -134,7 +134,7 @@ class _Judge:
             changes |= self._sent_back(line, restock=self._request.why != "damaged")
         if amount > self._policy.refund_limit:
             return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
-        changes |= self._refunded(amount)
+        changes |= self._refund(amount)
         return RightOutcome("partly" if against else "done", against or "none", amount, changes)
 
     def _against_return(self, line: Line, faulty: bool) -> Ground | None:
@@ -169,7 +169,7 @@ class _Judge:
             if self._request.fallback == "keep" or self._against_return(line, False):
                 return RightOutcome("refused", "out_of_stock")
             amount = self._worth(line, False)
-            changes = self._sent_back(line, restock=True) | self._refunded(amount)
+            changes = self._sent_back(line, restock=True) | self._refund(amount)
             return RightOutcome("partly", "out_of_stock", amount, changes)
         back = (line.unit_price - new.price) * line.quantity
         old = self._records.variants[line.sku]
@@ -179,7 +179,7 @@ class _Judge:
             ("stock", new.sku): new.stock - line.quantity,
         }
         if back > 0:
-            changes |= self._refunded(back)
+            changes |= self._refund(back)
         elif back < 0:
             method = self._order.payment
             changes["charge", self._order.id, method] = self._order.charges.get(method, 0) - back
@@ -194,9 +194,7 @@ class _Judge:
             changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
         if self._order.paid > self._policy.refund_limit:
             return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
-        return RightOutcome(
-            "done", amount=self._order.paid, changes=changes | self._refunded(self._order.paid)
-        )
+        return RightOutcome("done", amount=self._order.paid, changes=changes | self._refund(self._order.paid))
 
     def _address(self) -> RightOutcome:
         allowed = {"pending", "processing"} if self._policy.move_processing else {"pending"}
@@ -243,7 +241,7 @@ class _Judge:
     def _escalated(self) -> Fact:
         return ("escalated", self._order.id, "over_limit")
 
-    def _refunded(self, amount: int) -> Changes:
+    def _refund(self, amount: int) -> Changes:
         method = STORE_CREDIT if self._order.payment == GIFT_CARD else self._order.payment
         return {("refund", self._order.id, method): self._order.refunds.get(method, 0) + amount}
 

@@ -72,12 +72,12 @@ class ExpectedAnswer:
             case Kind.NUMBER:
                 return self._same(self.value, _number(given))
             case Kind.TEXT:
-                return _folded(given) == _folded(self.value)
+                return _fold(given) == _fold(self.value)
             case Kind.TEXTS:
-                return Counter(_texts(given)) == Counter(map(_folded, self.value))
+                return Counter(_texts(given)) == Counter(map(_fold, self.value))
             case Kind.SEQUENCE:
-                return _texts(given) == [_folded(one) for one in self.value]
-        wanted = {_folded(name): number for name, number in self.value}
+                return _texts(given) == [_fold(one) for one in self.value]
+        wanted = {_fold(name): number for name, number in self.value}
         pairs = _pairs(given)
         found = dict(pairs)
         return (
@@ -138,7 +138,7 @@ def _number(given: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _folded(given: Any) -> str | None:
+def _fold(given: Any) -> str | None:
     if isinstance(given, list) and len(given) == 1:
         given = given[0]
     if isinstance(given, bool) or not isinstance(given, str | int | float):
@@ -148,7 +148,7 @@ def _folded(given: Any) -> str | None:
     return " ".join(str(given)[:MAX_TEXT].strip(_OUTER).split()).casefold()
 
 
-def _listed(given: Any) -> list[Any]:
+def _split_list(given: Any) -> list[Any]:
     """Return the parts of a list, or of a text that stands for one."""
     if isinstance(given, str):
         given = given[:MAX_TEXT]
@@ -163,12 +163,12 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _texts(given: Any) -> list[str | None]:
-    return [_folded(part) for part in _listed(given)]
+    return [_fold(part) for part in _split_list(given)]
 
 
 def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
     found = []
-    for part in _listed(given):
+    for part in _split_list(given):
         if isinstance(part, str):
             name, _, value = part.rpartition(":")
             part = [name, value]
@@ -176,5 +176,5 @@ def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
             part = list(part.values())
         if not isinstance(part, list) or len(part) != 2:
             return []
-        found.append((_folded(part[0]), _number(part[1])))
+        found.append((_fold(part[0]), _number(part[1])))
     return found

@@ -66,7 +66,7 @@ _ROLES: Final = (
 )
 
 
-def _words(text: str) -> dict[str, str]:
+def _role_words(text: str) -> dict[str, str]:
     """Return the words of a domain by their roles."""
     return dict(zip(_ROLES, text.split(", "), strict=True))
 
@@ -74,7 +74,7 @@ def _words(text: str) -> dict[str, str]:
 SHOP: Final = Domain(
     name="shop",
     about="a mail-order shop",
-    words=_words(
+    words=_role_words(
         "customer, customers, product, products, category, categories, order, orders, order line, "
         "signed up, list price, units, revenue, rating, ordered"
     ),
@@ -106,7 +106,7 @@ SHOP: Final = Domain(
 LIBRARY: Final = Domain(
     name="library",
     about="a public library",
-    words=_words(
+    words=_role_words(
         "member, members, book, books, genre, genres, loan, loans, loan, joined, replacement cost, "
         "renewals, fees, review score, borrowed"
     ),
@@ -135,7 +135,7 @@ LIBRARY: Final = Domain(
 CLINIC: Final = Domain(
     name="clinic",
     about="a small clinic",
-    words=_words(
+    words=_role_words(
         "patient, patients, treatment, treatments, department, departments, visit, visits, visit, "
         "registered, standard fee, minutes, billed fees, satisfaction score, received"
     ),
@@ -166,7 +166,7 @@ CLINIC: Final = Domain(
 RENTAL: Final = Domain(
     name="rental",
     about="a vehicle rental firm",
-    words=_words(
+    words=_role_words(
         "driver, drivers, vehicle, vehicles, vehicle class, vehicle classes, rental, rentals, "
         "rental, opened their account, daily rate, rental days, takings, condition score, rented"
     ),
@@ -198,7 +198,7 @@ RENTAL: Final = Domain(
 SCHOOL: Final = Domain(
     name="school",
     about="an evening school",
-    words=_words(
+    words=_role_words(
         "student, students, course, courses, faculty, faculties, enrolment, enrolments, enrolment, "
         "matriculated, course fee, hours attended, fees paid, grade, taken"
     ),

@@ -185,7 +185,7 @@ class ReadOnlyDatabase:
         # Its own: what functions of dates are asked for cannot be asked of the connection that is asking.
         self._clock = sqlite3.connect(":memory:", check_same_thread=False)
         for name in _CLOCKS:
-            connection.create_function(name, -1, self._clocked(name), deterministic=True)
+            connection.create_function(name, -1, self._make_date_function(name), deterministic=True)
         connection.execute("PRAGMA query_only = ON")
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)
@@ -204,7 +204,7 @@ class ReadOnlyDatabase:
             raise QueryRefusedError(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
         _check_expansion(sql)
         self._ticks, self._stopped, self._refused = 0, None, None
-        self._spilled = _written()
+        self._spilled = _count_written_bytes()
         self._until = time.monotonic() + MAX_SECONDS
         try:
             cursor = self._connection.execute(sql)
@@ -221,8 +221,8 @@ class ReadOnlyDatabase:
                 "join and nest less"
             ) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-            raise QueryRefusedError(self._stopped or self._refused or _said(error)) from None
-        return _bounded(columns, found)
+            raise QueryRefusedError(self._stopped or self._refused or _describe_error(error)) from None
+        return _bound_rows(columns, found)
 
     def close(self) -> None:
         """Free the database."""
@@ -240,7 +240,7 @@ class ReadOnlyDatabase:
             self._stopped = (
                 f"expected a query that takes at most {MAX_SECONDS:g} s, got one that takes longer"
             )
-        elif _written() - self._spilled > MAX_SPILLED:
+        elif _count_written_bytes() - self._spilled > MAX_SPILLED:
             self._stopped = (
                 f"expected a query that keeps at most {MAX_SPILLED // 1_000_000} MB on its way, got one that keeps "
                 "more; sort and group fewer rows"
@@ -269,7 +269,7 @@ class ReadOnlyDatabase:
             self._refused = "expected a query that only reads, got one that does something else"
         return sqlite3.SQLITE_DENY
 
-    def _clocked(self, name: str) -> Any:
+    def _make_date_function(self, name: str) -> Any:
         """Return SQLite's function of dates, for which now is the day of the task."""
         takes_format = name == "strftime"
 
@@ -290,13 +290,13 @@ class ReadOnlyDatabase:
         return answer
 
 
-def _written() -> int:
+def _count_written_bytes() -> int:
     """Return how many bytes this thread has written to files, where the system counts that."""
     who = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if who is None else resource.getrusage(who).ru_oublock * 512
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if "too big" in str(error):
         return (
             f"expected texts of at most {MAX_TEXT} characters, got a longer one on the way; "
@@ -319,7 +319,7 @@ def _first_word(sql: str) -> str:
     return word.group().lower() if word else sql[at : at + 20]
 
 
-def _bounded(columns: list[str], found: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+def _bound_rows(columns: list[str], found: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     columns = [name[:MAX_NAME] for name in columns]
     rows: list[list[Any]] = []
     size = sum(map(len, columns))

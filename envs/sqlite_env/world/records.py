@@ -287,14 +287,14 @@ def write_database(world: DatabaseContents) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("BEGIN")
     for table in world.naming.values():
-        connection.execute(f"CREATE TABLE {table.name} ({', '.join(_declared(table))})")
+        connection.execute(f"CREATE TABLE {table.name} ({', '.join(_declare_columns(table))})")
         marks = ", ".join("?" for _ in table.columns)
         connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _rows(world, table))
     connection.execute("COMMIT")
     return connection
 
 
-def _declared(table: Table) -> Iterator[str]:
+def _declare_columns(table: Table) -> Iterator[str]:
     for column in table.columns:
         said = f"{column.name} {column.type}"
         if column.key:

@@ -164,7 +164,7 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
     pause = MIN_BACKOFF_S
     while True:
         try:
-            found = labelled(address, *labels)
+            found = list_labelled(address, *labels)
         except _wire.UNWELL:
             last = time.monotonic()
         else:
@@ -184,11 +184,11 @@ def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
     with suppress(*_wire.UNWELL):
         remove(
             address,
-            [str(each["Id"]) for each in labelled(address, LABEL) if orphaned(each, own, address)],
+            [str(each["Id"]) for each in list_labelled(address, LABEL) if is_orphaned(each, own, address)],
         )
 
 
-def orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
+def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
     """Whether nobody will remove this container but us."""
     owner = parse(str(container["Labels"][LABEL]))
     if owner is None or owner == own:
@@ -207,7 +207,7 @@ def orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.Engine
     )
 
 
-def labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
+def list_labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
     """Return the containers that have these labels, stopped ones too."""
     query = {"all": True, "filters": {"label": list(labels)}}
     answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_TIMEOUT_S)

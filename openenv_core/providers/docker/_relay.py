@@ -85,7 +85,7 @@ class Stream(asyncio.Protocol):
         if self.early:
             transport.write(bytes(self.early))
             self.early.clear()
-        self.written()
+        self.credit_written()
 
     def data_received(self, data: bytes) -> None:
         self.unsent += data
@@ -98,7 +98,7 @@ class Stream(asyncio.Protocol):
         return True
 
     def resume_writing(self) -> None:
-        self.written()
+        self.credit_written()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.mux.forget(self) and not (self.end_sent and self.write_end):
@@ -129,11 +129,11 @@ class Stream(asyncio.Protocol):
             self.early += data
         else:
             self.transport.write(data)
-            self.written()
+            self.credit_written()
 
     def take_end(self) -> None:
         self.write_end = True
-        self.written()
+        self.credit_written()
 
     def take_credit(self, size: int) -> None:
         self.credit += size
@@ -142,7 +142,7 @@ class Stream(asyncio.Protocol):
         if self.transport is not None:
             self.flush()
 
-    def written(self) -> None:
+    def credit_written(self) -> None:
         """Credit what the connection has taken, and end it in this direction after the last of it."""
         if self.transport is None:
             return
@@ -325,7 +325,7 @@ class Attached(Mux):
                 self.stop(MuxBrokenError((head + b" " + rest)[-1000:].decode(errors="replace")))
                 return
             self.in_head, self.raw = False, bytearray(rest)
-        out = self.unpacked()
+        out = self.unpack_output()
         if not self.greeted.is_set():
             self.greeting += out
             out = bytes(self.greeting[len(HELLO) :])
@@ -344,7 +344,7 @@ class Attached(Mux):
             self.stop(MuxBrokenError(said))
         super().connection_lost(error)
 
-    def unpacked(self) -> bytes:
+    def unpack_output(self) -> bytes:
         """Return what of the pieces is the inner side's standard output."""
         out = bytearray()
         while self.raw:

@@ -73,7 +73,7 @@ class Companion:
         return self._process.pid
 
     @contextmanager
-    def making(self, name: str) -> Iterator[None]:
+    def hold_creation(self, name: str) -> Iterator[None]:
         """Make a container within; this program does not end meanwhile.
 
         Raises:
@@ -94,7 +94,7 @@ class Companion:
                 self._making -= 1
                 self._changed.notify_all()
 
-    def gone(self, name: str) -> None:
+    def note_gone(self, name: str) -> None:
         """Note that a container is not there, or not any more. Takes no lock: finalizers call it."""
         self._there.discard(name)
 

@@ -34,7 +34,7 @@ from openenv_core.providers.base import (
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.companion import Companion, Relay
 from openenv_core.providers.docker.engine import DockerEngine, is_local
-from openenv_core.providers.docker.options import ContainerOptions, dropped, options_with, spec
+from openenv_core.providers.docker.options import ContainerOptions, find_dropped, options_with, spec
 
 logger = logging.getLogger("openenv_core")
 
@@ -106,7 +106,7 @@ class Container:
         self._engine = engine
         self._born = time.time()
         self._process = os.getpid()
-        self._noted_gone = partial(ours.gone, name)
+        self._noted_gone = partial(ours.note_gone, name)
         self._removal = weakref.finalize(
             self, _remove_forgotten, engine, container_id, self._process, self._noted_gone
         )
@@ -181,7 +181,7 @@ class Container:
         """Return why connections do not come in, where they go through the engine; None while they may."""
         return None if self._relay is None else self._relay.failure()
 
-    def relayed(self) -> int:
+    def start_relay(self) -> int:
         """Have a way in that needs no network, and return the port where it begins."""
         self._relay = Relay(self._engine.address, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, _close, self._relay, self._process).atexit = False
@@ -269,7 +269,7 @@ def start_container(
     if options.reach == "auto":  # on the loopback interface of the engine's own machine
         publish = options.network != "none" and is_local(engine.address)
     asked = spec(image, options, ours.labels, publish=publish)
-    with ours.making(name):
+    with ours.hold_creation(name):
         container = Container(engine, _create(engine, name, asked, ours), name, image, options, ours)
     try:
         _run(engine, container, options)
@@ -282,7 +282,7 @@ def start_container(
                 f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
                 "through the engine"
             )
-        port = port or container.relayed()
+        port = port or container.start_relay()
         _wait_until_healthy(container, port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
@@ -350,7 +350,7 @@ def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: compan
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
     except EngineRefusedError as error:
-        ours.gone(name)
+        ours.note_gone(name)
         image = str(asked["Image"])
         if error.status == 404:
             raise ImageNotFoundError(
@@ -365,7 +365,7 @@ def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: compan
         raise
     except EngineUnavailableError as error:
         if isinstance(error.__cause__, NOT_REACHED):
-            ours.gone(name)
+            ours.note_gone(name)
         else:
             _forget(engine, name)
         raise
@@ -398,7 +398,7 @@ def _run(engine: DockerEngine, container: Container, options: ContainerOptions) 
 
 
 def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) -> None:
-    lost = dropped(asked, found)
+    lost = find_dropped(asked, found)
     if lost:
         hint = (
             "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""

@@ -27,10 +27,10 @@ def find_engine() -> EngineAddress:
     if host := os.environ.get("DOCKER_HOST"):
         verify = os.environ.get("DOCKER_TLS_VERIFY", "") != ""
         folder = os.environ.get("DOCKER_CERT_PATH") or (str(_config_folder()) if verify else None)
-        return _checked(
+        return _check_address(
             EngineAddress(host, folder if host.startswith("tcp") else None, verify), "DOCKER_HOST"
         )
-    name = os.environ.get("DOCKER_CONTEXT") or _configured().get("currentContext") or "default"
+    name = os.environ.get("DOCKER_CONTEXT") or _read_docker_config().get("currentContext") or "default"
     if name != "default":
         return _of_context(str(name))
     return EngineAddress(f"unix://{_usual_socket()}")
@@ -42,7 +42,7 @@ def is_local(address: EngineAddress) -> bool:
     return parts.scheme == "unix" or parts.hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def _checked(address: EngineAddress, source: str) -> EngineAddress:
+def _check_address(address: EngineAddress, source: str) -> EngineAddress:
     try:
         parts = urlsplit(address.url)
         # A path that is not absolute would be read as a host's name, and another be taken.
@@ -63,7 +63,7 @@ def _config_folder() -> Path:
     return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
 
 
-def _configured() -> dict[str, Any]:
+def _read_docker_config() -> dict[str, Any]:
     try:
         found = json.loads((_config_folder() / "config.json").read_text())
     except (OSError, ValueError, RuntimeError):
@@ -83,7 +83,7 @@ def _of_context(name: str) -> EngineAddress:
             "`docker context ls` lists them, `docker context use default` goes back"
         ) from error
     certificates = folder / "tls" / identity / "docker"
-    return _checked(
+    return _check_address(
         EngineAddress(
             host,
             str(certificates) if certificates.is_dir() else None,
@@ -176,7 +176,7 @@ class DockerEngine:
         found: dict[str, Any] = self.call("GET", f"/containers/{container}/json")
         return found
 
-    def labelled(self, *labels: str) -> list[dict[str, Any]]:
+    def list_labelled(self, *labels: str) -> list[dict[str, Any]]:
         """Return the containers, stopped ones too, that have all these labels ("key" or "key=value")."""
         query = {"all": True, "filters": {"label": list(labels)}}
         found: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)

@@ -72,7 +72,7 @@ def _frozen(value: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
-def _nothing() -> Mapping[str, str]:
+def _empty_mapping() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
@@ -125,7 +125,7 @@ class ContainerOptions(BaseModel):
     host_port: Port | None = None
     # They may hold secrets.
     env_vars: Annotated[Mapping[Variable, Text], AfterValidator(_frozen)] = Field(
-        default_factory=_nothing, repr=False
+        default_factory=_empty_mapping, repr=False
     )
     memory: Size | None = None
     swap: Size | None = 0
@@ -138,7 +138,7 @@ class ContainerOptions(BaseModel):
         | Annotated[Sequence[Folder], BeforeValidator(_as_tuple), AfterValidator(tuple)]
     ) = ("/tmp",)
     gpus: Annotated[str, Field(pattern=r"[^, ]")] | Annotated[int, Field(gt=0)] | None = None
-    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_nothing)
+    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_empty_mapping)
     read_only: bool = True
     cap_drop: Words = ("ALL",)
     cap_add: Words = ()
@@ -235,7 +235,7 @@ def spec(
     return body
 
 
-def dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def find_dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return what the engine did not take over, of what it was asked for."""
     config = found.get("Config") or {}
     lines = _differences("HostConfig", asked["HostConfig"], found.get("HostConfig"))

@@ -6,7 +6,7 @@ It prints results as JSON. Limits are small: planted bugs are coarse, and there 
 import json
 import sys
 
-from openenv_core.checker.check import chosen
+from openenv_core.checker.check import select_checks
 from openenv_core.checker.results import run_check
 from openenv_core.checker.subject import Subject
 
@@ -15,7 +15,7 @@ LIMITS = {"sessions": 12, "episodes": 100, "fuzz": 30}
 
 def main(folder: str, step_timeout_s: str, *names: str) -> None:
     with Subject.of(folder, step_timeout_s=float(step_timeout_s), **LIMITS) as subject:
-        results = [run_check(subject, one) for one in chosen(names=names)]
+        results = [run_check(subject, one) for one in select_checks(names=names)]
     json.dump({one.check: [one.status, one.message] for one in results}, sys.stdout)
 
 

@@ -17,7 +17,7 @@ from envs.code_interpreter_env import (
 )
 from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server.backends import make_backend
-from envs.code_interpreter_env.server.observations import full, released
+from envs.code_interpreter_env.server.observations import full, to_released
 from envs.code_interpreter_env.server.options import read_options
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError
@@ -91,16 +91,16 @@ def test_what_is_no_action_is_refused() -> None:
 
 
 def test_the_released_shape_has_no_other_key() -> None:
-    envelope = json.loads(encode_observation(released(EXECUTION, "code")))["data"]
+    envelope = json.loads(encode_observation(to_released(EXECUTION, "code")))["data"]
     observation = envelope["observation"]
     assert list(observation) == ["metadata", "stdout", "stderr", "exit_code"]
     seen = ReleasedObservation.model_validate(observation)
     # Whoever has three fields finds everything there that is in words.
     assert (seen.stdout, seen.stderr, seen.exit_code) == ("out\n", "err\na\nb\nwhy\n", 1)
-    assert released(replace(EXECUTION, stderr="half", reason=None), "code").stderr == "half\na\nb\n"
-    assert released(replace(EXECUTION, error=None, reason=None, stderr="half"), "code").stderr == "half"
+    assert to_released(replace(EXECUTION, stderr="half", reason=None), "code").stderr == "half\na\nb\n"
+    assert to_released(replace(EXECUTION, error=None, reason=None, stderr="half"), "code").stderr == "half"
     bare = replace(EXECUTION, error=CodeError(ename="E", evalue="v"), reason=None, stderr="")
-    assert released(bare, "code").stderr == "E: v\n"
+    assert to_released(bare, "code").stderr == "E: v\n"
     assert seen.metadata["last_code"] == "code"
     assert seen.metadata == envelope["metadata"]
     # And with the fields of the full shape the same model refuses it, which is why there are two.
@@ -112,7 +112,7 @@ def test_the_released_shape_has_no_other_key() -> None:
 
 def test_both_shapes_are_read_into_the_same_fields() -> None:
     read = {}
-    for name, observation in (("full", full(EXECUTION)), ("released", released(EXECUTION, None))):
+    for name, observation in (("full", full(EXECUTION)), ("released", to_released(EXECUTION, None))):
         data = json.loads(encode_observation(observation))["data"]
         read[name] = CodeInterpreterObservation.model_validate(
             {**data["observation"], "reward": data["reward"], "done": data["done"]}

@@ -16,7 +16,7 @@ from tool_site import Site, packed
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
-from envs.mcp_tools_env.server.upstream.addresses import check, checked
+from envs.mcp_tools_env.server.upstream.addresses import check, resolve_checked
 from envs.mcp_tools_env.server.upstream.errors import AddressRefusedError, FirstFailure
 from envs.mcp_tools_env.server.upstream.http import MAX_BODY_BYTES
 from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES
@@ -87,8 +87,8 @@ async def test_one_private_address_among_public_ones_is_enough() -> None:
         return ["8.8.8.8", "::ffff:10.0.0.1"]
 
     with pytest.raises(AddressRefusedError):
-        await checked("mixed.example", 80, allow_private=False, look_up=look_up)
-    assert await checked("mixed.example", 80, allow_private=True, look_up=look_up) == [
+        await resolve_checked("mixed.example", 80, allow_private=False, look_up=look_up)
+    assert await resolve_checked("mixed.example", 80, allow_private=True, look_up=look_up) == [
         "8.8.8.8",
         "::ffff:10.0.0.1",
     ]

@@ -136,7 +136,9 @@ def test_a_query_that_spills_too_much_is_ended(
     reader: ReadOnlyDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not every file system counts what is written; this one counts too much.
-    monkeypatch.setattr("envs.sqlite_env.world.reading._written", itertools.count(step=20_000_000).__next__)
+    monkeypatch.setattr(
+        "envs.sqlite_env.world.reading._count_written_bytes", itertools.count(step=20_000_000).__next__
+    )
     with pytest.raises(QueryRefusedError, match="32 MB"):
         reader.query(f"SELECT count(*) FROM {EVENTS} a, {EVENTS} b")
 

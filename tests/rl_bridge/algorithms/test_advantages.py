@@ -11,7 +11,7 @@ from rl_bridge.algorithms.advantages import (
     overlong_penalty,
     penalised_rewards,
     value_loss,
-    whitened,
+    whiten,
 )
 
 
@@ -62,8 +62,8 @@ def test_sequences_that_are_mixed_up_do_not_touch() -> None:
 
 def test_whitening() -> None:
     # Mean 2, deviation sqrt(((-1)^2 + 1^2) / 2) = 1.
-    assert whitened(floats(1, 3)).tolist() == pytest.approx([-1.0, 1.0])
-    assert whitened(floats(4, 4)).tolist() == [0.0, 0.0]
+    assert whiten(floats(1, 3)).tolist() == pytest.approx([-1.0, 1.0])
+    assert whiten(floats(4, 4)).tolist() == [0.0, 0.0]
 
 
 def test_the_divergence_is_paid_where_it_is_caused() -> None:

@@ -186,7 +186,7 @@ async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: ToolTa
     assert (row.trajectory, row.advantage) == (5, 1.0)
 
     def text(tokens: Sequence[int]) -> str:
-        return tokenizer.written([*tokens, -1][:-1])
+        return tokenizer.decode_written([*tokens, -1][:-1])
 
     # By hand, as the template writes it.
     look, say = (m["content"] for m in trace.messages if m["role"] == "assistant")
@@ -225,7 +225,7 @@ async def test_where_a_template_opens_a_thought_an_answer_closes_it(
         for own, span in groupby(zip(row.tokens, row.loss_mask, strict=True), key=itemgetter(1))
         if own
     ]
-    answers = [tokenizer.written([token for token, _ in span][:-1]) for span in spans]
+    answers = [tokenizer.decode_written([token for token, _ in span][:-1]) for span in spans]
     said = [m["content"] for m in trace.messages if m["role"] == "assistant"]
     assert answers == [f"\n</think>\n\n{text}" for text in said]
     for answer, text in zip(answers, said, strict=True):

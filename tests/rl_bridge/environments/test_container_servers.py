@@ -66,7 +66,7 @@ async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEn
         assert healthy(third)
         assert (second,) in told
         assert told[-1] == (third, second)
-    await until(lambda: not engine.labelled(f"{LABEL}=1"))
+    await until(lambda: not engine.list_labelled(f"{LABEL}=1"))
 
 
 async def test_an_image_that_is_not_there_is_told_at_the_start(engine: DockerEngine) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.buffer.stored import restored, stored
+from rl_bridge.buffer.stored import dump_groups, load_groups
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.run import HISTORY_FILE, GroupHistory, Run
 from rl_bridge.rollout import dispatcher as dispatching
@@ -85,7 +85,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     def slowly(groups: Sequence[Group]) -> bytes:
         begun.set()
         assert went_on.wait(PATIENCE_S), "nothing went on meanwhile"
-        return stored(groups)
+        return dump_groups(groups)
 
     async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes], wait: bool) -> None:
         saved.append((state, attachments))
@@ -108,7 +108,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         trainers_turn_between=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
-    monkeypatch.setattr(dispatching, "stored", slowly)
+    monkeypatch.setattr(dispatching, "dump_groups", slowly)
     for number in range(3):
         await buffer.add(group(number))
     async with asyncio.timeout(2 * PATIENCE_S):
@@ -127,6 +127,6 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     assert state["episodes"]["played"] == 0
     assert state["ledger"]["finished"] == [0, 1, 2]
     again = buffer_of_two()
-    again.restore(state["ledger"], restored(attachments["groups"]), served=0)
+    again.restore(state["ledger"], load_groups(attachments["groups"]), served=0)
     assert await again.sample(0, 2) == [group(0), group(1)]
     assert again.ledger.trained == 2

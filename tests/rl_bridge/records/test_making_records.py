@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shortened
+from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shorten_text
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
@@ -100,5 +100,5 @@ def test_line_of_json_says_all_of_it_again() -> None:
 
 
 def test_long_context_loses_its_middle() -> None:
-    assert shortened("abcdefghij", 10) == ("abcdefghij", None)
-    assert shortened("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))
+    assert shorten_text("abcdefghij", 10) == ("abcdefghij", None)
+    assert shorten_text("abcdefghijk", 5) == ("abijk", LeftOut(at=2, characters=6))

@@ -12,7 +12,7 @@ from rl_bridge.tokens.tool_calls import (
     ToolCall,
     UnparsableCall,
     parse_tool_calls,
-    repaired,
+    repair_json,
     style_of_template,
 )
 
@@ -169,9 +169,9 @@ def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallS
 def test_repairs_by_hand(text: str, mended: Any) -> None:
     if mended is None:
         with pytest.raises(json.JSONDecodeError):
-            json.loads(repaired(text))
+            json.loads(repair_json(text))
         return
-    assert json.loads(repaired(text)) == mended
+    assert json.loads(repair_json(text)) == mended
 
 
 JSON = st.recursive(
@@ -185,7 +185,7 @@ few = settings(max_examples=30)
 @few
 @given(st.text(alphabet="{}[]\",:'\\ \n`aTN0-.", max_size=40))
 def test_repair_never_raises(text: str) -> None:
-    assert isinstance(repaired(text), str)
+    assert isinstance(repair_json(text), str)
     for style in CallStyle:
         parse_tool_calls(hermes(text), style=style, repair=True)
         parse_tool_calls(text, style=style)

@@ -224,7 +224,7 @@ def test_means_over_passes_of_unequal_size() -> None:
     metrics.add({"loss/ratio_mean": torch.tensor([3.0, 3.0]), "mine": torch.tensor([0.75, 0.75])})
     metrics.add_rows(valid=3, padded=4)
     metrics.add_rows(valid=3, padded=8)
-    assert metrics.reduced(lambda sums: sums, lambda largest: largest) == {
+    assert metrics.reduce(lambda sums: sums, lambda largest: largest) == {
         "loss/ratio_mean": 3.0,
         "mine": 0.75,
         "mismatch/logprob_max": pytest.approx(0.4),

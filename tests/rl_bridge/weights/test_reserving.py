@@ -5,6 +5,7 @@ import ctypes
 import threading
 
 import pytest
+from serving import eventually
 
 from rl_bridge.weights import local
 from rl_bridge.weights.segments import Segment, SegmentRing
@@ -37,6 +38,7 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
     publishing.cancel()
     await asyncio.gather(publishing, return_exceptions=True)
     may_end.set()
+    await eventually(lambda: [each.reserved for each in rings[0].segments] == [False])
     for version in (2, 3, 4):
         await publish(version)
     assert len(rings[0].segments) <= 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import ShardSpec
-from rl_bridge.weights.assembly import SnapshotState, view, wanted
+from rl_bridge.weights.assembly import SnapshotState, plan_reads, view
 from rl_bridge.weights.snapshot import Box, Contribution, Origin, Publication, Snapshot, layout, own_shards
 from rl_bridge.weights.snapshot import Shard as OwnShard
 
@@ -124,7 +124,7 @@ def test_any_tiling_is_read_in_any_other(
     for box in [*theirs, Box.whole(SHAPE)]:
         like = {"weight": ShardSpec(box=box, dtype=dtype)}
         expected = whole[box.within(Box.whole(SHAPE))].to(dtype or torch.float32)
-        wants = wanted(snapshot, like)
+        wants = plan_reads(snapshot, like)
         for copy in (True, False):
             state = SnapshotState(wants, held, like, copy=copy)
             assert torch.equal(state["weight"], expected)
@@ -138,7 +138,7 @@ def test_what_lies_whole_is_not_copied() -> None:
     upper, lower = Box(start=(0, 0), shape=(3, 5)), Box(start=(3, 0), shape=(3, 5))
     snapshot, held = published([{"weight": shard_of(whole, box)} for box in (upper, lower)])
     like = {"weight": ShardSpec(box=Box(start=(4, 1), shape=(2, 2)))}
-    wants = wanted(snapshot, like)
+    wants = plan_reads(snapshot, like)
     assert {rank for want in wants for rank, _ in want.sources} == {1}, "nothing is asked of the other rank"
     read = SnapshotState(wants, held, like)["weight"]
     assert read.untyped_storage().data_ptr() == held[1].untyped_storage().data_ptr()
@@ -152,4 +152,4 @@ def test_holes_and_doubles_are_refused(boxes: list[Box], covered: int) -> None:
     whole = torch.arange(30.0).view(SHAPE)
     snapshot, _ = published([{"weight": shard_of(whole, box)} for box in boxes])
     with pytest.raises(WeightsError, match=f"the 30 elements of 'weight' .* in version 3, got {covered};"):
-        wanted(snapshot, None)
+        plan_reads(snapshot, None)

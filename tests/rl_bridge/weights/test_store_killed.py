@@ -15,7 +15,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.segments import SegmentAddress, _started, own_machine
+from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine
 from rl_bridge.weights.snapshot import Origin, Publication
 
 
@@ -69,7 +69,7 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
 ) -> None:
     await store.put(1, state_of(1.0))
     with child(lambda: True) as pid:
-        ticks = _started(pid)
+        ticks = _start_ticks(pid)
         assert ticks is not None
         origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
         await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
@@ -91,7 +91,7 @@ async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_err
     await store.put(1, state_of(1.0))
     (own,) = (await snapshot_of(directory, 1)).contributions
     with child(lambda: True) as pid:
-        ticks = _started(pid)
+        ticks = _start_ticks(pid)
         assert ticks is not None
     for origin, why in (
         (

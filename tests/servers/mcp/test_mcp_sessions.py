@@ -168,7 +168,7 @@ async def test_another_token_finds_nothing() -> None:
 
 
 async def test_the_cap_holds_and_a_slot_comes_back() -> None:
-    app = boxes(cap=1)
+    app = boxes(cap=1, max_wait_s=0.0)
     async with serving(app) as address:
         first = await greet(address)
         refused = await greet(address)

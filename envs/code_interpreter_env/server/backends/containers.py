@@ -32,7 +32,7 @@ from .hosted import (
     InsideCall,
     NoAnswerError,
 )
-from .outputs import OutputCollector, stopped
+from .outputs import OutputCollector, make_stopped
 
 IMAGE: Final = f"{PREFIX}CONTAINER_IMAGE"
 SIZE: Final = f"{PREFIX}CONTAINERS"
@@ -175,14 +175,14 @@ class _ContainerInterpreter(HostedInterpreter):
                     "the server in the container does not answer", state_lost=True
                 ) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
-            return stopped("timeout", reason, state_lost=True)
+            return make_stopped("timeout", reason, state_lost=True)
         except ConnectionLostError as error:
             return await self._after_the_end(error)
         except ServerError as error:
             raise HostFailureError(f"the server in the container failed: {error}") from error
         except ClientError as error:
             raise HostFailureError(str(error), state_lost=True) from error
-        return _ended(seen, collector)
+        return _to_execution(seen, collector)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         if not self._root and call.function != "begin":
@@ -232,7 +232,7 @@ class _ContainerInterpreter(HostedInterpreter):
             raise HostFailureError(str(error), state_lost=True) from error
         if not state.out_of_memory:
             raise HostFailureError(f"the container {state}", state_lost=True) from error
-        return stopped("memory", f"the container {state}", state_lost=True)
+        return make_stopped("memory", f"the container {state}", state_lost=True)
 
     def _make_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
         limits = self._limits
@@ -256,7 +256,7 @@ class _ContainerInterpreter(HostedInterpreter):
 _ENDS: Final = ("status", "exit_code", "error", "state_lost", "reason", "signal", "max_rss_bytes", "files")
 
 
-def _ended(seen: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
+def _to_execution(seen: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
     """Return how code ended, by what the server in the container says; the collector has the rest."""
     collector.write("stdout", seen.stdout)
     collector.write("stderr", seen.stderr)

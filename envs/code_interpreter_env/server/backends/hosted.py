@@ -34,7 +34,7 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
 )
 
-from .outputs import OutputCollector, stopped
+from .outputs import OutputCollector, make_stopped
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """The most that our own code may answer: a piece of a file, or a list of many."""
@@ -258,14 +258,14 @@ class HostedInterpreter(ABC):
                 await self._renew()
                 if (loss := self._loss) is not None:
                     reason = f"{loss}; nothing was run, and what comes next begins anew"
-                    ended = stopped("sandbox_error", reason, state_lost=True)
+                    ended = make_stopped("sandbox_error", reason, state_lost=True)
                 else:
                     begin = time.monotonic()
                     ended = await self._run(code, collector, limit_s, stdin)
                     self._lost = self._lost or ended.state_lost
             except HostFailureError as failure:
                 lost = failure.state_lost or self._loss is not None
-                ended = stopped("sandbox_error", str(failure), state_lost=lost)
+                ended = make_stopped("sandbox_error", str(failure), state_lost=lost)
                 self._lost = self._lost or failure.state_lost
             except asyncio.CancelledError:
                 self._lose("the execution before was cancelled, and its interpreter given up")

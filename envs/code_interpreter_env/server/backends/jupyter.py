@@ -29,7 +29,7 @@ from .hosted import (
     require_plain_url,
     send_bounded,
 )
-from .outputs import OutputCollector, raised, stopped, without_colours
+from .outputs import OutputCollector, make_raised, make_stopped, without_colours
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -404,15 +404,15 @@ class _JupyterInterpreter(HostedInterpreter):
         request = await channel.request("execute_request", _execute_request(code), _into(collector))
         done = await self._wait(channel, request, timeout_s, collector.flood)
         if done and not collector.flood.done():
-            return _ended(request.done.result(), collector)
+            return _to_execution(request.done.result(), collector)
         if channel.ended.done():
             return await self._after_the_end(channel)
         kept = await self._interrupt(channel, request)
         how = "it was interrupted" if kept else "it did not heed the interrupt, and its kernel was ended"
         if collector.flood.done():
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes; {how}"
-            return stopped("output_limit", reason, state_lost=not kept)
-        return stopped("timeout", f"it took longer than {timeout_s:g} s; {how}", state_lost=not kept)
+            return make_stopped("output_limit", reason, state_lost=not kept)
+        return make_stopped("timeout", f"it took longer than {timeout_s:g} s; {how}", state_lost=not kept)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         # The answer comes back as a value in the reply: output that is published, a gateway may drop.
@@ -453,14 +453,14 @@ class _JupyterInterpreter(HostedInterpreter):
         """Return how code ended under which the channel ended."""
         why = channel.ended.result()
         if channel.died:
-            return stopped("killed", f"{why} while the code ran", state_lost=True)
+            return make_stopped("killed", f"{why} while the code ran", state_lost=True)
         if channel.flooded:
             kept = await self._reached_again(channel)
             how = "it was interrupted" if kept else "its kernel was ended"
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {how}"
-            return stopped("output_limit", reason, state_lost=not kept)
+            return make_stopped("output_limit", reason, state_lost=not kept)
         reason = f"{why} while the code ran, and nobody knows how far it got"
-        return stopped("sandbox_error", reason, state_lost=True)
+        return make_stopped("sandbox_error", reason, state_lost=True)
 
     async def _reached_again(self, ended: _Channel) -> bool:
         """Interrupt a kernel that we hung up on, and connect to it again; return whether it answers."""
@@ -540,10 +540,10 @@ def _into(collector: OutputCollector) -> Callable[[str, _Message], None]:
     return on_message
 
 
-def _ended(reply: _Message, collector: OutputCollector) -> Execution:
+def _to_execution(reply: _Message, collector: OutputCollector) -> Execution:
     """Return how code ended to which its kernel has replied."""
     if reply.get("status") != "ok":
-        return raised(collector.error or _error(reply))
+        return make_raised(collector.error or _error(reply))
     payload = reply.get("payload")
     if isinstance(payload, list) and any(
         isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")

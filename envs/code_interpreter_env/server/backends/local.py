@@ -61,7 +61,7 @@ class LocalBackend:
             SandboxUnavailableError: No level at or above the minimum holds here.
         """
         kept = self._keep(self._settings.preload)
-        await self._started(kept, self._settings.preload)
+        await self._wait_started(kept, self._settings.preload)
         self._isolation = str(kept.sandbox.isolation)
 
     async def open(self, limits: Limits, *, packages: Packages = (), snapshot: bool = False) -> Interpreter:
@@ -77,7 +77,7 @@ class LocalBackend:
         kept.opening += 1
         try:
             if not kept.ready.done() or kept.ready.exception() is not None:
-                await self._started(kept, packages)
+                await self._wait_started(kept, packages)
             kept.used = asyncio.get_running_loop().time()
             return await kept.sandbox.open(limits, snapshot=snapshot)
         finally:
@@ -86,7 +86,7 @@ class LocalBackend:
     async def close(self) -> None:
         """End every session and every sandbox. Idempotent."""
         kept, self._kept = list(self._kept.values()), {}
-        await asyncio.gather(*(self._ended(one) for one in kept), *self._closing)
+        await asyncio.gather(*(self._close_kept(one) for one in kept), *self._closing)
 
     def _keep(self, packages: Packages) -> _Kept:
         config = SandboxConfig(
@@ -101,7 +101,7 @@ class LocalBackend:
         kept.used = asyncio.get_running_loop().time()
         return kept
 
-    async def _started(self, kept: _Kept, packages: Packages) -> None:
+    async def _wait_started(self, kept: _Kept, packages: Packages) -> None:
         """Wait for a sandbox that others may wait for too; one that does not start is forgotten."""
         try:
             await asyncio.shield(kept.ready)
@@ -121,12 +121,12 @@ class LocalBackend:
                 f"expected at most {self._settings.max_sandboxes} sets of packages in use at once, got one more; ask "
                 f"for a set that is in use, or raise {PREFIX}MAX_SANDBOXES"
             )
-        closing = asyncio.create_task(self._ended(self._kept.pop(min(idle)[1])))
+        closing = asyncio.create_task(self._close_kept(self._kept.pop(min(idle)[1])))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     @staticmethod
-    async def _ended(kept: _Kept) -> None:
+    async def _close_kept(kept: _Kept) -> None:
         if not kept.ready.done():
             kept.ready.cancel()
         await asyncio.gather(kept.ready, return_exceptions=True)

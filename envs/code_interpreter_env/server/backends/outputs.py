@@ -23,12 +23,12 @@ _EXIT_CODES: Final[Mapping[Status, int]] = {
 }
 
 
-def stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
+def make_stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
     """Return how code ended that did not end by itself."""
     return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
 
 
-def raised(error: CodeError) -> Execution:
+def make_raised(error: CodeError) -> Execution:
     """Return how code ended that raised an exception; `SystemExit` counts by the code that it carries."""
     if error.ename == "MemoryError":
         return Execution(status="memory", exit_code=EXIT_ERROR, error=error)

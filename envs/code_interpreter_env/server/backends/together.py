@@ -37,7 +37,7 @@ from .hosted import (
     require_plain_url,
     send_bounded,
 )
-from .outputs import OutputCollector, parse_traceback, raised, stopped
+from .outputs import OutputCollector, make_raised, make_stopped, parse_traceback
 
 DEFAULT_URL: Final = "https://api.together.ai/v1"
 TOKEN: Final = "TOGETHER_API_KEY"
@@ -347,14 +347,14 @@ class _TogetherInterpreter(HostedInterpreter):
         except _ServiceTimeoutError as late:
             await self._require_service()
             reason = f"{late}; the session was left behind, as there is no way to interrupt it"
-            return stopped("timeout", reason, state_lost=True)
+            return make_stopped("timeout", reason, state_lost=True)
         except ResponseTooLargeError as failure:
-            return stopped("output_limit", str(failure), state_lost=False)
+            return make_stopped("output_limit", str(failure), state_lost=False)
         ran.collect_into(collector)
         if collector.flood.done():
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped"
-            return stopped("output_limit", reason, state_lost=False)
-        return Execution(status="ok") if collector.error is None else raised(collector.error)
+            return make_stopped("output_limit", reason, state_lost=False)
+        return Execution(status="ok") if collector.error is None else make_raised(collector.error)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).stdout()

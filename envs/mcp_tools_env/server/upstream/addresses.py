@@ -49,7 +49,9 @@ async def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-async def checked(host: str, port: int, *, allow_private: bool, look_up: Resolve = resolve) -> list[str]:
+async def resolve_checked(
+    host: str, port: int, *, allow_private: bool, look_up: Resolve = resolve
+) -> list[str]:
     """Return the addresses of a host, looked up once; whoever connects has to use these.
 
     Raises:

@@ -153,7 +153,7 @@ class UpstreamConnection:
             async with asyncio.timeout(timeout_s):
                 for mode in self._modes:
                     self.mode = mode
-                    if await self._opened(mode):
+                    if await self._try_open(mode):
                         return
         except TimeoutError:
             words = self._wire.last_words() if self._wire is not None else ""
@@ -259,7 +259,7 @@ class UpstreamConnection:
             self.hung = False
         return not self.hung
 
-    async def _opened(self, mode: str) -> bool:
+    async def _try_open(self, mode: str) -> bool:
         """Try one protocol; return whether the server took it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(mode, ready))

@@ -14,7 +14,7 @@ import httpcore2
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from .addresses import Resolve, checked, resolve
+from .addresses import Resolve, resolve, resolve_checked
 from .errors import AddressRefusedError, FirstFailure, UpstreamWire, describe_error
 from .schemas import MAX_VALUES, Pace, Weight
 
@@ -126,13 +126,13 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         request.headers["accept-encoding"] = "identity"
         if request.method != "POST":
             await self._wait_to_get(request)
-            return await self._answered(
+            return await self._send_request(
                 request, FirstFailure(), _Post(), lambda: None
             )  # nobody waits for these
         number, post = self._posts.begin(request.content)
         ended = partial(self._posts.end, number, post)
         try:
-            return await self._answered(request, self._fault, post, ended)
+            return await self._send_request(request, self._fault, post, ended)
         except _CancelledCallError:
             return _instead("it was given up")
         except BaseException:
@@ -147,7 +147,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             self._next_get = turn + GET_INTERVAL_S
             await asyncio.sleep(max(0.0, turn - now))
 
-    async def _answered(
+    async def _send_request(
         self, request: httpx2.Request, fault: FirstFailure, post: _Post, ended: Callable[[], None]
     ) -> httpx2.Response:
         try:
@@ -168,11 +168,11 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             events=response.headers.get("content-type", "").startswith("text/event-stream"),
         )
         if response.is_redirect:
-            return await _refused(
+            return await _make_refusal(
                 response, fault, "it redirects, which is not followed; configure where it is"
             )
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            return await _refused(response, fault, "it packs its answers though it was asked not to")
+            return await _make_refusal(response, fault, "it packs its answers though it was asked not to")
         if response.status_code >= 500 or response.status_code in (401, 403, 407, 429):
             fault.note(f"it answered with HTTP {response.status_code}")
         return response
@@ -201,7 +201,9 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         """Connect to one of a host's addresses, where all of them are public."""
-        addresses = await checked(host, port, allow_private=self._allow_private, look_up=self._look_up)
+        addresses = await resolve_checked(
+            host, port, allow_private=self._allow_private, look_up=self._look_up
+        )
         for address in addresses[:-1]:
             try:
                 return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
@@ -271,7 +273,7 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _refused(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
+async def _make_refusal(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
     fault.note(why)

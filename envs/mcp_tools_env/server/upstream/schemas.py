@@ -56,7 +56,9 @@ class ArgumentCheck:
         try:
             self._size = len(json.dumps(self._schema))
             if self._size <= MAX_SCHEMA_BYTES:
-                kind = _bounded(validators.validator_for(self._schema, jsonschema.Draft202012Validator))
+                kind = _bound_validator(
+                    validators.validator_for(self._schema, jsonschema.Draft202012Validator)
+                )
                 # An empty registry: nothing is fetched for a reference.
                 self._validator = kind(self._schema, registry=Registry())
         except Exception:
@@ -103,15 +105,15 @@ def _describe(error: jsonschema.ValidationError) -> str:
 
 
 @lru_cache(maxsize=16)
-def _bounded(kind: type[Validator]) -> type[Validator]:
+def _bound_validator(kind: type[Validator]) -> type[Validator]:
     """Return a kind of validator whose every keyword is counted, and whose dangerous ones are tamed."""
     keywords: dict[str, _Keyword] = {
-        name: _counted(keyword, whole=name in _WHOLE)
+        name: _count_keyword(keyword, whole=name in _WHOLE)
         for name, keyword in kind.VALIDATORS.items()
         if name not in _LEFT_OUT
     }
     keywords |= dict.fromkeys((name for name in _LEFT_OUT if name in kind.VALIDATORS), _pass)
-    keywords["uniqueItems"] = _counted(_unique, whole=True)
+    keywords["uniqueItems"] = _count_keyword(_unique, whole=True)
     keywords["pattern"] = _pattern
     for name in ("patternProperties", "additionalProperties"):
         if name in keywords:
@@ -120,7 +122,7 @@ def _bounded(kind: type[Validator]) -> type[Validator]:
     return extended
 
 
-def _counted(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
+def _count_keyword(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
         budget.spend(1 + _members(value) + _members(instance))

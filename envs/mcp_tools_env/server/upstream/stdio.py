@@ -17,7 +17,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from openenv_core.guard import guarded
+from openenv_core.guard import guard_command
 from openenv_core.signals import signal_name
 
 from .errors import FirstFailure, ServerFailedError, UpstreamWire
@@ -76,7 +76,7 @@ class ServerProcess:
         lifeline_read, lifeline_write = os.pipe()
         status_read, status_write = os.pipe()
         pass_fds = (lifeline_read, status_write)
-        watched = guarded(
+        watched = guard_command(
             command,
             lifeline=lifeline_read,
             status=status_write,
@@ -330,7 +330,7 @@ def _message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
-        if (mended := _mended(line)) is not None:
+        if (mended := _mend_message(line)) is not None:
             return SessionMessage(mended)
         if not _is_like_an_answer(line):
             return None
@@ -342,7 +342,7 @@ def _is_like_an_answer(line: bytes) -> bool:
     return any(key in line for key in (b'"jsonrpc"', b'"result"', b'"error"', b'"id"'))
 
 
-def _mended(line: bytes) -> JSONRPCMessage | None:
+def _mend_message(line: bytes) -> JSONRPCMessage | None:
     """Return a message whose texts hold halves of characters, as JavaScript's may: a tool cut one in two."""
     if b"\\ud" not in line.lower():
         return None

@@ -16,7 +16,7 @@ from envs.code_interpreter_env.grading.compare import (
     Numeric,
     SetLike,
     Unordered,
-    boxed,
+    extract_boxed,
     parse_number,
 )
 
@@ -174,11 +174,11 @@ def test_a_number_is_read_exactly_and_what_is_not_one_is_none() -> None:
 
 
 def test_the_last_complete_box_counts() -> None:
-    assert boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    assert boxed(r"\boxed{1} and \boxed{2") == "1"
-    assert boxed("nothing") is None
-    assert boxed(r"\boxed{" * 1000) is None
+    assert extract_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert extract_boxed(r"\boxed{1} and \boxed{2") == "1"
+    assert extract_boxed("nothing") is None
+    assert extract_boxed(r"\boxed{" * 1000) is None
     # Openings that nobody closes are looked at so long and no longer.
-    assert boxed(r"\boxed{1} " + r"\boxed{{}" * (MAX_BOXES - 1)) == "1"
+    assert extract_boxed(r"\boxed{1} " + r"\boxed{{}" * (MAX_BOXES - 1)) == "1"
     # Each would have hundreds of characters gone through.
-    assert boxed(r"\boxed{1} " + r"\boxed{{}" * 150_000) is None
+    assert extract_boxed(r"\boxed{1} " + r"\boxed{{}" * 150_000) is None
