@@ -136,11 +136,11 @@ class SlotQueue:
         if ticket.waits and self._slots.waiting > self._max_waiting:
             self._expire(ticket)
         elif ticket.waits:
-            patience_s = max(self.bounded(wait_s), DISCONNECT_NOTICE_S)
+            patience_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
             ticket.timer = asyncio.get_running_loop().call_later(patience_s, self._look_again, ticket)
         return ticket
 
-    def bounded(self, wait_s: float) -> float:
+    def clamp_wait(self, wait_s: float) -> float:
         """Return how long one may wait that asks for so many seconds."""
         return min(wait_s, self._max_wait_s)
 

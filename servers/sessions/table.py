@@ -176,7 +176,7 @@ class SessionTable:
             RefusalError: As `open`.
         """
         clock = asyncio.get_running_loop().time
-        began, wait_s = clock(), self.queue.bounded(wait_s)
+        began, wait_s = clock(), self.queue.clamp_wait(wait_s)
         while (opening := self._opening.get((owner, session_id))) is not None:
             ticket, opened = opening
             # Who has a slot has another deadline to make its environment.

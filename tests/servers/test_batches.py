@@ -477,7 +477,8 @@ async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobo
     app = app_of(Counter, cap=2)
     async with serving(app) as address, batch_of(address, 2) as connection:
         (conversation,) = app._built().sockets._conversations
-        ended = weakref.ref(conversation._link.batch.members[0].session.runner._environment)  # type: ignore[attr-defined]
+        sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
+        ended, failed = (weakref.ref(session.runner._environment) for session in sessions)
         await request(connection, op="close", members=[0])
         for member, kind in ((0, "error"), (1, "observation")):
             await connection.send(
@@ -489,6 +490,10 @@ async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobo
             assert (await request(connection, **asked))["error"]["code"] == "SESSION_ERROR"
         await eventually(lambda: ended() is None)  # nobody keeps it for its number
         assert (await request(connection, op="open"))["members"] == [2]
+        app.sessions.drop(sessions[1])
+        await eventually(lambda: failed() is None)
+        told = await request(connection, op="state")
+        assert (told["members"], list(told["errors"])) == ([2], ["1"])
 
 
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:

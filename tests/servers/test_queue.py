@@ -77,6 +77,10 @@ async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_o
 
 
 async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
+    hurried = queue_of(1, wait_s=0.1)
+    hurried.enter("a")
+    with pytest.raises(FullError):
+        await hurried.enter("a", wait_s=600).take()
     queue = queue_of(1)
     first = queue.enter("a")
     with pytest.raises(
