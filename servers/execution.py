@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -131,13 +132,15 @@ class Executor:
 
     Args:
         sessions: The cap on sessions, which bounds how many threads are of use.
+        timed: Whether runners say how long the calls of their environments took.
 
     Attributes:
         abandoned: Calls that nobody waits for any more and which still hold a thread.
         limit: With this many abandoned calls no new session is taken.
     """
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, timed: bool = False) -> None:
+        self.timed = timed
         self.pool = ThreadPool(min(max_threads(), max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
         self.limit = _MAX_ABANDONED
@@ -223,14 +226,18 @@ class EnvironmentRunner:
         plan: How its methods are run.
         name: What its class is called.
         concurrent: Whether its class promises to share a process with other instances.
+        began: When the last call began in the environment, by `perf_counter`, where the executor has calls timed.
+        spent_s: How long that was in it: neither in a queue for a thread nor on the way.
     """
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
-        self._environment: Any = environment
+        self._environment = environment
         self._executor = executor
+        self._timed = executor.timed
+        self.began = self.spent_s = 0.0
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
@@ -249,8 +256,10 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            seen = _on_loop(self._step, action)
-            return seen if isinstance(seen, Observation) else await _settle(seen, here)
+            seen = (
+                _on_loop(self._measured, self._step, action) if self._timed else _on_loop(self._step, action)
+            )
+            return seen if isinstance(seen, Observation) else await self._settled(seen, here)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),
@@ -304,6 +313,11 @@ class EnvironmentRunner:
     def abandon(self, call: ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
         self._abandon(call, self.discard)
+
+    @property
+    def environment(self) -> Environment[Any, Any, Any]:
+        """The environment itself, for whoever has the session's turn."""
+        return self._environment
 
     @property
     def is_tool_host(self) -> bool:
@@ -394,6 +408,8 @@ class EnvironmentRunner:
             on_loop = True
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
+        if self._timed:
+            fn = partial(self._measured, fn)
         if on_loop:
             if on_begin is not None:
                 on_begin()
@@ -410,7 +426,25 @@ class EnvironmentRunner:
                 raise
             if not succeeded:
                 raise result
-        return result if not whole or isinstance(result, Observation) else await _settle(result, here)
+        return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
+
+    def _measured(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call a method of the environment, and note when and how long, in whichever thread it is."""
+        began = self.began = perf_counter()
+        try:
+            return fn(*args, **options)
+        finally:
+            self.spent_s = perf_counter() - began
+
+    async def _settled(self, result: Any, here: bool) -> Any:
+        """Await what a method has returned, where that is awaitable; that is a part of its time."""
+        if not self._timed:
+            return await _settle(result, here)
+        before_s, began = self.spent_s, perf_counter()
+        try:
+            return await _settle(result, here)
+        finally:
+            self.spent_s = before_s + perf_counter() - began
 
     def _abandon(
         self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None

@@ -116,6 +116,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
+        """Make a client; the class says what the arguments are. `mode` is "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         self._for_new_sessions = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}

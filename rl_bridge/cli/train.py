@@ -86,7 +86,14 @@ def _same_run(before: "Config", now: "Config") -> None:
             *({name: one.of(name).rollout.task for name in one.environments} for one in (before, now)),
         ),
         # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
-        ("data.shuffle", before.data and before.data.shuffle, now.data and now.data.shuffle),
+        ("data.sampling", before.data and before.data.sampling, now.data and now.data.sampling),
+        (
+            "env.tasks and env.sampling",
+            *(
+                {name: (env.tasks, env.sampling) for name, env in one.environments.items()}
+                for one in (before, now)
+            ),
+        ),
         # A critic is in the checkpoint, or is not.
         ("algorithm.advantage", before.algorithm.advantage, now.algorithm.advantage),
     ):

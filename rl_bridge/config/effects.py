@@ -52,7 +52,7 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
 
 OF_EPISODES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "rollout": ("num_turns", "episode_timeout_s"),
+        "rollout": ("num_turns", "fork_turn", "episode_timeout_s"),
         "reward": ("illegal_answer",),
         "evaluation": ("episodes",),
     }
@@ -66,6 +66,12 @@ def without_effect(config: Config) -> list[str]:
     lines = idle_in_algorithm(config.algorithm)
     if isinstance(config.env, EnvConfig) and config.env.weight != 1:
         lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
+    groups = config.trainer.iterations * config.rollout.groups_per_step
+    for key, env in ((env_key(name, "sampling"), env) for name, env in config.environments.items()):
+        if env.sampling == "signal" and env.tasks is not None and env.tasks >= groups:
+            lines.append(
+                f"{key}=signal has no effect: {groups} groups come back to none of {env.tasks} tasks"
+            )
     if config.data is not None:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))

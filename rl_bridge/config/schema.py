@@ -14,6 +14,7 @@ from rl_bridge.config.sections import (
     Positive,
     RecordsConfig,
     RewardConfig,
+    Sampling,
     Section,
     TrainerConfig,
 )
@@ -92,6 +93,11 @@ class EnvConfig(Section):
     """How often a server that we started is started again before the run ends, or goes on without the environment."""
     task: str | None = None
     """Its own `rollout.task`."""
+    tasks: Count | None = None
+    """How many tasks training has, each a seed, to come back to; None gives every group a seed of its own."""
+    sampling: Sampling = "uniform"
+    """Which of `tasks` a group begins from: pass after pass over all, each in an order of its own (uniform) or in one
+    (sequential), or less often what came to rewards without variance the last times, and taught nothing (signal)."""
     weight: Positive = 1.0
     """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
 
@@ -111,6 +117,11 @@ class EnvConfig(Section):
             )
         if self.token_file is not None and self.url is None:
             raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
+        if self.sampling != "uniform" and self.tasks is None:
+            raise ValueError(
+                f"expected env.tasks, a number of tasks to come back to, with env.sampling={self.sampling}, got none: "
+                "every group would have a task of its own"
+            )
         return self
 
 
@@ -147,8 +158,18 @@ class DataConfig(Section):
 
     source: str
     """A file of JSON lines (`prompt`, and if there are `target` and `id`), or the dotted path of an iterable."""
-    shuffle: bool = True
-    """Whether every epoch has an order of its own, drawn from the run's seed."""
+    sampling: Sampling = "uniform"
+    """Which example a group answers: pass after pass over all, each in an order of its own (uniform) or in that of the
+    source (sequential), or less often what came to rewards without variance the last times (signal)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_shuffle(cls, data: Any) -> Any:
+        """Runs from before there was `sampling` say `shuffle`."""
+        if isinstance(data, dict) and isinstance(data.get("shuffle"), bool):
+            sampling = "uniform" if data["shuffle"] else "sequential"
+            return {"sampling": sampling} | {key: value for key, value in data.items() if key != "shuffle"}
+        return data
 
 
 class RolloutConfig(Section):
@@ -166,6 +187,10 @@ class RolloutConfig(Section):
     """Siblings that share a seed."""
     num_turns: Count = 32
     """Exchanges an episode at most, and steps: an answer with several calls of tools takes as many."""
+    fork_turn: Count | tuple[Count, Count] | None = None
+    """After how many turns of one episode the siblings of a group part, each from a fork of its session: a number, or
+    the least and the most, between which each group draws. What they share is context. None has each begin with a
+    reset. The environment has to say that it can be forked (`FORKABLE`)."""
     episode_timeout_s: Positive | None = None
     """After how long since its reset an episode begins no exchange any more, and is truncated."""
     max_new_tokens: Count = 16
@@ -219,12 +244,27 @@ class RolloutConfig(Section):
                 f"expected rollout.max_new_tokens below rollout.max_length, "
                 f"got {self.max_new_tokens} and {self.max_length}"
             )
+        if self.fork_turns is not None and not self.fork_turns[0] <= self.fork_turns[1] < self.num_turns:
+            raise ValueError(
+                "expected rollout.fork_turn below rollout.num_turns, as a number or as the least and the most, got "
+                f"{self.fork_turn} and {self.num_turns}"
+            )
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"expected rollout.min_group_size of at most rollout.group_size, "
                 f"got {self.min_group_size} and {self.group_size}"
             )
         return self
+
+    @property
+    def fork_turns(self) -> tuple[int, int] | None:
+        """The least and the most in `fork_turn`."""
+        return (self.fork_turn, self.fork_turn) if isinstance(self.fork_turn, int) else self.fork_turn
+
+    @property
+    def sessions_a_group(self) -> int:
+        """Sessions that a group has at once: one a sibling, and the one that they were forked from."""
+        return self.group_size + (self.fork_turn is not None)
 
     @property
     def groups_per_step(self) -> int:
@@ -436,6 +476,16 @@ class Config(Section):
                 "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
                 f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
             )
+        for name, env in self.environments.items():
+            if (
+                self.rollout.fork_turn
+                and env.sessions // self.rollout.num_workers < self.rollout.sessions_a_group
+            ):
+                raise ValueError(
+                    f"expected {env_key(name, 'sessions')} of at least {self.rollout.sessions_a_group} for each of "
+                    f"{self.rollout.num_workers} rollout workers with rollout.fork_turn, one more than a group has "
+                    f"siblings, got {env.sessions}"
+                )
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "

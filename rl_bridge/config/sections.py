@@ -11,6 +11,8 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Sampling = Literal["uniform", "sequential", "signal"]
+"""How groups are given tasks: `rl_bridge.data.sampling`."""
 
 
 class Section(BaseModel):
@@ -99,7 +101,7 @@ class GeneratorConfig(Section):
         return (
             f"expected generator.engine of vllm or vllm_async, got openai: the weights of the server at {self.url} "
             "cannot be updated, so every answer would come from a policy that does not learn; "
-            "ropewalk evaluate looks at it"
+            "ropewalk eval looks at it"
         )
 
 

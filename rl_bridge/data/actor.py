@@ -14,7 +14,7 @@ from rl_bridge.services.actor import ServiceActor
 class DatasetActor(ServiceActor):
     """A thin shell around `Dataset`, for a service of one replica.
 
-    It keeps nothing: one that is started again has the same example at each number, and samples from the first on.
+    It keeps nothing: one that is started again has the same example at each place, and samples from the first on.
 
     Args:
         config: `data.*`.
@@ -32,7 +32,7 @@ class DatasetActor(ServiceActor):
         """Read the examples through."""
         data = self._config
         source = await asyncio.to_thread(open_source, data.source)
-        self._dataset = Dataset(source, seed=self._seed, shuffle=data.shuffle)
+        self._dataset = Dataset(source, seed=self._seed, shuffle=data.sampling != "sequential")
         PROCESS_SPANS.rest("requests")
 
     @endpoint
@@ -41,9 +41,9 @@ class DatasetActor(ServiceActor):
         return self._dataset.sample()
 
     @endpoint
-    async def at(self, number: int) -> Example:
+    async def at(self, place: int) -> Example:
         """See `Dataset.at`."""
-        return self._dataset.at(number)
+        return self._dataset.at(place)
 
     @endpoint
     async def identity(self) -> dict[str, Any]:

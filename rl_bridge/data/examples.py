@@ -1,4 +1,4 @@
-"""Examples: where they come from, and their order, epoch after epoch."""
+"""Examples: where they come from, by their places; `rl_bridge.data.sampling` has their order."""
 
 import hashlib
 import importlib
@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from rl_bridge.data.sampling import Passes
 from rl_bridge.errors import ConfigError
 from rl_bridge.tokens.chat import ChatMessage
 
@@ -197,48 +195,40 @@ def _is_message(message: object) -> bool:
 
 
 class Dataset:
-    """An endless sequence of examples. What stands at which place depends on the seed alone.
+    """Examples, and what a checkpoint has to know of them.
 
     Args:
         source: The examples.
-        seed: Decides the order of every epoch.
-        shuffle: Whether every epoch has an order of its own; otherwise that of the source.
+        seed: Decides the order of every pass over them.
+        shuffle: Whether every pass has an order of its own; otherwise that of the source.
     """
 
     def __init__(self, source: Source, *, seed: int, shuffle: bool = True) -> None:
         self._source = source
         self._seed = seed
         self._shuffle = shuffle
-        self._epoch = -1
-        self._order: NDArray[np.int64] = np.arange(0)
+        self._passes = Passes(len(source), seed=seed, shuffle=shuffle)
         self._taken = 0
-
-    def __len__(self) -> int:
-        """Examples an epoch."""
-        return len(self._source)
 
     def sample(self) -> Example:
         """The next example, for whoever does not number them."""
-        example = self.at(self._taken)
+        example = self.at(self._passes[self._taken])
         self._taken += 1
         return example
 
-    def at(self, number: int) -> Example:
-        """The example that stands at this number, counted from 0 over all epochs."""
-        epoch, place = divmod(number, len(self))
-        if epoch != self._epoch:
-            self._order = self._order_of(epoch)
-            self._epoch = epoch
-        return self._source[int(self._order[place])]
+    def at(self, place: int) -> Example:
+        """The example at a place of the source."""
+        return self._source[place]
 
     def identity(self) -> dict[str, Any]:
-        """What decides which example stands at which number, as a checkpoint holds it."""
-        return {"digest": self._source.digest, "seed": self._seed, "shuffle": self._shuffle}
-
-    def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        if not self._shuffle:
-            return np.arange(len(self))
-        return np.random.default_rng([self._seed, epoch]).permutation(len(self))
+        """What decides which example stands where, and when it is its turn, as a checkpoint holds it."""
+        examples = len(self._source)
+        return {
+            "digest": self._source.digest,
+            "examples": examples,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -255,5 +245,5 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if value != now[name]:
             raise ConfigError(
                 f"expected the dataset that the checkpoint knows, with {name}={value!r}, got {now[name]!r}; go on "
-                "with the same examples (data.source), seed and order (data.shuffle), or start a new run"
+                "with the same examples (data.source), seed and order (data.sampling), or start a new run"
             )

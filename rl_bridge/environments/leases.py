@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from openenv_core import EnvClient, StepResult
 from openenv_core.errors import (
@@ -55,6 +55,7 @@ class SessionDeadlines:
 
 
 Client: TypeAlias = EnvClient[Any, Any, Any]
+T = TypeVar("T")
 
 BACKOFF_S = 0.1
 """After the first failure; doubles with each further one."""
@@ -136,7 +137,7 @@ class ServerRecord:
 
 
 Learn: TypeAlias = Callable[[ServerRecord, BaseException], None]
-Exchange: TypeAlias = Callable[["LeasedSession", float, CapacityError], Awaitable[None]]
+Renew: TypeAlias = Callable[["LeasedSession", float, CapacityError], Awaitable[None]]
 
 
 class LeasedSession:
@@ -147,7 +148,7 @@ class LeasedSession:
         client: Connected to it.
         deadlines: Of a reset and of a step.
         learn: Told of failures, which say something of the server.
-        exchange: Puts another session in the place of one that was refused, when there is room.
+        renew: Puts another session in the place of one that was refused, when there is room.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class LeasedSession:
         *,
         deadlines: SessionDeadlines,
         learn: Learn,
-        exchange: Exchange,
+        renew: Renew,
     ) -> None:
         self.address = address
         self.client = client
@@ -166,9 +167,11 @@ class LeasedSession:
 
         One that was refused has changed nothing.
         """
+        self.forks: list[LeasedSession] = []
+        """Made of this one by `SessionLeases.fork`; they end with its lease."""
         self._deadlines = deadlines
         self._learn = learn
-        self._exchange = exchange
+        self._renew = renew
 
     @property
     def url(self) -> str:
@@ -195,8 +198,7 @@ class LeasedSession:
                     self._deadlines.reset_s, "reset", "env.reset_timeout_s", self.client.reset(**options)
                 )
             except CapacityError as refusal:
-                await self._exchange(self, began, refusal)
-                self.broken = False
+                await self._renew(self, began, refusal)
 
     async def step(self, action: Any) -> StepResult[Any]:
         """Take a step.
@@ -208,9 +210,17 @@ class LeasedSession:
             self._deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
         )
 
-    async def _within(
-        self, seconds: float, what: str, key: str, request: Awaitable[StepResult[Any]]
-    ) -> StepResult[Any]:
+    async def fork(self, count: int) -> list[Client]:
+        """Return clients of sessions that begin where this one stands; see `SessionLeases.fork`.
+
+        Raises:
+            openenv_core.ClientError: As `EnvClient.fork`; `RequestTimeoutError` after the deadline.
+        """
+        return await self._within(
+            self._deadlines.reset_s, "fork", "env.reset_timeout_s", self.client.fork(count)
+        )
+
+    async def _within(self, seconds: float, what: str, key: str, request: Awaitable[T]) -> T:
         sound = False
         try:
             async with asyncio.timeout(seconds) as timeout:
@@ -320,7 +330,7 @@ class SessionPool:
                             if self._crowded:
                                 timeout.reschedule(min(clock() + self._deadlines.connect_s, latest))
                         elif address.idle:
-                            self._hold(address)
+                            self.hold(address)
                             return address, address.idle.pop()[1]
                         else:
                             try:
@@ -436,12 +446,12 @@ class SessionPool:
         """Close an idle session where a new one makes one too many."""
         if self.idle and self._held + self.idle > self._limit:
             fullest = max(self._addresses.values(), key=lambda address: len(address.idle))
-            self._hold(fullest)
+            self.hold(fullest)
             self.end(fullest, fullest.idle.pop(0)[1])
 
     def _close_idle(self, address: ServerRecord) -> None:
         while address.idle:
-            self._hold(address)
+            self.hold(address)
             self.end(address, address.idle.pop()[1])
 
     def _close_unused(self) -> None:
@@ -449,7 +459,7 @@ class SessionPool:
         loop = asyncio.get_running_loop()
         for address in self._addresses.values():
             while address.idle and address.idle[0][0] + IDLE_SESSION_TTL_S <= loop.time():
-                self._hold(address)
+                self.hold(address)
                 self.end(address, address.idle.pop(0)[1])
         oldest = min(
             (address.idle[0][0] for address in self._addresses.values() if address.idle), default=None
@@ -458,7 +468,8 @@ class SessionPool:
             None if oldest is None else loop.call_at(oldest + IDLE_SESSION_TTL_S, self._close_unused)
         )
 
-    def _hold(self, address: ServerRecord) -> None:
+    def hold(self, address: ServerRecord) -> None:
+        """Count a session of a server as in use, until it is given to `keep` or `end`."""
         self._held += 1
         address.held += 1
 
@@ -533,6 +544,7 @@ class SessionLeases:
         self._deadlines = deadlines or SessionDeadlines()
         self._pool = SessionPool(connect, limit=sessions, deadlines=self._deadlines)
         self._places = asyncio.BoundedSemaphore(sessions)
+        self._taking = asyncio.Lock()
         self._leased: set[LeasedSession] = set()
         self._free, self._closing, self._discarded = sessions, 0, 0
         self.replace(urls)
@@ -566,10 +578,13 @@ class SessionLeases:
         self._pool.replace(urls)
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[LeasedSession]:
+    async def lease(self, forks: int = 0) -> AsyncIterator[LeasedSession]:
         """Have a session to oneself for the length of the block.
 
         It is kept for the next one, unless a request failed or the block is left by an exception.
+
+        Args:
+            forks: How many more `fork` may make of it.
 
         Raises:
             SessionUnavailableError: None was to be had within the deadlines.
@@ -578,16 +593,11 @@ class SessionLeases:
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
-            await self._take_place()
+            await self._take_places(1 + forks)
             try:
-                session = LeasedSession(
-                    *await self._pool.obtain(),
-                    deadlines=self._deadlines,
-                    learn=self._pool.learn,
-                    exchange=self._exchange,
-                )
+                session = self._make_session(*await self._pool.obtain())
             except BaseException:
-                self._give_place_back()
+                self._give_places_back(1 + forks)
                 raise
         self._leased.add(session)
         sound = False
@@ -596,45 +606,91 @@ class SessionLeases:
             sound = not session.broken
         finally:
             self._leased.discard(session)
+            self._give_places_back(forks - len(session.forks))
+            for fork in session.forks:
+                self._leased.discard(fork)
+                self._end(fork)
             self._return(session, sound=sound)
+
+    async def fork(self, session: LeasedSession, count: int) -> list[LeasedSession]:
+        """Make of a session others that begin where it stands, and end with its lease.
+
+        Args:
+            session: From `lease`, which was told of so many.
+            count: How many.
+
+        Raises:
+            openenv_core.ClientError: The environment cannot be forked, or the session failed.
+        """
+        for client in await session.fork(count):
+            self._pool.hold(session.address)
+            session.forks.append(self._make_session(session.address, client))
+        self._leased.update(session.forks)
+        return session.forks
+
+    def _make_session(self, address: ServerRecord, client: Client) -> LeasedSession:
+        return LeasedSession(
+            address, client, deadlines=self._deadlines, learn=self._pool.learn, renew=self.renew
+        )
 
     async def close(self) -> None:
         """Close every session. Those in use break; who waits for one is told."""
         await asyncio.gather(self._pool.close(), *(shut(session.client) for session in self._leased))
 
-    async def _take_place(self) -> None:
+    async def _take_places(self, count: int) -> None:
+        taken = 0
         try:
-            async with asyncio.timeout(self._deadlines.free_s) as timeout:
-                await self._places.acquire()
-        except TimeoutError:
-            if not timeout.expired():
+            # In turn: two who wait for what the other one has would wait for ever.
+            async with asyncio.timeout(self._deadlines.free_s) as timeout, self._taking:
+                while taken < count:
+                    await self._places.acquire()
+                    taken += 1
+                    self._free -= 1
+        except BaseException as error:
+            self._give_places_back(taken)
+            if not (isinstance(error, TimeoutError) and timeout.expired()):
                 raise
             raise SessionUnavailableError(
-                f"expected one of {self._sessions} sessions to be free within {self._deadlines.free_s:g} s, "
-                "all are in use; raise env.sessions, or let fewer episodes wait"
+                f"expected {count} of {self._sessions} sessions to be free within {self._deadlines.free_s:g} s, "
+                "too many are in use; raise env.sessions, or let fewer episodes wait"
             ) from None
-        self._free -= 1
 
-    def _give_place_back(self) -> None:
-        self._free += 1
-        self._places.release()
+    def _give_places_back(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._free += 1
+            self._places.release()
 
-    async def _exchange(self, session: LeasedSession, since: float, refusal: CapacityError) -> None:
-        """Put another session into the place of one that was refused after it was opened."""
-        refused = session.address, session.client
+    async def renew(
+        self, session: LeasedSession, since: float | None = None, refusal: CapacityError | None = None
+    ) -> None:
+        """Put another session into the place of one that failed, or was refused after it was opened.
+
+        Args:
+            session: Which is leased.
+            since: When the wait for it began, where that was not now.
+            refusal: Why it could not be had.
+
+        Raises:
+            SessionUnavailableError: As `lease`; so are others.
+        """
+        given_up = session.address, session.client
         session.address, session.client = await self._pool.obtain(since=since, last=refusal)
+        session.broken = False
         self._discarded += 1
-        self._pool.end(*refused)
+        self._pool.end(*given_up)
 
     def _return(self, session: LeasedSession, *, sound: bool) -> None:
         if sound:
             self._pool.keep(session.address, session.client)
-            self._give_place_back()
+            self._give_places_back()
             return
         self._discarded += 1
+        self._end(session)
+
+    def _end(self, session: LeasedSession) -> None:
         self._closing += 1
         self._pool.end(session.address, session.client).add_done_callback(self._place_closed)
 
     def _place_closed(self, _: "asyncio.Task[None]") -> None:
         self._closing -= 1
-        self._give_place_back()
+        self._give_places_back()

@@ -374,10 +374,13 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         rollout: Any
+        examples: int | None = None
         if roles.rollout is not None:
             rollout = roles.rollout
             await fleet.guard(_introduce(introductions, rollout, roles, servers))
         else:
+            assert roles.dataloader is not None
+            examples = (await roles.dataloader.identity.route())["examples"]
             rollout = LocalService(
                 SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
             )
@@ -385,7 +388,7 @@ async def open_players(
         dispatcher = Dispatcher(
             rollout,
             buffer,
-            dispatch_settings(config),
+            dispatch_settings(config, examples),
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
         )

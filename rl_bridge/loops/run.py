@@ -297,6 +297,8 @@ class Run:
         """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
         own = [group for group in groups if group.environment == name]
         told = dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
+        if (sampler := self.dispatcher.samplers.get(name)) is not None:
+            told.update(sampler.metrics())
         if name:
             told.update(self._rollout_metrics(own, tally))
             told.update(_episode_metrics(self.dispatcher.health[name].counts))

@@ -1,10 +1,9 @@
 """From the configuration to what each role is started with."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from rl_bridge.algorithms.functions import load_group_filter
-from rl_bridge.config import Config, EnvConfig
+from rl_bridge.config import Config
 from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.environments.servers import EnvironmentServers, OnChange
 from rl_bridge.rollout.assignment import EpisodeSettings
@@ -66,10 +65,9 @@ def episode_settings(config: Config, environment: str = "", *, temperature: floa
     )
 
 
-def dispatch_settings(config: Config) -> DispatchSettings:
-    """How the controller gives groups out."""
+def dispatch_settings(config: Config, examples: int | None = None) -> DispatchSettings:
+    """How the controller gives groups out; `examples` says how many a dataset has."""
     rollout, environments = config.rollout, config.environments
-    played: Mapping[str, EnvConfig | None] = environments or {"": None}
     in_flight = sum(env.sessions for env in environments.values()) or (
         rollout.max_num_seqs * config.monarch.roles.policy.replicas
     )
@@ -77,18 +75,28 @@ def dispatch_settings(config: Config) -> DispatchSettings:
         run_seed=config.seed,
         group_size=rollout.group_size,
         min_group_size=rollout.min_group_size,
-        slots=max(1, in_flight // rollout.group_size),
+        slots=max(1, in_flight // rollout.sessions_a_group),
         environments={
             name: PlayedEnvironment(
                 episode=episode_settings(config, name, temperature=rollout.temperature),
-                weight=1.0 if env is None else env.weight,
+                weight=env.weight,
+                tasks=env.tasks,
+                sampling=env.sampling,
             )
-            for name, env in played.items()
+            for name, env in environments.items()
+        }
+        or {
+            "": PlayedEnvironment(
+                episode=episode_settings(config, temperature=rollout.temperature),
+                tasks=examples,
+                sampling="uniform" if config.data is None else config.data.sampling,
+            )
         },
         deterministic=config.deterministic,
         timeout_s=config.call_timeout_s,
         max_lost_share=rollout.max_lost_share,
         filter=group_filter(config),
+        fork_turn=rollout.fork_turns,
     )
 
 

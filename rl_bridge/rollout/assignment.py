@@ -15,9 +15,19 @@ TRAINING_SEEDS = 2**31
 """Training takes seeds below this, evaluation takes seeds from this on: no episode is in both."""
 
 
-def group_seed(run_seed: int, group: int) -> int:
-    """The seed that the siblings of a group begin from."""
-    return int(np.random.default_rng([run_seed, group]).integers(0, TRAINING_SEEDS))
+def task_seed(run_seed: int, task: int) -> int:
+    """The seed that the siblings of a group begin from. Where tasks are not numbered each group has one of its own."""
+    return int(np.random.default_rng([run_seed, task]).integers(0, TRAINING_SEEDS))
+
+
+FORK_DRAWS = 2**31 + 2
+"""As `ENVIRONMENT_DRAWS`, for another draw."""
+
+
+def draw_fork_turn(run_seed: int, group: int, bounds: tuple[int, int]) -> int:
+    """After how many turns the siblings of a group part: from the first to the second of the bounds."""
+    first, last = bounds
+    return int(np.random.default_rng([run_seed, group, FORK_DRAWS]).integers(first, last + 1))
 
 
 ENVIRONMENT_DRAWS = 2**31
@@ -72,9 +82,10 @@ class Assignment:
         siblings: Each episode's number in its group.
         settings: How they are played.
         environment: Where, by its name in `Config.environments`.
-        group: The group's number in the run; None of held-out episodes.
+        task: The number of the group's task, as a dataset has it; None of held-out episodes.
         sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
             own; None where the engine's generator goes on as it pleases.
+        fork_turn: After how many turns of one episode siblings part; None where each begins with a reset.
     """
 
     lease: int
@@ -82,8 +93,9 @@ class Assignment:
     siblings: tuple[int, ...]
     settings: EpisodeSettings
     environment: str = ""
-    group: int | None = None
+    task: int | None = None
     sampling_key: tuple[int, int] | None = None
+    fork_turn: int | None = None
 
 
 class Absence(StrEnum):

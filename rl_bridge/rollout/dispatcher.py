@@ -6,12 +6,13 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import dump_groups, load_groups
+from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
     Assignment,
@@ -20,7 +21,8 @@ from rl_bridge.rollout.assignment import (
     NoTrajectory,
     Outcome,
     draw_environment,
-    group_seed,
+    draw_fork_turn,
+    task_seed,
 )
 from rl_bridge.rollout.groups import (
     ACCEPT_ALL,
@@ -43,7 +45,7 @@ class DispatchSettings:
     """How groups are played.
 
     Attributes:
-        run_seed: The run's; with a group's number it decides the group's seed.
+        run_seed: The run's; with the number of a group, or of its task, it decides the seed that siblings begin from.
         group_size: Siblings of a group.
         min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
         slots: Groups in flight at most.
@@ -53,6 +55,7 @@ class DispatchSettings:
         max_lost_share: With more than this share of its latest episodes dropped for failures, an environment is set
             aside; where none is left the run ends.
         filter: Which finished groups are worth training.
+        fork_turn: Between how many turns and how many siblings part; None where each begins with a reset.
     """
 
     run_seed: int
@@ -64,6 +67,7 @@ class DispatchSettings:
     timeout_s: float
     max_lost_share: float = 0.5
     filter: GroupFilter = ACCEPT_ALL
+    fork_turn: tuple[int, int] | None = None
 
 
 logger = logging.getLogger(__name__)
@@ -140,6 +144,12 @@ class Dispatcher:
             for name, weight in weights.items()
         }
         """How each environment fares."""
+        self.samplers = {
+            name: TaskSampler(one.tasks, sampling=one.sampling, seed=settings.run_seed)
+            for name, one in settings.environments.items()
+            if one.tasks is not None
+        }
+        """Which task of an environment a group has, where they are numbered."""
         self._rollout = rollout
         self._buffer = buffer
         self._settings = settings
@@ -224,9 +234,9 @@ class Dispatcher:
         """
         ledger, groups = self._buffer.state()
         episodes = {name: one.counts.state() for name, one in self.health.items()}
-        return {"ledger": ledger, "episodes": episodes.get("", episodes)}, lambda: {
-            "groups": dump_groups(groups)
-        }
+        state = {"ledger": ledger, "episodes": episodes.get("", episodes)}
+        state["tasks"] = {name: sampler.state() for name, sampler in self.samplers.items()}
+        return state, lambda: {"groups": dump_groups(groups)}
 
     async def rewind(
         self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
@@ -251,6 +261,12 @@ class Dispatcher:
             counted = {"": {"understood": True, **counted}}
         for name, one in self.health.items():
             one.rewind(EpisodeCounts(**counted.get(name, {})))
+        drawn: Mapping[str, Any] = {} if state is None else state.get("tasks", {})
+        for name, sampler in self.samplers.items():
+            # Checkpoints from before there were samplers are of datasets whose every group took a place.
+            sampler.restore(
+                drawn.get(name) or {"passed": 0 if state is None else state["ledger"]["admitted"]}
+            )
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
@@ -354,11 +370,15 @@ class Dispatcher:
             What became of all siblings; None where the worker was lost: the group waits for another one.
         """
         settings = self._settings
-        seed = group_seed(settings.run_seed, lease.group)
         if lease.group in self._kept:
             environment, kept = self._kept.pop(lease.group)
         else:
             environment, kept = self._draw(lease.group), {}
+        sampler = self.samplers.get(environment)
+        # Which others are back by now is a matter of timing; whether those under older weights are is not.
+        known = lease.first if settings.deterministic else lease.group
+        task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
+        seed = task_seed(settings.run_seed, task)
         left = tuple(sibling for sibling in range(settings.group_size) if sibling not in kept)
         assignment = Assignment(
             lease=lease.id,
@@ -366,15 +386,19 @@ class Dispatcher:
             siblings=left,
             settings=settings.environments[environment].episode,
             environment=environment,
-            group=lease.group,
+            task=task,
             sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
+            fork_turn=settings.fork_turn
+            and draw_fork_turn(settings.run_seed, lease.group, settings.fork_turn),
         )
         try:
             async with asyncio.timeout(settings.timeout_s):
                 result: AssignmentResult = await self._rollout.play.route(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
-            if self._buffer.lose(lease, floor=lease.floor if kept else None) and kept:
+            if not self._buffer.lose(lease, floor=lease.floor if kept else None):
+                self._end_task(lease.group)
+            elif kept:
                 self._kept[lease.group] = environment, kept
             if isinstance(error, TimeoutError):
                 self._cut([lease])
@@ -389,12 +413,15 @@ class Dispatcher:
             RolloutError: Too many are dropped, in this environment and all others: playing on would not help.
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
-        kept = final_outcomes(outcomes.items())
+        # Of siblings that share a beginning none is kept: another worker's begin elsewhere.
+        kept = {} if self._settings.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
             if self._buffer.give_back(lease, floor=lease.floor if kept else None):
                 health.counts.attempted(result)
                 if kept:
                     self._kept[lease.group] = played.environment, kept
+            else:
+                self._end_task(lease.group)
             return
         trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
         group = Group(
@@ -409,6 +436,8 @@ class Dispatcher:
         else:
             current = self._buffer.drop(lease, refusal)
             health.tally.refused[refusal] += current
+        signal = self._settings.filter.signal(group) if current else None
+        self._end_task(lease.group, {played.environment: signal})
         if current:
             health.counts.attempted(result)
         episodes = self._settings.group_size * self._buffer.admission.groups_per_batch
@@ -416,6 +445,11 @@ class Dispatcher:
             health.ended(outcomes.values(), refusal, current=current, episodes=episodes)
         except RolloutError as error:
             self.set_aside(played.environment, error)
+
+    def _end_task(self, group: int, signals: Mapping[str, bool | None] = MappingProxyType({})) -> None:
+        # In all: it may have been given a task of an environment that was set aside since, and then another.
+        for name, sampler in self.samplers.items():
+            sampler.end(group, signals.get(name))
 
     def _draw(self, group: int) -> str:
         """Where a group is played that begins now: by its number alone while no environment is set aside."""

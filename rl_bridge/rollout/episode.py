@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -12,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailedError
+from openenv_core.rubrics import SCORES
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.errors import (
     BridgeError,
@@ -51,6 +53,47 @@ def require_play(result: StepResult[Any]) -> None:
         raise EpisodeUnscoredError(reason)
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Branch:
+    """Where siblings part that have begun as one.
+
+    Attributes:
+        prompts: Those of the turns that they share, and that of the first that each has for itself.
+        answers: What the policy said in the former, with its texts.
+        results: What the environment answered to the reset and to each step until there.
+    """
+
+    prompts: list[Sequence[int]]
+    answers: list[tuple[Turn, str]]
+    results: list[StepResult[Any]]
+
+
+class RecordingSession:
+    """A session that begins with results that are known, and keeps those that it adds to them.
+
+    Args:
+        session: What is asked once they are spent: it stands where they end.
+        known: Of a reset, and of the first steps.
+    """
+
+    def __init__(self, session: Session, known: Sequence[StepResult[Any]] = ()) -> None:
+        self._session = session
+        self._known = deque(known)
+        self.results = list(known)
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        """Begin an episode, unless it has begun."""
+        return self._known.popleft() if self._known else self._kept(await self._session.reset(**options))
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        """Take a step, unless it has been taken."""
+        return self._known.popleft() if self._known else self._kept(await self._session.step(action))
+
+    def _kept(self, result: StepResult[Any]) -> StepResult[Any]:
+        self.results.append(result)
+        return result
+
+
 Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
 """Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
 
@@ -67,8 +110,10 @@ async def play_episode(
     sampling_key: tuple[int, int, int] | None = None,
     judge: Judge | None = None,
     answers: list[tuple[Turn, str]] | None = None,
-) -> Trajectory | None:
-    """Play one episode from its seed to its end.
+    fork_turn: int | None = None,
+    branch: Branch | None = None,
+) -> Trajectory | Branch | None:
+    """Play one episode from its seed to its end, or to where it is to be forked.
 
     Args:
         client: A session of the environment.
@@ -82,18 +127,23 @@ async def play_episode(
         answers: What the policy said in earlier attempts at this episode, with its texts; it says so again as long as
             the prompts are the same, and what it says beyond is added. Were answers drawn anew until nothing fails,
             those by which an environment fails seldom would be trained more often than the policy gives them.
+        fork_turn: After how many turns it is to be forked.
+        branch: Where it parts from its siblings: what is before that is context, and no part of the trajectory.
 
     Returns:
-        The trajectory; None where the episode was over before the policy could act.
+        The trajectory, or the branch where it came to `fork_turn`; None where the episode was over before the policy
+        could act.
 
     Raises:
         openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
-        rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed; likewise.
+        rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed, or does not come to the
+            branch again; likewise.
         rl_bridge.errors.EpisodeUnscoredError: It, or the judge, says that nobody knows how well the episode was played,
             or gives a reward that is no number; or there is no judge to be had.
         rl_bridge.errors.GeneratorError: The engine failed.
         rl_bridge.errors.RolloutError: The task raised something.
     """
+    session = client if fork_turn is None else (client := RecordingSession(client))
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
     require_play(result)
@@ -102,10 +152,16 @@ async def play_episode(
     first, began = result.observation, time.monotonic()
     with span("begin", waits_for="environment"), _of_the_task():
         dialogue = await task.begin(client, policy, first)
-    play = _Play(client, policy, dialogue, settings, sampling_key, began, [] if answers is None else answers)
+    shared = [] if branch is None else branch.prompts
+    answers = [] if answers is None else answers
+    play = _Play(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
     play.earn(result.reward)
     ending = await play.to_the_end()
-    if not play.turns:
+    turns = play.turns[max(0, len(shared) - 1) :]
+    if ending is None:
+        assert isinstance(session, RecordingSession)
+        return Branch(prompts=play.prompts, answers=answers[:fork_turn], results=session.results)
+    if not turns:
         return None
     if ending in ILL_FORMED:
         play.earn(settings.illegal_reward)
@@ -114,11 +170,12 @@ async def play_episode(
             play.earn(await _judged(judge, task, first, play.texts))
     return Trajectory(
         seed=seed,
-        turns=play.turns,
+        turns=turns,
         ending=ending,
         reward=play.total,
         tool_calls=play.dialogue.tool_calls,
         refusal=play.refusal,
+        scores=play.scores,
     )
 
 
@@ -133,9 +190,13 @@ class _Play:
     sampling_key: tuple[int, int, int] | None
     began: float
     answers: list[tuple[Turn, str]]
+    shared: Sequence[Sequence[int]]
+    fork_turn: int | None
+    prompts: list[Sequence[int]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     total: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
     steps: int = 0
 
@@ -147,10 +208,29 @@ class _Play:
         if not math.isfinite(self.total):  # it would make the advantages of all siblings NaN, and so the loss
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
-    async def to_the_end(self) -> Ending:
-        while True:
-            if (ending := self._limit() or await self._exchange()) is not None:
+    def score(self, metadata: Mapping[str, Any] | None) -> None:
+        """Count what the parts of the environment's rubric gave in a step."""
+        parts = (metadata or {}).get(SCORES)
+        for path, score in parts.items() if isinstance(parts, Mapping) else ():
+            if isinstance(score, int | float) and math.isfinite(score):
+                self.scores[path] = self.scores.get(path, 0.0) + score
+
+    async def to_the_end(self) -> Ending | None:
+        """Returns None where the episode is to be forked."""
+        while (ending := self._limit()) is None:
+            with span("prompt"), _of_the_task():
+                prompt = self.dialogue.prompt()
+            if prompt is None:
+                return Ending.TRUNCATED_LENGTH
+            number = len(self.turns)
+            if number < len(self.shared) and list(prompt) != list(self.shared[number]):
+                raise EpisodeLostError("the environment did not come again to where its group begins")
+            self.prompts.append(prompt)
+            if number == self.fork_turn:
+                return None
+            if (ending := await self._exchange(prompt)) is not None:
                 return ending
+        return ending
 
     def _limit(self) -> Ending | None:
         settings = self.settings
@@ -160,11 +240,7 @@ class _Play:
             return Ending.TRUNCATED_TIME
         return None
 
-    async def _exchange(self) -> Ending | None:
-        with span("prompt"), _of_the_task():
-            prompt = self.dialogue.prompt()
-        if prompt is None:
-            return Ending.TRUNCATED_LENGTH
+    async def _exchange(self, prompt: Sequence[int]) -> Ending | None:
         turn, text = await self._answer(prompt)
         self.turns.append(turn)
         self.texts.append(text)
@@ -203,6 +279,7 @@ class _Play:
             self.steps += 1
             require_play(result)
             self.earn(result.reward)
+            self.score(result.metadata)
             with _of_the_task():
                 self.dialogue.hear(result.observation)
             if result.done:  # nobody is there to take what comes behind it

@@ -1,12 +1,13 @@
 """Groups of siblings: which are worth training, into samples and metrics; and how each environment fares."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
+from rl_bridge.config.sections import Sampling
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, AssignmentResult, EpisodeSettings, NoTrajectory, Outcome
 from rl_bridge.tokens.conversation import training_rows
@@ -215,6 +216,10 @@ class Overlong:
         """True where a trajectory is no part of the loss."""
         return self.handling == "mask" and trajectory.ending.is_truncated()
 
+    def rewards(self, group: Group) -> list[float]:
+        """What the siblings of a group are trained with."""
+        return [self.reward(trajectory) for trajectory in group.trajectories]
+
     def reward(self, trajectory: Trajectory) -> float:
         """What the trajectory is trained with: its reward, less the penalty."""
         if self.handling != "penalty":
@@ -259,7 +264,11 @@ class GroupFilter:
             return ALL_TRUNCATED
         if self.function is None or group.id >= first + self.refills:
             return None
-        return self.function(group, [self.overlong.reward(trajectory) for trajectory in group.trajectories])
+        return self.function(group, self.overlong.rewards(group))
+
+    def signal(self, group: Group) -> bool | None:
+        """Whether a group's rewards have variance, and so a gradient; None where too few are left to say so."""
+        return has_variance(self.overlong.rewards(group)) if len(group.trajectories) > 1 else None
 
 
 ACCEPT_ALL = GroupFilter()
@@ -283,7 +292,7 @@ def training_samples(
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
-        rewards = [overlong.reward(trajectory) for trajectory in group.trajectories]
+        rewards = overlong.rewards(group)
         advantages = relative(rewards, normalize_std=normalize_std)
         for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
             if not overlong.masks(trajectory):
@@ -326,19 +335,20 @@ def rollout_metrics(
     staleness = dict.fromkeys(range(max_staleness + 1), 0)
     for group in groups:
         staleness[version - group.version] = staleness.get(version - group.version, 0) + 1
-    without_variance = sum(
-        not has_variance([overlong.reward(trajectory) for trajectory in group.trajectories])
-        for group in groups
-    )
+    without_variance = sum(not has_variance(overlong.rewards(group)) for group in groups)
     refused, equal = tally.filtered, tally.refused[NO_VARIANCE]
     earned = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for path, score in (part for trajectory in trajectories for part in trajectory.scores.items()):
+        scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
         "reward/mean": (earned, count),
         "rollout/reward_mean": (earned + sum(tally.rewards), count + len(tally.rewards)),
         "rollout/turns_mean": (len(answers), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(map(len, answers)), count),
+        **{f"rollout/rubric/{path}_mean": (math.fsum(part), len(part)) for path, part in scores.items()},
         "rollout/zero_variance_share": (without_variance + equal, len(groups) + refused),
         "rollout/truncated_share": (truncated, judged),
         **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},
@@ -366,10 +376,14 @@ class PlayedEnvironment:
     Attributes:
         episode: How an episode of training is.
         weight: Its share of the groups, beside the others' weights.
+        tasks: How many it has; None gives every group one of its own.
+        sampling: Which of them a group begins from.
     """
 
     episode: EpisodeSettings
     weight: float = 1.0
+    tasks: int | None = None
+    sampling: Sampling = "uniform"
 
 
 class EnvironmentHealth:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core import ClientError, EnvClient, LocalProcessProvider, OpenEnvError
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, ExecutionError
 from openenv_core.targets import find_module
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config import Config, EnvConfig
@@ -89,6 +89,11 @@ async def _try(config: Config, env: EnvConfig, task: Task, url: str) -> None:
         url, token=read_token(env.token_file), message_timeout_s=env.reset_timeout_s
     ) as client:
         first = (await client.reset(seed=config.seed, **env.reset)).observation
+        if config.rollout.fork_turn is not None:
+            try:
+                await client.fork(1)
+            except ExecutionError as error:
+                raise ConfigError(f"rollout.fork_turn={config.rollout.fork_turn}: {error.message}") from error
         with _faults_of(name, "messages() of the first observation"):
             chat = task.messages(first)
         if isinstance(task, ToolTask):

@@ -24,7 +24,7 @@ from rl_bridge.types import Ending, Trajectory, Turn
 
 
 class SingleTurn:
-    """Answers the prompts of a dataset; group n of the run answers its n-th example.
+    """Answers the prompts of a dataset; a group's task is the place of its example.
 
     Args:
         dataloader: The service of `DatasetActor`.
@@ -55,7 +55,7 @@ class SingleTurn:
 
     async def _play(self, assignment: Assignment, stop: asyncio.Event) -> AssignmentResult:
         # 1. Sample: the example is the group's, also when the group is played again.
-        example: Example = await self._dataloader.at.route(assignment.group)
+        example: Example = await self._dataloader.at.route(assignment.task)
         prompt = self._policy.prompt(example.prompt)
         if prompt is None:
             too_long = NoTrajectory(

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
-from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.leases import LeasedSession, SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
     EpisodeUnscoredError,
@@ -23,14 +25,15 @@ from rl_bridge.rollout.assignment import (
     Absence,
     Assignment,
     AssignmentResult,
-    EpisodeSettings,
     NoTrajectory,
     Outcome,
 )
-from rl_bridge.rollout.episode import Judge, back_off, play_episode, shortened
+from rl_bridge.rollout.episode import Branch, Judge, RecordingSession, back_off, play_episode, shortened
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
+
+T = TypeVar("T")
 
 
 class RolloutWorker:
@@ -109,19 +112,74 @@ class RolloutWorker:
         self.cut(list(self._playing))
         await self._idle.wait()
 
-    async def attempt(self, seed: int, sibling: int, playing: "_Playing", policy: ChatPolicy) -> Outcome:
-        """Play one episode, in a fresh session after each failure that is not the policy's."""
-        assignment = playing.assignment
-        key = None if assignment.sampling_key is None else (*assignment.sampling_key, sibling)
-        failure, ending = "", Ending.FAILED_ENVIRONMENT
+    async def attempt(
+        self, place: int, playing: "_Playing", policy: ChatPolicy, fork: "Fork | None" = None
+    ) -> Outcome:
+        """Play one episode, in a fresh session after each failure that is not the policy's.
+
+        Args:
+            place: Which of its assignment.
+            playing: The assignment.
+            policy: Who plays.
+            fork: Where it begins, if not with a reset. After a failure it is brought there by the same answers.
+        """
+        branch = None if fork is None else fork.branch
+        answers: list[tuple[Turn, str]] = [] if branch is None else list(branch.answers)
+
+        async def play(number: int, settled: ChatPolicy) -> Outcome:
+            session: Session
+            async with AsyncExitStack() as own:
+                if fork is None:
+                    session = await own.enter_async_context(self._sessions.lease())
+                elif number:
+                    session = fork.sessions[place]
+                    await self._sessions.renew(session)
+                else:
+                    session = RecordingSession(fork.sessions[place], fork.branch.results)
+                found = await self._play(session, place, playing, settled, answers, branch=branch)
+            assert not isinstance(found, Branch)
+            return found
+
+        return await self._retry(playing, policy, play)
+
+    async def fork(self, playing: "_Playing", policy: ChatPolicy, held: AsyncExitStack) -> "Fork | Outcome":
+        """Play what the siblings of an assignment share, and fork its session for each of them.
+
+        Args:
+            playing: The assignment.
+            policy: Who plays.
+            held: Ends the sessions; to be closed when all siblings are done.
+
+        Returns:
+            The fork; what became of the episode, where it ended before.
+        """
+        siblings = len(playing.assignment.seeds)
         answers: list[tuple[Turn, str]] = []
+
+        async def play(number: int, settled: ChatPolicy) -> "Fork | Outcome":
+            async with AsyncExitStack() as own:
+                session = await own.enter_async_context(self._sessions.lease(forks=siblings))
+                turn = playing.assignment.fork_turn
+                found = await self._play(session, 0, playing, settled, answers, fork_turn=turn)
+                if not isinstance(found, Branch):
+                    return found
+                fork = Fork(found, await self._sessions.fork(session, siblings))
+                held.push_async_callback(own.pop_all().aclose)
+                return fork
+
+        return await self._retry(playing, policy, play)
+
+    async def _retry(
+        self, playing: "_Playing", policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
+    ) -> T | NoTrajectory:
+        failure, ending = "", Ending.FAILED_ENVIRONMENT
         for number in range(self._max_attempts):
             if number:
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
                 with policy.settled() as settled:
-                    return await self._play(seed, assignment.settings, key, answers, settled)
+                    return await play(number, settled)
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
@@ -135,34 +193,48 @@ class RolloutWorker:
 
     async def _play(
         self,
-        seed: int,
-        settings: EpisodeSettings,
-        key: tuple[int, int, int] | None,
-        answers: list[tuple[Turn, str]],
+        session: Session,
+        place: int,
+        playing: "_Playing",
         policy: ChatPolicy,
-    ) -> Outcome:
-        async with self._sessions.lease() as session:
-            try:
-                trajectory = await play_episode(
-                    session,
-                    policy,
-                    self._task,
-                    seed=seed,
-                    settings=settings,
-                    sampling_key=key,
-                    judge=self._judge,
-                    answers=answers,
-                )
-            except EpisodeUnscoredError as reason:
-                # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
-                return NoTrajectory(
-                    absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
-                )
-        return trajectory or NoTrajectory(
+        answers: list[tuple[Turn, str]],
+        *,
+        fork_turn: int | None = None,
+        branch: Branch | None = None,
+    ) -> Outcome | Branch:
+        assignment = playing.assignment
+        key = assignment.sampling_key
+        try:
+            found = await play_episode(
+                session,
+                policy,
+                self._task,
+                seed=assignment.seeds[place],
+                settings=assignment.settings,
+                sampling_key=None if key is None else (*key, assignment.siblings[place]),
+                judge=self._judge,
+                answers=answers,
+                fork_turn=fork_turn,
+                branch=branch,
+            )
+        except EpisodeUnscoredError as reason:
+            # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
+            return NoTrajectory(
+                absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
+            )
+        return found or NoTrajectory(
             absence=Absence.NO_TURN,
             reason="the episode was over when it began, its first prompt leaves no room for an answer "
             "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
         )
+
+
+@dataclass(slots=True, frozen=True)
+class Fork:
+    """Where siblings part, and a session there for each."""
+
+    branch: Branch
+    sessions: Sequence[LeasedSession]
 
 
 class _Playing:
@@ -178,19 +250,25 @@ class _Playing:
 
     async def run(self) -> None:
         """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
-        assignment = self.assignment
-        with self._worker.policy.settled() as policy:
-            self._outcomes = await until_stopped(
-                [
-                    self._worker.attempt(seed, sibling, self, policy)
-                    for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-                ],
-                self.stop,
-            )
+        worker, places = self._worker, range(len(self.assignment.seeds))
+        async with AsyncExitStack() as held:
+            policy = held.enter_context(worker.policy.settled())
+            fork: Fork | None = None
+            if self.assignment.fork_turn is not None:
+                (begun,) = await until_stopped([worker.fork(self, policy, held)], self.stop)
+                if isinstance(begun, Fork):
+                    fork = begun
+                elif begun is None:
+                    return
+                else:  # it ended before, and so is one of siblings that share nothing
+                    places, self._outcomes = places[1:], [begun]
+            attempts = [worker.attempt(place, self, policy, fork) for place in places]
+            self._outcomes = [*self._outcomes, *await until_stopped(attempts, self.stop)]
 
     def result(self, *, preempted: bool) -> AssignmentResult:
         unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
-        outcomes = tuple(outcome or unfinished for outcome in self._outcomes)
+        missing = len(self.assignment.seeds) - len(self._outcomes)
+        outcomes = tuple(outcome or unfinished for outcome in (*self._outcomes, *[None] * missing))
         return AssignmentResult(
             lease=self.assignment.lease,
             outcomes=outcomes,
@@ -256,9 +334,6 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
         for one in gc.get_objects()
         if issubclass(type(one), asyncio.AbstractEventLoop) and one.is_running()
     ]
-
-
-T = TypeVar("T")
 
 
 async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:

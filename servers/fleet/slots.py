@@ -256,6 +256,11 @@ class SharedSlots(SessionSlots):
         return self._total
 
     @property
+    def by_worker(self) -> list[int]:
+        """Slots in use in each worker."""
+        return [self._table.row(worker) for worker in range(self._workers)]
+
+    @property
     def most(self) -> int:
         """The greatest number of slots that one caller may have at once."""
         return self.cap if self._per_owner is None else min(self.cap, self._per_owner)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final
 
 from openenv_core.protocol import batch as wire
@@ -99,6 +100,7 @@ class LinkDialect:
 
     def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
         """Return the frame that refuses a request; the id is null where it could not be read."""
+        self.single.metrics.count_error(refusal.code)
         if single:
             return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
         frame = wire.encode_frame(
@@ -119,6 +121,7 @@ class _Request:
 
     Attributes:
         head: What it says.
+        came: When its frame came, by `perf_counter`, where calls are timed.
         parsed: What of the released dialect it holds.
         arrays: Those of its frame.
         frame: As it came.
@@ -134,6 +137,7 @@ class _Request:
     parsed: Any
     arrays: list[Array]
     frame: str | bytes
+    came: float
     begun: bool = False
     started: bool = False
     refusal: RefusalError | None = None
@@ -181,6 +185,7 @@ class Link:
         self.over = False
         self.batch = SessionBatch(sessions, owner)
         self._sessions = sessions
+        self._metrics = sessions.metrics
         self._inline = sessions.inline
         self._alone = Watchdog(None, lambda: None) if self._inline else None
         self._dialect = dialect
@@ -204,6 +209,8 @@ class Link:
         """Have a frame sent, and keep it until it has been."""
         kept = self._kept
         kept.append(frame)
+        if self._metrics.enabled:
+            self._metrics.count_bytes("", frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -288,6 +295,10 @@ class Link:
 
     async def take(self, frame: str | bytes) -> None:
         """Begin to answer a frame. What it waits for is that its client has read enough."""
+        began = 0.0
+        if self._metrics.enabled:
+            began = perf_counter()
+            self._metrics.count_bytes(frame, "")
         try:
             head, parsed, arrays = self._dialect.read(frame)
             if isinstance(head, wire.ResumeRequest):
@@ -314,12 +325,12 @@ class Link:
         if inline and isinstance(head, NumberedFrame):
             member = self.batch.members.get(head.member)
             if member is None or member.session.alone:
-                await self._answer_here(head, frame, parsed)
+                await self._answer_here(head, frame, parsed, began)
                 return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
-        request = _Request(head, parsed, arrays, frame)
+        request = _Request(head, parsed, arrays, frame, began)
         if len(self.running) >= MAX_REQUESTS:
             text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
             self.put(
@@ -344,13 +355,13 @@ class Link:
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any) -> None:
+    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any, began: float) -> None:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
             member = self.batch.members.get(head.member) or self._members([head.member])[0]
-            reply = await self._dialect.single.answer(member.session, frame, parsed)
+            reply = await self._dialect.single.answer(member.session, frame, parsed, began)
         except RefusalError as refusal:
-            reply = encode_error(refusal.code, refusal.message, refusal.extra)
+            reply = self._dialect.single.refusal(refusal)
         if reply is None:
             self._finish()
             return
@@ -420,7 +431,8 @@ class Link:
             if member.busy:
                 raise SessionBusyError(1)
             request.begun = True
-            reply = await self._dialect.single.answer(member.session, request.frame, request.parsed)
+            single = self._dialect.single
+            reply = await single.answer(member.session, request.frame, request.parsed, request.came)
         if reply is None:
             self._finish()
         else:
@@ -441,6 +453,8 @@ class Link:
                 for frame in batches.answers(head.id, finished, asked.over):
                     self.put(frame)
                     await self._flushed()
+                if self._metrics.enabled:
+                    self._metrics.observe_together(finished, perf_counter() - request.came, self._inline)
         finally:
             asked.close()
 

@@ -64,6 +64,7 @@ class MemberCall:
         autoreset: What becomes of an episode that is over.
         outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
             raised.
+        spent_s: Seconds in the environment, where calls are timed.
     """
 
     member: Member
@@ -71,6 +72,7 @@ class MemberCall:
     action: Any = None
     autoreset: str | None = None
     outcome: tuple[Any, Any] | BaseException | None = None
+    spent_s: float = 0.0
 
     @property
     def reads(self) -> bool:
@@ -89,10 +91,13 @@ class MemberCall:
             return await runner.state(here=here), None
         if self.options is not None or self.resets:
             seen = await runner.reset(self.options or {}, here=here)
+            self.spent_s = runner.spent_s
         else:
             seen = await runner.step(self.action, here=here)
+            self.spent_s = runner.spent_s
             if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
                 last, seen = seen, await runner.reset({}, here=here)
+                self.spent_s += runner.spent_s
         self.member.ended = getattr(seen, "done", False) is True
         return seen, last
 

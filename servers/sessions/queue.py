@@ -97,6 +97,7 @@ class SlotQueue:
 
     Attributes:
         refusal: Returns why nobody is taken at all, if that is so.
+        on_grant: Told how many slots a newcomer gets, and after how many seconds.
     """
 
     def __init__(self, slots: SessionSlots, max_waiting: int, max_wait_s: float) -> None:
@@ -109,6 +110,7 @@ class SlotQueue:
         self._held_s: deque[float] = deque(maxlen=_HOLDS)
         self._last_return = 0.0
         self.refusal: Callable[[], RefusalError | None] = lambda: None
+        self.on_grant: Callable[[int, float], None] = lambda slots, waited_s: None
         slots.listen(self.wake)
 
     def enter(self, owner: str, count: int = 1, wait_s: float = REQUEST_WAIT_S) -> Ticket:
@@ -173,6 +175,7 @@ class SlotQueue:
                 self._remove(first)
                 first.holds = True
                 first.granted.set_result(None)
+                self.on_grant(first.count, max(0.0, time.monotonic() - first.arrival / 1e9))
         self._slots.set_head(head)
 
     def returned(self, held_s: float) -> None:

@@ -42,6 +42,11 @@ class SessionSlots:
         return self._cap
 
     @property
+    def by_worker(self) -> list[int]:
+        """Slots in use, of the one process."""
+        return [self._active]
+
+    @property
     def most(self) -> int:
         """The greatest number of slots that one caller may have at once."""
         return self._cap if self._per_owner is None else min(self._cap, self._per_owner)

@@ -17,6 +17,7 @@ from servers.execution import (
     name_of,
     plan_of,
 )
+from servers.metrics import ServerMetrics
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
@@ -55,6 +56,7 @@ class SessionTable:
         settings: How long things may take.
         slots: Counts sessions; by default those of this process alone.
         new_id: Draws the ids that callers do not choose themselves.
+        metrics: Counts what happens; by default apart, for nobody.
 
     Attributes:
         queue: Who waits for a slot.
@@ -70,14 +72,18 @@ class SessionTable:
         settings: ServerSettings | None = None,
         slots: SessionSlots | None = None,
         new_id: Callable[[], str] = lambda: str(uuid4()),
+        metrics: ServerMetrics | None = None,
     ) -> None:
         settings = settings or ServerSettings()
+        self.metrics = metrics or ServerMetrics(name_of(factory), enabled=False)
         self.factory = factory
         self.executor = executor
         self.slots: SessionSlots = slots or SessionSlots(cap, settings.max_sessions_per_token)
+        self.metrics.slots = self.slots
         self.step_timeout_s = settings.step_timeout_s
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
         self.queue.refusal = self._refusal
+        self.queue.on_grant = self.metrics.count_admitted
         self._draining = False
         self.new_id = new_id
         self._sessions: dict[_Key, EnvironmentSession] = {}
@@ -398,6 +404,7 @@ class SessionTable:
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
+            self.metrics.count_session()
             return session
         except BaseException as error:
             if session is None:

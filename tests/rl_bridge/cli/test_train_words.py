@@ -139,5 +139,7 @@ def test_resumed_run_keeps_its_datasets_order_and_may_find_the_file_elsewhere(
     config, _ = _prepare(parse("--resume", folder, "data.source=/elsewhere/a.jsonl"))
     assert config.data is not None
     assert config.data.source == "/elsewhere/a.jsonl"
-    with pytest.raises(ConfigError, match=r"expected data\.shuffle as the run began with, True, got False"):
-        _prepare(parse("--resume", folder, "data.shuffle=false"))
+    with pytest.raises(
+        ConfigError, match=r"expected data\.sampling as the run began with, .uniform., got .sequential."
+    ):
+        _prepare(parse("--resume", folder, "data.sampling=sequential"))

@@ -74,7 +74,7 @@ def test_our_files_set_nothing_idle(name: str | None) -> None:
 
 
 EPISODES: dict[str, dict[str, Any]] = {
-    "rollout": {"num_turns": 3, "episode_timeout_s": 5.0},
+    "rollout": {"num_turns": 3, "fork_turn": 1, "episode_timeout_s": 5.0},
     "reward": {"illegal_answer": -2.0},
     "evaluation": {"episodes": 7},
 }
@@ -96,6 +96,48 @@ def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
         for key, value in keys.items()
     ]
     assert {section: tuple(keys) for section, keys in EPISODES.items()} == OF_EPISODES
+
+
+def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
+    def lines(tasks: int, sampling: str) -> list[str]:
+        env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
+        rollout = {"batch_size": 64, "group_size": 8}
+        return without_effect(
+            Config.model_validate({"env": env, "rollout": rollout, "trainer": {"iterations": 5}})
+        )
+
+    assert lines(40, "uniform") == lines(39, "signal") == []
+    assert lines(40, "signal") == [
+        "env.sampling=signal has no effect: 40 groups come back to none of 40 tasks"
+    ]
+
+
+@pytest.mark.parametrize(("shuffle", "sampling"), [(True, "uniform"), (False, "sequential")])
+def test_a_dataset_of_an_older_run_keeps_its_order(shuffle: bool, sampling: str) -> None:
+    read = config(world={"data": {"source": "prompts.jsonl", "shuffle": shuffle}})
+    assert read.data is not None
+    assert read.data.sampling == sampling
+
+
+def test_an_order_of_tasks_without_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
+        config(world={"env": {"url": "http://127.0.0.1:8000", "sampling": "signal"}})
+
+
+@pytest.mark.parametrize(
+    ("fork_turn", "sessions", "told"),
+    [
+        (4, 128, r"fork_turn below rollout\.num_turns, .*got 4 and 4"),
+        ([3, 2], 128, r"the least and the most, got \(3, 2\) and 4"),
+        (2, 8, r"env\.sessions of at least 9 for each of 1 rollout workers .*got 8"),
+    ],
+)
+def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        config(
+            world={"env": {"url": "http://127.0.0.1:8000", "sessions": sessions}},
+            rollout={"num_turns": 4, "fork_turn": fork_turn},
+        )
 
 
 def test_what_episodes_have_is_not_told_with_an_environment() -> None:

@@ -203,7 +203,7 @@ async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
     assert held.counts.free == 1
     held.replace(URLS[:1])
     async with held.lease():
-        with pytest.raises(SessionUnavailableError, match=r"one of 1 sessions to be free within 0\.02 s"):
+        with pytest.raises(SessionUnavailableError, match=r"1 of 1 sessions to be free within 0\.02 s"):
             await held.lease().__aenter__()
     assert held.counts.free == 1
     await held.close()

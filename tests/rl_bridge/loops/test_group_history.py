@@ -75,7 +75,10 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         cast(Any, None),
         buffer,
         cast(
-            Any, SimpleNamespace(slots=1, environments={"": SimpleNamespace(weight=1.0)}, max_lost_share=1.0)
+            Any,
+            SimpleNamespace(
+                slots=1, environments={"": SimpleNamespace(weight=1.0, tasks=None)}, max_lost_share=1.0
+            ),
         ),
         collect=collect,
     )

@@ -89,6 +89,8 @@ class Bridge:
         min_group_size: int = 2,
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
+        tasks: int | None = None,
+        fork_turn: tuple[int, int] | None = None,
     ) -> None:
         self.workers = Workers(how)
         self.groups = groups
@@ -107,12 +109,13 @@ class Bridge:
                 min_group_size=min_group_size,
                 slots=slots,
                 environments={
-                    name: PlayedEnvironment(episode=EPISODE, weight=weight)
+                    name: PlayedEnvironment(episode=EPISODE, weight=weight, tasks=tasks, sampling="signal")
                     for name, weight in weights.items()
                 },
                 deterministic=deterministic,
                 timeout_s=300.0,
                 filter=group_filter,
+                fork_turn=fork_turn,
             ),
             collect=collect,
             explain=explain,

@@ -49,6 +49,7 @@ class Notebook(Environment[Note, Notes, State]):
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    FORKABLE = True
     failures_left = 0
     """Of the whole server: steps that shall still raise."""
     chance = Random(7)

@@ -13,6 +13,7 @@ from dispatcher_stage import (
     UNFINISHED,
     Bridge,
     Workers,
+    altered,
     answer,
     at_once,
     cut_short,
@@ -24,7 +25,7 @@ from dispatcher_stage import (
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, group_seed
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
 from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.types import Group, Trajectory
 
@@ -40,10 +41,10 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
         bridge.serve(1)
         assert {group.version for group in await bridge.sample(1)} == {1}
     assert [group.id for group in groups] == [0, 1, 2, 3]
-    assert [group.seed for group in groups] == [group_seed(7, number) for number in range(4)]
+    assert [group.seed for group in groups] == [task_seed(7, number) for number in range(4)]
     assert all(sibling_numbers(group) == [0, 1, 2, 3] for group in groups)
     assignment = bridge.workers.assignments[1]
-    assert assignment.seeds == (group_seed(7, 1),) * SIBLINGS
+    assert assignment.seeds == (task_seed(7, 1),) * SIBLINGS
     assert assignment.sampling_key == (7, 1)
     assert assignment.settings == EPISODE
     assert bridge.dispatcher.counts.played == 8 * SIBLINGS
@@ -112,6 +113,22 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
     assert bridge.buffer.ledger.lost == 0
     counts = bridge.dispatcher.counts
     assert (counts.played, counts.dropped, counts.retried, counts.unfinished) == (3, 1, 3, 0)
+
+
+@simulated
+async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_where_they_would_have() -> (
+    None
+):
+    def one_finished(assignment: Assignment) -> AssignmentResult:
+        return cut_short(assignment, finished=1, preempted=True)
+
+    bridge = Bridge(in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
+    async with bridge.dispatcher:
+        await bridge.sample()
+    first, again, *others = bridge.workers.assignments
+    assert again.siblings == first.siblings
+    assert again.fork_turn == first.fork_turn
+    assert {one.fork_turn for one in (first, *others)} == {2, 3, 4}
 
 
 @pytest.mark.parametrize("lost_too", [True])
@@ -246,7 +263,13 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
 
     bridge = Bridge(
-        how, max_staleness=max_staleness, groups=4, slots=6, iterations=steps, group_filter=Fickle()
+        how,
+        max_staleness=max_staleness,
+        groups=4,
+        slots=6,
+        iterations=steps,
+        group_filter=Fickle(),
+        tasks=16,
     )
     trained: Counter[int] = Counter()
     async with bridge.dispatcher:
@@ -264,6 +287,23 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         assert max(trained.values()) == 1
         assert trained.total() == ledger.trained == ledger.live == steps * 4
         assert (ledger.leases, ledger.waiting) == ([], 0)
+        assert bridge.dispatcher.samplers[""].state()["drawn"] == []  # no group's task is kept for ever
         assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@simulated
+async def test_what_groups_came_to_counts_at_once_unless_draws_may_not_depend_on_timing(
+    deterministic: bool,
+) -> None:
+    async def dull(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        return await altered(workers, assignment, reward=1.0)
+
+    bridge = Bridge(dull, groups=80, slots=4, tasks=8, deterministic=deterministic)
+    async with bridge.dispatcher:
+        await bridge.sample()
+        often = Counter(one.seeds[0] for one in bridge.workers.assignments)
+        assert len(often) == 8
+        assert (set(often.values()) == {10}) is deterministic

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
 from rl_bridge.errors import RolloutError
-from rl_bridge.rollout.assignment import TRAINING_SEEDS, group_seed, held_out_seeds, sampling_seed
+from rl_bridge.rollout.assignment import TRAINING_SEEDS, held_out_seeds, sampling_seed, task_seed
 from rl_bridge.rollout.groups import (
     ALL_TRUNCATED,
     TOO_FEW,
@@ -107,7 +107,11 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
+    groups[0].trajectories[0].scores = {"legal": 1.0, "style": 0.5}
+    groups[1].trajectories[0].scores = {"legal": 0.5}
     assert rollout_metrics(groups, version=4, max_staleness=2) == {
+        "rollout/rubric/legal_mean": 0.75,
+        "rollout/rubric/style_mean": 0.5,
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,
@@ -238,5 +242,5 @@ def test_seeds_lie_in_their_ranges(run: int, group: int, first: int, count: int)
     held_out = held_out_seeds(first, count)
     assert len(held_out) == count
     assert [*held_out, *held_out_seeds(first + count, 3)] == [*held_out_seeds(first, count + 3)]
-    assert 0 <= group_seed(run, group) < TRAINING_SEEDS <= min(held_out)
+    assert 0 <= task_seed(run, group) < TRAINING_SEEDS <= min(held_out)
     assert 0 <= sampling_seed(run, group, count, first % 1000) < 2**32

@@ -45,6 +45,11 @@ def test_what_is_sound_leaves_nothing(folder: Path) -> None:
     assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
 
 
+def test_an_environment_that_cannot_be_forked(folder: Path) -> None:
+    told = "rollout.fork_turn=1: expected an environment that can be forked, got PebbleEnvironment without FORKABLE"
+    assert told in rehearsed("rollout.fork_turn=1")
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

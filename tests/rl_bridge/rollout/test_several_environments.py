@@ -2,24 +2,25 @@
 
 import asyncio
 import json
+import random
 from collections import Counter
 from math import sqrt
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from dispatcher_stage import EPISODE, LOST, Bridge, Workers, answer, at_once, preempted, simulated
+from dispatcher_stage import EPISODE, LOST, Bridge, Workers, altered, answer, at_once, preempted, simulated
 from rich.console import Console
 
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
-from rl_bridge.loops.evaluation import evaluate, together
+from rl_bridge.loops.evaluation import evaluate, result_of, summary_of
 from rl_bridge.rollout.assignment import (
     Assignment,
     AssignmentResult,
     NoTrajectory,
     draw_environment,
-    group_seed,
+    task_seed,
 )
 from rl_bridge.rollout.groups import FIRST_PAUSE_S
 from rl_bridge.types import Group
@@ -47,7 +48,7 @@ def test_draws_keep_to_weights_and_seed() -> None:
     assert drawn == [draw_environment(7, group, WEIGHTS) for group in range(4000)]
     assert drawn != [draw_environment(8, group, WEIGHTS) for group in range(4000)]
     # The deals of an environment are not those that its draws leave over: both say something of their own.
-    deals = [group_seed(7, group) for group in range(4000)]
+    deals = [task_seed(7, group) for group in range(4000)]
     of_blackjack = [deal for deal, name in zip(deals, drawn, strict=True) if name == "blackjack"]
     assert abs(sum(deal < 2**30 for deal in of_blackjack) / len(of_blackjack) - 0.5) < 0.04
     assert {draw_environment(7, group, {"shop": 0.1}) for group in range(99)} == {"shop"}
@@ -59,7 +60,7 @@ async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_g
     async with whole.dispatcher:
         expected = await steps(whole, 0, 50)
     assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
-    assert {a.group: a.environment for a in whole.workers.assignments}.items() >= {
+    assert {a.task: a.environment for a in whole.workers.assignments}.items() >= {
         (group.id, group.environment) for group in expected
     }
 
@@ -90,9 +91,43 @@ async def test_siblings_handed_on_stay_in_their_environment_and_lost_groups_come
     async with bridge.dispatcher:
         groups = await bridge.sample()
     assert [group.environment for group in groups] == [draw_environment(7, n, WEIGHTS) for n in range(8)]
-    assert {(a.group, a.environment) for a in bridge.workers.assignments[:22]} == {
+    assert {(a.task, a.environment) for a in bridge.workers.assignments[:22]} == {
         (group.id, group.environment) for group in groups
     }
+
+
+async def dull_where_even(workers: Workers, assignment: Assignment) -> AssignmentResult:
+    """Groups of tasks with even seeds have rewards without variance; which comes back first is chance."""
+    await asyncio.sleep(random.uniform(1.0, 9.0))
+    even = assignment.seeds[0] % 2 == 0
+    return await (altered(workers, assignment, reward=1.0) if even else at_once(workers, assignment))
+
+
+@simulated
+async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_environment() -> None:
+    def bridge() -> Bridge:
+        return Bridge(dull_where_even, groups=8, slots=16, weights=WEIGHTS, tasks=12, deterministic=True)
+
+    whole, first, resumed = bridge(), bridge(), bridge()
+    async with whole.dispatcher:
+        expected = await steps(whole, 0, 60)
+    async with first.dispatcher:
+        begun = await steps(first, 0, 25)
+        await asyncio.sleep(4.0)  # some groups of the next step have come back, others have not
+        assert 0 < len(first.buffer) < 8
+        state, attachments = first.dispatcher.state()
+    resumed.workers.version = 25
+    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
+    async with resumed.dispatcher:
+        goes_on = await steps(resumed, 25, 60)
+        assert resumed.dispatcher.samplers["shop"].state() == whole.dispatcher.samplers["shop"].state()
+    told = [(group.id, group.environment, group.seed) for group in begun + goes_on]
+    assert told == [(group.id, group.environment, group.seed) for group in expected]
+    for environment in WEIGHTS:
+        late = [group.seed % 2 for group in expected[160:] if group.environment == environment]
+        assert sum(late) / len(late) > 0.75  # with all tasks alike it were a half
+        await resumed.dispatcher.rewind(0, None, {})
+        assert resumed.dispatcher.samplers[environment].metrics()["tasks/draws_max"] == 0
 
 
 def down(assignment: Assignment) -> AssignmentResult:
@@ -183,7 +218,7 @@ async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() 
     handed_on = [a for a in bridge.workers.assignments if len(a.seeds) == 3]
     assert handed_on
     assert {a.environment for a in handed_on} == {"shop"}
-    assert {group.id for group in groups if group.environment == "shop"} == {a.group for a in handed_on}
+    assert {group.id for group in groups if group.environment == "shop"} == {a.task for a in handed_on}
 
 
 @simulated
@@ -199,16 +234,19 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
     )
     async with bridge.dispatcher as dispatcher:
         results = await evaluate(cast(Any, run))
-        assert {name: len(result.rewards) for name, result in results.items()} == dict.fromkeys(WEIGHTS, 10)
+        assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
+            WEIGHTS, 10
+        )
         told = {
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
         }
         assert told == {("blackjack", "blackjack"), ("shop", "shop")}
         dispatcher.set_aside("shop", RoleError("its budget is gone"), for_good=True)
         results = await evaluate(cast(Any, run))
-        assert (len(results["blackjack"].rewards), results["shop"].dropped) == (10, 10)
-        assert "its budget is gone" in str(results["shop"].last_absence)
-        assert (len(together(results).rewards), together(results).dropped) == (10, 10)
+        lost = result_of(results["shop"], train_seconds=3.0)
+        assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
+        assert "its budget is gone" in str(lost.last_absence)
+        assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
         dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
         with pytest.raises(RolloutError, match="gone"):
             await evaluate(cast(Any, run))

@@ -60,7 +60,7 @@ class Parts:
             seeds=(7,) * SIBLINGS,
             siblings=tuple(range(SIBLINGS)),
             settings=settings,
-            group=group,
+            task=group,
             sampling_key=None,
         )
 

@@ -100,6 +100,7 @@ class Play:
         num_turns: int = 32,
         timeout_s: float | None = None,
         sampling_key: tuple[int, int] | None = None,
+        fork_turn: int | None = None,
         **reset_options: Any,
     ) -> AssignmentResult:
         settings = EpisodeSettings(
@@ -117,6 +118,7 @@ class Play:
                 siblings=tuple(range(len(seeds))),
                 settings=settings,
                 sampling_key=sampling_key,
+                fork_turn=fork_turn,
             )
         )
 

@@ -1,0 +1,117 @@
+"""Connections to the servers inside of sandboxes, passed on through their agents: no port of the host is used."""
+
+import asyncio
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from servers.fleet.peers import UnixPeers
+from servers.sandboxes.guest import GuestError
+from servers.sandboxes.table import Record, SandboxTable
+from servers.security import TurnedAwayError, turn_away
+
+OURS: Final = (49983, 49999)
+"""Ports of E2B's own that are served without any server inside: commands and files, code."""
+
+MAX_BODY: Final = 128 << 20
+REPLY_TIMEOUT_S: Final = 3600.0
+_PATH: Final = re.compile(r"/sandboxes/([0-9a-f]{20})/ports/(\d{1,5})(/.*|)")
+
+
+class Ports:
+    """Passes HTTP and WebSockets on to ports inside.
+
+    Args:
+        table: The sandboxes.
+    """
+
+    def __init__(self, table: SandboxTable) -> None:
+        self._table = table
+        self._folder = tempfile.TemporaryDirectory(prefix="ropewalk-ports-")
+        self._doors: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
+        self._peers = UnixPeers(lambda number: str(Path(self._folder.name, str(number))), REPLY_TIMEOUT_S)
+        self._made = 0
+
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, sandbox: str | None, port: int | None
+    ) -> bool:
+        """Pass a connection on if it is for a server inside; return whether it was."""
+        if match := _PATH.fullmatch(scope["path"]):
+            sandbox, port, path = match[1], int(match[2]), match[3] or "/"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        elif sandbox is None or port is None or port in OURS:
+            return False
+        record = self._table.find(sandbox)
+        if record is None or not 0 < port < 65_536 or port in OURS:
+            await turn_away(TurnedAwayError(502, f"The sandbox {sandbox!r} was not found"), scope, send)
+            return True
+        number = await self._door(record, port)
+        if scope["type"] == "websocket":
+            await self._peers.socket(number, scope, receive, send)
+            return True
+        body = bytearray()
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._peers.http(number, scope, bytes(body), receive, send)
+                break
+        return True
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._peers.close()
+        for _, server in self._doors.values():
+            server.close()
+        self._folder.cleanup()
+
+    async def _door(self, record: Record, port: int) -> int:
+        """Return the number of the socket whose connections end at a port inside."""
+        if (record.id, port) not in self._doors:
+            self._made += 1
+            number = self._made
+            path = str(Path(self._folder.name, str(number)))
+
+            async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await _carry(record, port, reader, writer)
+
+            server = await asyncio.start_unix_server(carry, path)
+            self._doors[record.id, port] = (number, server)
+            record.guest.gone.add_done_callback(lambda _: self._shut(record.id, port))
+        return self._doors[record.id, port][0]
+
+    def _shut(self, sandbox: str, port: int) -> None:
+        number, server = self._doors.pop((sandbox, port))
+        server.close()
+        Path(self._folder.name, str(number)).unlink(missing_ok=True)
+
+
+async def _carry(
+    record: Record, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    guest = record.guest
+    async with guest.subscribed(f"t{guest.name()}") as output:
+
+        async def upwards() -> None:
+            while (came := await output.take()) is not None and "end" not in came[0]:
+                writer.write(came[1])
+                await writer.drain()
+
+        async def downwards() -> None:
+            while data := await reader.read(1 << 16):
+                await guest.ask("send", data, stream=output.stream)
+
+        with suppress(OSError, GuestError):
+            await guest.ask("connect", stream=output.stream, port=port)
+            tasks = [asyncio.create_task(upwards()), asyncio.create_task(downwards())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                guest.tell("disconnect", stream=output.stream)
+    writer.close()

@@ -1,0 +1,125 @@
+"""Which task each group has: every one, in passes; by signal less often what teaches nothing, and never not at all."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from rl_bridge.config.sections import Sampling
+from rl_bridge.data.sampling import KEPT, KEPT_AT_LEAST, Passes, TaskSampler
+
+TASKS = 40
+
+
+def test_every_pass_has_every_task_once_in_an_order_of_its_own() -> None:
+    passes = Passes(50, seed=3)
+    several = [[passes[number] for number in range(first, first + 50)] for first in (0, 50, 100)]
+    for one in several:
+        assert Counter(one) == Counter(range(50))
+    assert len({tuple(one) for one in [*several, list(range(50))]}) == 4
+    # The seed decides, and nothing else.
+    again = Passes(50, seed=3)
+    assert [again[number] for number in reversed(range(150))] == [t for one in several for t in one][::-1]
+    assert [Passes(50, seed=4)[number] for number in range(50)] != several[0]
+    in_order = Passes(50, seed=3, shuffle=False)
+    assert [in_order[number] for number in range(100)] == [*range(50), *range(50)]
+
+
+def drawn(
+    sampler: TaskSampler,
+    groups: range,
+    teaches: Callable[[int], bool | None],
+    *,
+    step: int = 8,
+    order: random.Random | None = None,
+) -> list[int]:
+    """The tasks of groups that come back, in any order, before the first of the next step is given out."""
+    tasks = []
+    for first in groups[::step]:
+        known = [(group, sampler.draw(group, known=first)) for group in range(first, first + step)]
+        tasks += [task for _, task in known]
+        if order is not None:
+            order.shuffle(known)
+        for group, task in known:
+            assert sampler.draw(group, known=first) == task  # also one that is played again
+            sampler.end(group, teaches(task))
+    return tasks
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "sequential"])
+def test_without_signal_what_groups_come_to_changes_nothing(sampling: Sampling) -> None:
+    sampler = TaskSampler(TASKS, sampling=sampling, seed=3)
+    passes = Passes(TASKS, seed=3, shuffle=sampling == "uniform")
+    assert drawn(sampler, range(4 * TASKS), lambda task: False) == [passes[n] for n in range(4 * TASKS)]
+    assert sampler.metrics() == {
+        "tasks/draws_min": 4,
+        "tasks/draws_mean": 4,
+        "tasks/draws_max": 4,
+        "tasks/dull_share": 0,
+    }
+
+
+def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starved() -> None:
+    sampler = TaskSampler(TASKS, sampling="signal", seed=3)
+    drawn(sampler, range(800), lambda task: task >= TASKS // 2)
+    often = Counter(drawn(sampler, range(800, 8800), lambda task: task >= TASKS // 2))
+    dull, others = [often[task] for task in range(20)], [often[task] for task in range(20, TASKS)]
+    assert max(others) - min(others) <= 2  # a pass has each of them once
+    assert min(dull) > 0
+    assert sum(dull) / sum(others) == pytest.approx(KEPT_AT_LEAST, rel=0.25)
+    assert sampler.metrics()["tasks/dull_share"] == 0.5
+    # One that begins to teach is in every pass again; a group of which nobody can say changes nothing.
+    drawn(sampler, range(8800, 12000), lambda task: True)
+    assert sampler.metrics()["tasks/dull_share"] == 0
+    drawn(sampler, range(12000, 12800), lambda task: None)
+    assert sampler.metrics()["tasks/dull_share"] == 0
+
+
+def test_one_group_without_variance_leaves_a_task_out_with_the_probability_of_the_formula() -> None:
+    taken = 0
+    for seed in range(400):
+        sampler = TaskSampler(1 + 1, sampling="signal", seed=seed)
+        (dull, _), first = drawn(sampler, range(2), lambda task: False, step=2), 2
+        other = 1 - dull
+        sampler.restore({**sampler.state(), "results": [(0, dull, False), (1, other, True)]})
+        taken += dull in (sampler.draw(2, known=first), sampler.draw(3, known=first))
+    assert taken / 400 == pytest.approx(KEPT, abs=0.25 * KEPT + 0.05)
+
+
+def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_checkpoint() -> None:
+    chance = random.Random(5)
+    teaching = {task: chance.random() < 0.4 for task in range(TASKS)}
+    expected = drawn(TaskSampler(TASKS, sampling="signal", seed=3), range(800), teaching.__getitem__)
+    sampler = TaskSampler(TASKS, sampling="signal", seed=3)
+    before = drawn(sampler, range(400), teaching.__getitem__, order=chance)
+    # In the middle of a step: some are under way, and some have come back.
+    under_way = [sampler.draw(group, known=400) for group in range(400, 406)]
+    sampler.end(403, teaching[under_way[3]])
+    state = json.loads(json.dumps(sampler.state()))
+    sampler.draw(406, known=400)
+    resumed = TaskSampler(TASKS, sampling="signal", seed=3)
+    resumed.restore(state)
+    assert [resumed.draw(group, known=400) for group in (400, 401, 402, 404, 405)] == [
+        task for place, task in enumerate(under_way) if place != 3
+    ]
+    rest = [resumed.draw(group, known=400) for group in (406, 407)]
+    for group, task in enumerate([*under_way, *rest], 400):
+        resumed.end(group, teaching[task])
+    after = drawn(resumed, range(408, 800), teaching.__getitem__, order=chance)
+    assert before + under_way + rest + after == expected
+    assert resumed.state()["drawn"] == []
+
+
+def test_what_comes_back_late_counts_from_then_on() -> None:
+    sampler = TaskSampler(2, sampling="signal", seed=0)
+    task = sampler.draw(0, known=0)
+    sampler.end(0, False)
+    sampler.draw(1, known=0)
+    assert sampler.metrics()["tasks/dull_share"] == 0  # it was given out under the same weights
+    sampler.draw(2, known=2)
+    assert sampler.metrics()["tasks/dull_share"] == 0.5
+    assert sampler.state()["dull"] == [(task, 1)]
+    sampler.end(7, False)  # another's
+    assert sampler.state()["results"] == []
