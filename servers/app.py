@@ -176,21 +176,12 @@ class EnvironmentApp(FastAPI):
         self.router.routes.extend(unseen)
         metadata = MetadataSource(sessions, served.name)
         page = None
-        if settings.web and not production:  # where nothing can be played
-            if served.page is None:
+        if served.page is None:
+            if settings.web:
                 logger.warning("the app has no page: it is not one of create_app")
-            else:
-                page = Page(
-                    served.page,
-                    served.factory,
-                    served.action,
-                    sessions,
-                    decoder,
-                    metadata,
-                    _title(served),
-                    settings,
-                )
-                self.router.routes.extend(page.routes())
+        elif not production and (settings.web or served.page.always):  # in production nothing can be played
+            page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
+            self.router.routes.extend(page.routes())
         self.include_router(about_router(sessions, served.models, metadata))
         self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
         self.include_router(tasks_router(sessions, _title(served)))

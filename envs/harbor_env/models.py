@@ -12,7 +12,7 @@ Path: TypeAlias = Annotated[
     Field(
         min_length=1,
         max_length=1024,
-        pattern=r"\A[^\x00]+\z",
+        pattern=r"^[^\x00]+$",
         description="absolute, or relative to the working folder",
         examples=["answer.txt"],
     ),
@@ -38,7 +38,7 @@ class Run(HarborAction):
     """
 
     type: Literal["run"] = "run"
-    command: Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"\A[^\x00]+\z")]
+    command: Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")]
     timeout_s: Seconds | None = None
 
 

@@ -22,6 +22,7 @@ class PageOptions:
         tab: The name of the tab with that page.
         tab_first: That tab is the first, and open.
         playground: Our own page has a tab beside it.
+        always: There is a page, whatever the settings say.
     """
 
     title: str | None = None
@@ -29,6 +30,7 @@ class PageOptions:
     tab: str
     tab_first: bool = False
     playground: bool = True
+    always: bool = False
 
 
 def build(

@@ -47,7 +47,6 @@ class Page:
 
     Args:
         options: What `create_app` was told of it.
-        factory: Makes an environment.
         action: The action model.
         sessions: Where the sessions of `WebInterfaceManager` come from.
         decoder: Reads actions.
@@ -63,7 +62,6 @@ class Page:
     def __init__(
         self,
         options: PageOptions,
-        factory: Factory,
         action: Any,
         sessions: SessionTable,
         decoder: RequestDecoder[Any],
@@ -73,7 +71,7 @@ class Page:
     ) -> None:
         self._title = options.title or name
         self._action = action
-        self._factory = factory
+        self._factory = factory = sessions.factory
         self._name = name
         self._metadata = metadata
         self._idle_s = settings.idle_timeout_s

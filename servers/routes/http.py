@@ -306,5 +306,6 @@ class HttpRoutes:
         metrics, began = self._sessions.metrics, perf_counter()
         body = await session.run(work, *args)
         if metrics.enabled and work is not _state:
-            metrics.observe(RESET if work is _reset else STEP, perf_counter() - began, session.runner.spent_s)
+            calls = metrics.counts.calls[RESET if work is _reset else STEP]
+            calls.observe(perf_counter() - began, session.runner.spent_s)
         return body

@@ -164,7 +164,7 @@ class JsonRpc:
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
         if (metrics := self._sessions.metrics).enabled:
-            metrics.observe(TOOL, perf_counter() - came, spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - came, spent_s)
         return {
             "content": result.content,
             "structured_content": result.structured,

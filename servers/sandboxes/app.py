@@ -193,9 +193,13 @@ class SandboxApp(Starlette):
         wanted = {unquote(key): unquote(value) for key, value in parse_qsl(query.get("metadata", ""))}
         states = {state for each in query.getlist("state") for state in each.split(",")}
         try:
-            since = datetime.fromisoformat(query["startedAfter"]) if "startedAfter" in query else None
+            since = (
+                datetime.fromisoformat(query["startedAfter"]).astimezone()
+                if "startedAfter" in query
+                else None
+            )
             limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
-            begin = int(query.get("nextToken") or 0)
+            begin = max(0, int(query.get("nextToken") or 0))
         except ValueError as error:
             raise ApiError(400, f"expected a limit, a token of a page and a time, got: {error}") from None
         found = [
@@ -315,7 +319,7 @@ def _signed(request: Request, record: Record) -> bool:
     until = query.get("signature_expiration")
     if request.url.path != "/files" or "signature" not in query:
         return False
-    if until is not None and not (until.isdigit() and len(until) < 12 and int(until) >= time.time()):
+    if until is not None and not (until.isdecimal() and len(until) < 12 and int(until) >= time.time()):
         return False
     operation = "read" if request.method == "GET" else "write"
     parts = [query.get("path", ""), operation, query.get("username", ""), record.token]

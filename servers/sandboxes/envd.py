@@ -114,9 +114,14 @@ def routes(find: Find) -> list[Route]:
     async def files(request: Request) -> Response:
         record = _of_user(find(request), request)
         path = request.query_params.get("path")
-        if request.method == "GET":
-            return await _download(record.guest, path or "")
-        return JSONResponse(await _upload(record.guest, request, path))
+        try:
+            if request.method == "GET":
+                return await _download(record.guest, path or "")
+            return JSONResponse(await _upload(record.guest, request, path))
+        except (KeyError, TypeError) as error:  # somebody has forged the agent's answer
+            raise GuestError(
+                "internal", f"expected an answer of the sandbox's agent, got {error!r}"
+            ) from None
 
     process, system = "/process.Process/", "/filesystem.Filesystem/"
     return [
@@ -246,10 +251,9 @@ async def _signal(record: Record, asked: Asked) -> Asked:
 
 
 async def _list_processes(record: Record, _: Asked) -> Asked:
-    _, data = await record.guest.ask("commands")
     told = [
         {"pid": each["pid"], "config": {name: each[name] for name in ("cmd", "args", "envs", "cwd")}}
-        for each in json.loads(data)
+        for each in await _listing(record, "commands")
     ]
     return {"processes": told}
 
@@ -260,8 +264,16 @@ async def _move(record: Record, asked: Asked) -> Asked:
 
 async def _list_folder(record: Record, asked: Asked) -> Asked:
     depth = int(asked.get("depth") or 1)
-    _, data = await record.guest.ask("list", path=asked.get("path", ""), depth=depth)
-    return {"entries": json.loads(data)}
+    return {"entries": await _listing(record, "list", path=asked.get("path", ""), depth=depth)}
+
+
+async def _listing(record: Record, op: str, **fields: Any) -> Any:
+    _, data = await record.guest.ask(op, **fields)
+    if len(data) > MAX_MESSAGE:  # to read more of it would keep everybody waiting
+        raise GuestError(
+            "resource_exhausted", f"expected a list of at most {MAX_MESSAGE} bytes, got a longer one"
+        )
+    return json.loads(data)
 
 
 async def _start(record: Record, asked: Asked, timeout_s: float | None) -> AsyncIterator[Asked]:
@@ -284,7 +296,7 @@ async def _start(record: Record, asked: Asked, timeout_s: float | None) -> Async
         pid = int(header["pid"])
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(timeout_s, lambda: guest.tell("signal", pid=pid, signal=9))
+            loop.call_later(timeout_s, lambda: guest.tell("signal", stream=output.stream, signal=9))
         async for event in _told(pid, output, timeout_s):
             yield event
 

@@ -14,7 +14,13 @@ from typing import Any, Final, Protocol
 from openenv_core.sandbox.inside.agent import FRAME, pack
 
 CALL_TIMEOUT_S: Final = 30.0
-MAX_HEADER: Final = 1 << 20
+MAX_HEADER: Final = 64 << 10
+MAX_UNREAD: Final = 4 << 20
+"""Of what the agent is sent and does not read."""
+
+_FRAME_BYTES: Final = 256
+"""What a frame takes beside its content, about."""
+
 MAX_BLOB: Final = 32 << 20
 """Of what is shown at once, as JSON; files and output come in smaller pieces."""
 
@@ -50,17 +56,17 @@ class Subscription:
     def __init__(self, stream: str, taken: Callable[[int], None]) -> None:
         self.stream = stream
         self._taken = taken
-        self._held: deque[tuple[dict[str, Any], bytes]] = deque()
+        self._held: deque[tuple[dict[str, Any], bytes, int]] = deque()
         self._bytes = 0
         self._came = asyncio.Event()
 
-    def put(self, header: dict[str, Any], blob: bytes) -> None:
-        """Add what came."""
-        self._bytes += len(blob) + 64
+    def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
+        """Add what came, of so many bytes."""
+        self._bytes += size + _FRAME_BYTES
         if self._bytes > MAX_HELD and "end" not in header:
             self.close()
             header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
-        self._held.append((header, blob))
+        self._held.append((header, blob, size))
         self._came.set()
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
@@ -72,15 +78,17 @@ class Subscription:
                     await self._came.wait()
             except TimeoutError:
                 return None
-        header, blob = self._held.popleft()
-        self._bytes -= len(blob) + 64
+        header, blob, size = self._held.popleft()
+        self._bytes -= size + _FRAME_BYTES
         if "pipe" in header:
             self._taken(len(blob))
         return header, blob
 
     def take_all(self) -> list[tuple[dict[str, Any], bytes]]:
         """Return all that is there."""
-        held, self._held = list(self._held), deque()
+        held = [(header, blob) for header, blob, _ in self._held]
+        self._held.clear()
+        self._bytes = 0
         return held
 
     def close(self) -> None:
@@ -125,8 +133,12 @@ class Guest:
 
     def tell(self, op: str, **fields: Any) -> None:
         """Ask for something whose answer nobody waits for."""
-        if not self.gone.done():
-            self._writer.write(pack({"id": 0, "op": op, **fields}))
+        if self.gone.done():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            self._over("its agent does not read what it is told")
+            return
+        self._writer.write(pack({"id": 0, "op": op, **fields}))
 
     async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         """Ask one thing. GuestError: it is refused, or the agent is gone."""
@@ -184,19 +196,19 @@ class Guest:
                 header = json.loads(await self._reader.readexactly(head))
                 if type(header) is not dict:
                     raise ValueError("a header that is no object")
-                self._heard(header, await self._reader.readexactly(size) if size else b"")
-        except (ValueError, TypeError, RecursionError) as error:
-            why = f"its agent sent what is no frame ({error})"
+                self._heard(header, await self._reader.readexactly(size) if size else b"", head + size)
         except (EOFError, OSError):
             pass
+        except Exception as error:  # whatever it is: somebody has forged it
+            why = f"its agent sent what is no frame ({type(error).__name__}: {error})"
         self._over(why)
 
-    def _heard(self, header: dict[str, Any], blob: bytes) -> None:
+    def _heard(self, header: dict[str, Any], blob: bytes, size: int) -> None:
         if "stream" in header:
             stream = str(header["stream"])
             readers = self._streams.get(stream, ())
             for each in readers:
-                each.put(header, blob)
+                each.put(header, blob, size)
             if "pipe" in header and not readers:
                 self._acknowledge(stream, len(blob))
         elif "hello" in header:

@@ -72,7 +72,7 @@ class ProcessMachine:
         """End them."""
         await self.guest.close()
         self._serving.cancel()
-        await asyncio.wait([self._serving])
+        await asyncio.gather(self._serving, return_exceptions=True)
         await self._session.close()
 
 

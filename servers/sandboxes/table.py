@@ -199,7 +199,8 @@ class SandboxTable:
             raise ApiError(400, str(error)) from None
         except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
             logger.warning("sandbox %s was not started: %s", record.id, error)
-            raise ApiError(503, f"{type(error).__name__}: {error}") from None
+            bad = isinstance(error, GuestError) and error.code == "invalid_argument"
+            raise ApiError(400 if bad else 500, f"{type(error).__name__}: {error}") from None
         if record.doomed:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
         return record
@@ -234,8 +235,8 @@ class SandboxTable:
     async def freeze(self, record: Record, *, frozen: bool) -> None:
         """Pause a sandbox, with its memory and processes, or let it go on. It keeps its place."""
         if record.machine is not None and record.paused != frozen:
-            record.paused = frozen
             await record.machine.freeze(frozen=frozen)
+            record.paused = frozen
 
     def end(self, record: Record) -> "asyncio.Task[None]":
         """Begin to remove a sandbox, unless that is under way."""

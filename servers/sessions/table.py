@@ -404,7 +404,7 @@ class SessionTable:
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
-            self.metrics.count_session()
+            self.metrics.counts.opened += 1
             return session
         except BaseException as error:
             if session is None:

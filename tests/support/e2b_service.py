@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,14 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
     loop = asyncio.new_event_loop()
     yield Sync(e2b_code_interpreter.AsyncSandbox, loop)
     loop.close()
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
 
 
 KINDS = ["base", pytest.param(IMAGE, marks=[pytest.mark.docker], id="image")]

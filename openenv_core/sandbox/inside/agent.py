@@ -37,6 +37,9 @@ FILE_PIECE: Final = 1 << 20
 MAX_ENTRIES: Final = 4096
 """Of a listing, and of a watched folder."""
 
+_EVENTS: Final = 32
+"""In one frame, whose header the host takes to a bound."""
+
 WATCH_INTERVAL_S: Final = 0.1
 INTERRUPT_GRACE_S: Final = 1.0
 SHOWN_BYTES: Final = 8 << 20
@@ -339,6 +342,7 @@ def _interpret(control: socket.socket) -> None:
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     cells = Cells()
     cells.install()
+    pid = os.getpid()
 
     def send(line: dict[str, Any]) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -363,6 +367,8 @@ def _interpret(control: socket.socket) -> None:
                 told = describe(error)
                 text = "".join(told["traceback"])
                 send({"type": "error", "name": told["ename"], "value": told["evalue"], "traceback": text})
+        if os.getpid() != pid:
+            os._exit(0)  # the code has forked, and this is not the interpreter
         for name in header["envs"]:
             os.environ.pop(name, None)
             if name in before:
@@ -393,8 +399,8 @@ class _Watcher:
             elif now[name][2] != before[name][2]:
                 events.append(("CHMOD", name))
         events += [("REMOVE", name) for name in sorted(gone.values())]
-        if events:
-            self._agent.send({"stream": self._name, "events": events[:MAX_ENTRIES]})
+        for begin in range(0, len(events), _EVENTS):
+            self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
 
     def _look(self) -> dict[str, tuple[int, tuple[int, int], int]]:
         found = {}
@@ -586,9 +592,10 @@ class Agent:
         return {"name": self._command(asked).stream}
 
     def _command(self, asked: dict[str, Any]) -> _Command:
-        if asked["pid"] not in self._commands:
-            raise _RefusedError("not_found", f"expected a running process, got {asked['pid']}")
-        return self._commands[asked["pid"]]
+        for pid, command in self._commands.items():
+            if asked.get("pid") == pid or asked.get("stream") == command.stream:
+                return command
+        raise _RefusedError("not_found", f"expected a running process, got {asked.get('pid')}")
 
     def _op_input(self, asked: dict[str, Any], blob: bytes) -> None:
         if (feed := self._command(asked).feed) is None:

@@ -10,20 +10,12 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from e2b_service import IMAGE, OTHER, Service
+from e2b_service import IMAGE, OTHER, Service, eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
 
 with suppress(ImportError):  # the fixture `client` says so
     import e2b
-
-
-def eventually(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 # ---- sandboxes

@@ -18,6 +18,7 @@ from openenv_core.errors import ConfigurationError
 from servers import create_app, create_fastapi_app
 from servers.app import EnvironmentApp
 from servers.page.gradio import action_fields
+from servers.released import create_web_interface_app
 from servers.settings import ServerSettings
 
 TOKENS = ("a-token-of-the-first", "a-token-of-another")
@@ -84,6 +85,13 @@ async def test_the_page_and_what_it_may_do() -> None:
         assert set(told["reset"]["properties"]) == {"seed", "episode_id", "start"}
         assert told["reset"]["properties"]["start"] == {"type": "integer", "default": 0}
         assert told["reset"]["additionalProperties"] is False
+
+
+async def test_the_released_function_that_makes_a_page() -> None:
+    app = create_web_interface_app(Counter, Add, Count, "counter", max_concurrent_envs=2)
+    app.configure(ServerSettings())  # as `ropewalk serve` does
+    async with serving(app) as address:
+        assert (await request(address, "GET", "/web/")).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["ENABLE_WEB_INTERFACE", "OPENENV_WEB"])

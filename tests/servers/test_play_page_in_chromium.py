@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from chromium import Browser, Tab, chromium
+from faulty_proxy import faulty_proxy
 from gallery import HOSTILE, png
 from serve_process import ServeProcess, eventually, serve
 
@@ -25,10 +27,10 @@ def gallery() -> Iterator[ServeProcess]:
 
 
 @contextmanager
-def visit(browser: Browser, server: ServeProcess, errors: tuple[str, ...] = ()) -> Iterator[Tab]:
+def visit(browser: Browser, address: str, errors: tuple[str, ...] = ()) -> Iterator[Tab]:
     """A page of its own, on which nothing goes wrong but what is expected."""
     with browser.tab() as tab:
-        tab.open(f"http://{server.address}/")
+        tab.open(f"http://{address}/")
         yield tab
         left = [one for one in tab.errors if not any(expected in one for expected in errors)]
         assert left == []
@@ -65,7 +67,7 @@ def choose(tab: Tab, value: str) -> None:
 
 
 def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser) -> None:
-    with serve("--web", app="blackjack") as server, visit(browser, server) as tab:
+    with serve("--web", app="blackjack") as server, visit(browser, server.address) as tab:
         tab.wait_for("document.body.dataset.ready")
         fill(tab, "#reset input", "7")
         tab.press("Enter")
@@ -94,7 +96,7 @@ def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser) -> None:
 
 
 def test_a_tool_of_the_shop(browser: Browser) -> None:
-    with serve("--web", app="shop") as server, visit(browser, server) as tab:
+    with serve("--web", app="shop") as server, visit(browser, server.address) as tab:
         begin(tab)
         tab.click("#kinds button")
         assert text(tab, "#kinds button") == "get_policy"
@@ -112,7 +114,7 @@ def test_a_tool_of_the_shop(browser: Browser) -> None:
 def test_a_figure_of_the_code_interpreter(browser: Browser) -> None:
     with (
         serve("--web", app="code_interpreter", ROPEWALK_STEP_TIMEOUT="0") as server,
-        visit(browser, server) as tab,
+        visit(browser, server.address) as tab,
     ):
         begin(tab)
         code = (
@@ -130,7 +132,7 @@ def test_a_figure_of_the_code_interpreter(browser: Browser) -> None:
 
 
 def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: ServeProcess) -> None:
-    with visit(browser, gallery) as tab:
+    with visit(browser, gallery.address) as tab:
         begin(tab)
         choose(tab, "hostile")
         steps(tab, 1)
@@ -163,7 +165,11 @@ def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: 
 def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
     browser: Browser, gallery: ServeProcess
 ) -> None:
-    with visit(browser, gallery) as one, visit(browser, gallery) as two, visit(browser, gallery) as three:
+    with (
+        visit(browser, gallery.address) as one,
+        visit(browser, gallery.address) as two,
+        visit(browser, gallery.address) as three,
+    ):
         for tab, seed in ((one, "1"), (two, "2")):
             tab.wait_for("document.body.dataset.ready")
             fill(tab, "#reset input", seed)
@@ -180,27 +186,52 @@ def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
         three.wait_for("document.body.dataset.mode === 'playing'")
 
 
-def test_a_token_is_asked_for_and_a_broken_connection_mended(browser: Browser) -> None:
+def test_a_token_is_asked_for(browser: Browser) -> None:
     token = "a-token-of-a-visitor"
     words = ("--web", "--token", token)
-    with serve(*words, app="gallery:app") as server, visit(browser, server, ("401",)) as tab:
-        if True:
-            tab.wait_for("document.querySelector('#token').open")
-            fill(tab, "#token-input", "a-token-of-nobody")
-            tab.press("Enter")
-            tab.wait_for("!document.querySelector('#token-wrong').hidden")
-            tab.evaluate("document.querySelector('#token-input').value = ''")
-            fill(tab, "#token-input", token)
-            tab.press("Enter")
-            begin(tab)
-            assert tab.evaluate("localStorage.length") == 0
-            assert token not in tab.evaluate("location.href")
-            choose(tab, "table")
-            steps(tab, 1)
+    with serve(*words, app="gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
+        tab.wait_for("document.querySelector('#token').open")
+        fill(tab, "#token-input", "a-token-of-nobody")
+        tab.press("Enter")
+        tab.wait_for("!document.querySelector('#token-wrong').hidden")
+        tab.evaluate("document.querySelector('#token-input').value = ''")
+        fill(tab, "#token-input", token)
+        tab.press("Enter")
+        begin(tab)
+        assert tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        assert not [address for address in tab.asked if token in address]
+        choose(tab, "table")
+        steps(tab, 1)
+
+
+def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
+    browser: Browser, gallery: ServeProcess
+) -> None:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(faulty_proxy(gallery.address)) as proxy,
+        visit(browser, f"127.0.0.1:{proxy.port}", ("WebSocket",)) as tab,
+    ):
+        begin(tab)
+        choose(tab, "table")
+        steps(tab, 1)
+        portal.call(proxy.hold)
+        choose(tab, "pixels")  # which does not arrive
+        portal.call(proxy.cut)
+        steps(tab, 2)
+        choose(tab, "table")
+        steps(tab, 3)
+        assert text(tab, "#total") == "+1.5"
+        tab.press("Escape", "s")
+        tab.wait_for("document.querySelector('#state').open")
+        assert tab.evaluate("[...document.querySelectorAll('#state-box dd')].at(-1).innerText") == "3"
 
 
 def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
-    with serve("--web", "--idle-timeout", "1", app="gallery:app") as server, visit(browser, server) as tab:
+    with (
+        serve("--web", "--idle-timeout", "1", app="gallery:app") as server,
+        visit(browser, server.address) as tab,
+    ):
         begin(tab)
         tab.wait_for("document.body.dataset.mode === 'ended'")
         assert "so the session was given back" in text(tab, "#notice")
@@ -209,7 +240,7 @@ def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
 
 
 def test_light_dark_and_narrow(browser: Browser, gallery: ServeProcess) -> None:
-    with visit(browser, gallery) as tab:
+    with visit(browser, gallery.address) as tab:
         begin(tab)
         paper = "getComputedStyle(document.body).backgroundColor"
         for scheme, colour in (("dark", "rgb(19, 21, 23)"), ("light", "rgb(250, 249, 247)")):
