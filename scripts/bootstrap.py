@@ -100,6 +100,8 @@ PROFILES = {
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # A trainer that pins another SDK of MCP than ours; it plays with the core from this tree.
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
+    # Harbor, whose own trials are played over our tasks; it needs Python 3.12.
+    "harbor": Profile("harbor", None, "harbor.txt", False),
     # Public MCP servers, which are played unchanged; likewise.
     "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }

@@ -20,6 +20,7 @@ from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
 from servers.metrics import METRICS_PATH, ServerMetrics, SharedCounts
+from servers.page import Page, PageOptions
 from servers.routes.about import MetadataSource, about_router, page_router
 from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
@@ -48,7 +49,10 @@ Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppSettings:
-    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema."""
+    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema.
+
+    `page` is what it was told of a page to play on; None: it has none, whatever the settings say.
+    """
 
     factory: Factory
     action: Any
@@ -56,6 +60,7 @@ class AppSettings:
     name: str | None
     cap: int
     lifespan: Lifespan | None = None
+    page: PageOptions | None = None
 
 
 class EnvironmentApp(FastAPI):
@@ -170,6 +175,13 @@ class EnvironmentApp(FastAPI):
             unseen += HttpRoutes(sessions, decoder).routes()
         self.router.routes.extend(unseen)
         metadata = MetadataSource(sessions, served.name)
+        page = None
+        if served.page is None:
+            if settings.web:
+                logger.warning("the app has no page: it is not one of create_app")
+        elif not production and (settings.web or served.page.always):  # in production nothing can be played
+            page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
+            self.router.routes.extend(page.routes())
         self.include_router(about_router(sessions, served.models, metadata))
         self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
         self.include_router(tasks_router(sessions, _title(served)))
@@ -194,7 +206,8 @@ class EnvironmentApp(FastAPI):
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
-            guard=Guard(self.serve_admitted, settings),
+            guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
+            page=page,
         )
 
     def take_refusals(self) -> Callable[[], OpenEnvError | None]:
@@ -265,7 +278,10 @@ class EnvironmentApp(FastAPI):
         parts.sessions.metrics.start()
         lifespan = self._served.lifespan
         try:
-            async with nullcontext() if lifespan is None else lifespan(self):
+            async with (
+                nullcontext() if lifespan is None else lifespan(self),
+                nullcontext() if parts.page is None else parts.page.lifespan(),
+            ):
                 try:
                     yield
                 finally:
@@ -303,6 +319,7 @@ class _Parts:
     routes_of_sockets: Mapping[str, SocketRoute]
     mcp: McpEntry
     guard: Guard
+    page: Page | None
 
 
 @asynccontextmanager
@@ -357,12 +374,13 @@ def create_app(
         max_concurrent_envs: The greatest number of sessions at once; 1 by default.
         concurrency_config: The same, with the time after which a session without a socket has gone unused for
             too long.
-        gradio_builder: Describes a web page. Taken so that folders written for the released package run, and
-            without effect, like the four that follow: there is no page.
-        custom_tab_name: See gradio_builder.
-        custom_tab_primary: See gradio_builder.
-        show_default_tab: See gradio_builder.
-        title_override: See gradio_builder.
+        gradio_builder: Makes a page with Gradio (the extra `gradio`), which is shown at /web where the page is on:
+            called with what resets and steps, the action's fields, the metadata, whether it is a chat, a title, and
+            how to connect, it returns a `gradio.Blocks`.
+        custom_tab_name: What its tab is called, beside that of the usual page; by default "Custom".
+        custom_tab_primary: Its tab is the first.
+        show_default_tab: False: it stands alone.
+        title_override: What stands above the page; by default the environment's name.
         state_cls: The state model, for the schema.
         mode: `production` serves no reset, step or state; by default what OPENENV_MODE says.
         reset_observation_cls: What a reset returns where that is another model, for the schema.
@@ -378,12 +396,9 @@ def create_app(
     """
     if not callable(env):
         raise TypeError(
-            "expected the environment's class, or a callable without arguments that returns an environment, got an "
+            "env must be a callable, the environment's class or a function that returns an environment, got an "
             f"instance of {type(env).__name__}; each session has one of its own, so give the class"
         )
-    page = (gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
-    if any(value is not None for value in page):
-        logger.debug("what create_app was told of a web page has no effect: there is none")
     settings = ServerSettings.from_environment(os.environ)
     if concurrency_config is not None:
         if max_concurrent_envs is not None:
@@ -405,8 +420,15 @@ def create_app(
         "reset_observation": reset_observation_cls or observation_cls,
     }
     cap = 1 if max_concurrent_envs is None else max_concurrent_envs
+    page = PageOptions(
+        title=title_override,
+        builder=gradio_builder,
+        tab=custom_tab_name or "Custom",
+        tab_first=bool(custom_tab_primary),
+        playground=show_default_tab is not False,
+    )
     served = AppSettings(
-        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan
+        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan, page=page
     )
     return EnvironmentApp(served, settings)
 
@@ -423,8 +445,8 @@ def create_fastapi_app(
     mode: Mode | None = None,
     reset_observation_cls: Any = None,
 ) -> EnvironmentApp:
-    """Build the same server under the name, and with the order of parameters, of one that has no web page."""
-    return create_app(
+    """Build the same server under the name, and with the order of parameters, of one that has no page to play on."""
+    app = create_app(
         env,
         action_cls,
         observation_cls,
@@ -435,3 +457,4 @@ def create_fastapi_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
     )
+    return EnvironmentApp(replace(app.served, page=None), app.settings)

@@ -224,8 +224,7 @@ class EnvironmentRunner:
 
     Attributes:
         plan: How its methods are run.
-        began: When the last call began in the environment, by `perf_counter`, where the executor has calls timed.
-        spent_s: How long that was in it: neither in a queue for a thread nor on the way.
+        spent_s: Where calls are timed, seconds that the last one was in the environment, and in no queue for a thread.
     """
 
     __slots__ = (
@@ -237,7 +236,6 @@ class EnvironmentRunner:
         "_reset",
         "_step",
         "_timed",
-        "began",
         "plan",
         "spent_s",
     )
@@ -247,7 +245,7 @@ class EnvironmentRunner:
         self._environment = environment
         self._executor = executor
         self._timed = executor.timed
-        self.began = self.spent_s = 0.0
+        self.spent_s = 0.0
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
@@ -266,9 +264,14 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            seen = (
-                _on_loop(self._measured, self._step, action) if self._timed else _on_loop(self._step, action)
-            )
+            if self._timed:  # `_measured`, without its call
+                began = perf_counter()
+                try:
+                    seen = _on_loop(self._step, action)
+                finally:
+                    self.spent_s = perf_counter() - began
+            else:
+                seen = _on_loop(self._step, action)
             return seen if isinstance(seen, Observation) else await self._settled(seen, here)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
@@ -323,6 +326,11 @@ class EnvironmentRunner:
     def abandon(self, call: ThreadCall) -> None:
         """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
         self._abandon(call, self.discard)
+
+    @property
+    def environment(self) -> Environment[Any, Any, Any]:
+        """The environment itself, for whoever has the session's turn."""
+        return self._environment
 
     @property
     def is_tool_host(self) -> bool:
@@ -422,7 +430,7 @@ class EnvironmentRunner:
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
         if self._timed:
-            fn = partial(self._measured, fn)
+            args, fn = (fn, *args), self._measured
         if on_loop:
             if on_begin is not None:
                 on_begin()
@@ -442,8 +450,8 @@ class EnvironmentRunner:
         return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
 
     def _measured(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Call a method of the environment, and note when and how long, in whichever thread it is."""
-        began = self.began = perf_counter()
+        """Call a method of the environment, and note how long that took, in whichever thread it is."""
+        began = perf_counter()
         try:
             return fn(*args, **options)
         finally:

@@ -10,7 +10,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -56,13 +56,9 @@ CODES: Final = (
 """Of errors that callers are told: codes of frames and of plain HTTP, then those of JSON-RPC."""
 
 CALLS: Final = ("reset", "step", "tool")
-_SUM: Final = len(BUCKETS_S) + 1
-_ENVIRONMENT: Final = _SUM + 1
-_TOGETHER: Final = _SUM + 2  # of calls in one request: seconds that each waited for the others
-_CALL: Final = _SUM + 3
-RESET, STEP, TOOL = (number * _CALL for number in range(len(CALLS)))
-_RECEIVED, _SENT, _OPENED, _ADMITTED, _WAITED, _ERRORS = range(len(CALLS) * _CALL, len(CALLS) * _CALL + 6)
-SIZE: Final = _ERRORS + len(CODES)
+RESET, STEP, TOOL = range(len(CALLS))
+_CALL_SIZE: Final = len(BUCKETS_S) + 4
+SIZE: Final = len(CALLS) * _CALL_SIZE + 5 + len(CODES)
 """Numbers of one worker."""
 
 PUBLISH_INTERVAL_S: Final = 0.5
@@ -92,8 +88,11 @@ class SharedCounts:
             file.truncate(workers * SIZE * _NUMBER_BYTES)
             return os.dup(file.fileno())
 
-    def rows(self) -> list[list[float]]:
-        """Return what each worker has published."""
+    def own(self) -> list[float]:
+        """Return this worker's row: what the process before it has counted, where that died."""
+        return self._rows()[self._worker]
+
+    def _rows(self) -> list[list[float]]:
         numbers: list[float] = self._memory.tolist()  # type: ignore[assignment]  # of doubles, whatever the stubs say
         return [numbers[at : at + SIZE] for at in range(0, self._workers * SIZE, SIZE)]
 
@@ -101,7 +100,7 @@ class SharedCounts:
         """Write this worker's row; return those of all."""
         at = self._worker * SIZE
         self._memory[at : at + SIZE] = memoryview(array("d", values))
-        return self.rows()
+        return self._rows()
 
 
 class _Slots(Protocol):
@@ -128,16 +127,87 @@ class _Call(Protocol):
     def options(self) -> Any: ...
 
 
+class CallCounts:
+    """Calls of one kind that have been answered.
+
+    Attributes:
+        buckets: How many took how long, one a bucket.
+        seconds: From their frames to their replies.
+        environment_s: Of these, in the environment.
+        together_s: Of calls in one request: seconds that each waited for the others.
+    """
+
+    __slots__ = ("buckets", "environment_s", "seconds", "together_s")
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        *buckets, self.seconds, self.environment_s, self.together_s = numbers
+        self.buckets = list(map(int, buckets))
+
+    def observe(self, seconds: float, environment_s: float) -> None:
+        """Count one."""
+        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+        self.environment_s += environment_s
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.buckets)
+
+    @property
+    def server_s(self) -> float:
+        """Seconds of their requests outside of the environment."""
+        return self.seconds - self.environment_s - self.together_s
+
+    def numbers(self) -> list[float]:
+        """Return all of it."""
+        return [*self.buckets, self.seconds, self.environment_s, self.together_s]
+
+
+class Counts:
+    """The numbers of one worker, or the sum of several.
+
+    Args:
+        numbers: What `numbers` has returned.
+
+    Attributes:
+        calls: By their kind: RESET, STEP, TOOL.
+        received: Bytes of requests.
+        sent: Bytes of what answers them.
+        opened: Sessions.
+        admitted: Slots that newcomers have got.
+        waited_s: Seconds that they waited for them.
+        errors: By the number of their code.
+    """
+
+    __slots__ = ("admitted", "calls", "errors", "opened", "received", "sent", "waited_s")
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.calls = [
+            CallCounts(numbers[kind * _CALL_SIZE : (kind + 1) * _CALL_SIZE]) for kind in range(len(CALLS))
+        ]
+        rest = numbers[len(CALLS) * _CALL_SIZE :]
+        self.received, self.sent, self.opened, self.admitted = map(int, rest[:4])
+        self.waited_s = rest[4]
+        self.errors = list(map(int, rest[5:]))
+
+    def numbers(self) -> list[float]:
+        """Return all of it."""
+        of_calls = [number for calls in self.calls for number in calls.numbers()]
+        return [*of_calls, self.received, self.sent, self.opened, self.admitted, self.waited_s, *self.errors]
+
+
 class ServerMetrics:
-    """Counts of one worker process.
+    """What one worker process counts.
 
     Args:
         environment: What it serves, for the label.
-        enabled: Whether steps are timed, bytes counted and /metrics served.
+        enabled: Whether calls are timed, bytes counted and /metrics served.
         shared: Where the workers of a fleet have theirs.
 
     Attributes:
         enabled: As given; who is in a step looks at it first.
+        counts: The numbers.
         slots: The slots of the whole server.
     """
 
@@ -147,23 +217,10 @@ class ServerMetrics:
         self.environment = environment
         self.enabled = enabled
         self._shared = shared
-        self._values = [0.0] * SIZE if shared is None else shared.rows()[shared._worker]
+        self.counts = Counts([0.0] * SIZE if shared is None else shared.own())
         self._timer: asyncio.TimerHandle | None = None
 
     # What happens
-
-    def observe(self, call: int, seconds: float, environment_s: float) -> None:
-        """Count a call that has been answered.
-
-        Args:
-            call: RESET, STEP or TOOL.
-            seconds: From its frame to its reply.
-            environment_s: Of these, in the environment.
-        """
-        values = self._values
-        values[call + bisect_left(BUCKETS_S, seconds)] += 1.0
-        values[call + _SUM] += seconds
-        values[call + _ENVIRONMENT] += environment_s
 
     def observe_together(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
         """Count calls that one frame has answered.
@@ -174,37 +231,31 @@ class ServerMetrics:
             in_turn: The environments ran one after the other; else at once, and the longest counts for the request.
         """
         done = [call for call in calls if not call.reads and not isinstance(call.outcome, BaseException)]
-        for kind, of_kind in (
-            (RESET, [call.spent_s for call in done if call.options is not None]),
-            (STEP, [call.spent_s for call in done if call.options is None]),
-        ):
-            if count := len(of_kind):
-                values, spent_s = self._values, sum(of_kind)
-                values[kind + bisect_left(BUCKETS_S, seconds)] += count
-                values[kind + _SUM] += count * seconds
-                values[kind + _ENVIRONMENT] += spent_s
+        for kind in (RESET, STEP):
+            of_kind = [call.spent_s for call in done if (call.options is not None) is (kind == RESET)]
+            if of_kind:
+                counts, count, spent_s = self.counts.calls[kind], len(of_kind), sum(of_kind)
+                counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
+                counts.seconds += count * seconds
+                counts.environment_s += spent_s
                 server_s = max(0.0, seconds - (spent_s if in_turn else max(of_kind)))
-                values[kind + _TOGETHER] += count * seconds - spent_s - server_s
+                counts.together_s += count * seconds - spent_s - server_s
 
     def count_bytes(self, received: str | bytes, sent: str | bytes) -> None:
         """Count a frame and its reply."""
-        values = self._values
-        values[_RECEIVED] += len(received) if received.isascii() else _size(received)
-        values[_SENT] += len(sent) if sent.isascii() else _size(sent)
+        counts = self.counts
+        counts.received += len(received) if received.isascii() else size_of(received)
+        counts.sent += len(sent) if sent.isascii() else size_of(sent)
 
     def count_error(self, code: str | int) -> None:
         """Count an error that a caller is told."""
         code = str(code)
-        self._values[_ERRORS + CODES.index(code if code in CODES else "OTHER")] += 1
-
-    def count_session(self) -> None:
-        """Count a session that is opened."""
-        self._values[_OPENED] += 1
+        self.counts.errors[CODES.index(code if code in CODES else "OTHER")] += 1
 
     def count_admitted(self, slots: int, waited_s: float) -> None:
         """Count slots that a newcomer gets, after how long."""
-        self._values[_ADMITTED] += slots
-        self._values[_WAITED] += slots * waited_s
+        self.counts.admitted += slots
+        self.counts.waited_s += slots * waited_s
 
     def http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Return the same, of a request over HTTP whose bytes are counted."""
@@ -225,7 +276,7 @@ class ServerMetrics:
     def start(self) -> None:
         """Begin to publish for the other workers, where there are any."""
         if self.enabled and self._shared is not None:
-            self._shared.publish(self._values)
+            self._shared.publish(self.counts.numbers())
             self._timer = asyncio.get_running_loop().call_later(PUBLISH_INTERVAL_S, self.start)
 
     def stop(self) -> None:
@@ -234,7 +285,7 @@ class ServerMetrics:
             self._timer.cancel()
             self._timer = None
         if self._shared is not None:
-            self._shared.publish(self._values)
+            self._shared.publish(self.counts.numbers())
 
     async def serve(self, request: Request) -> Response:
         """Answer GET /metrics, for all workers."""
@@ -253,8 +304,11 @@ class ServerMetrics:
             SummaryMetricFamily,
         )
 
-        rows = [self._values] if self._shared is None else self._shared.publish(self._values)
-        total = [sum(column) for column in zip(*rows, strict=True)]
+        if self._shared is None:
+            rows, total = [self.counts], self.counts
+        else:
+            numbers = self._shared.publish(self.counts.numbers())
+            rows, total = list(map(Counts, numbers)), Counts(list(map(sum, zip(*numbers, strict=True))))
         slots, environment = self.slots, self.environment
 
         def family(
@@ -265,45 +319,41 @@ class ServerMetrics:
                 made.add_metric((environment, *of), *(value if isinstance(value, tuple) else (value,)))
             return made
 
-        def of_calls(value: Callable[[int], Any]) -> dict[tuple[str, ...], Any]:
-            return {(name,): value(number * _CALL) for number, name in enumerate(CALLS)}
+        def of_calls(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
+            return {(name,): value(calls) for name, calls in zip(CALLS, total.calls, strict=True)}
 
-        def seconds(call: int) -> tuple[list[tuple[str, float]], float]:
+        def of_workers(values: Iterable[float]) -> dict[tuple[str, ...], float]:
+            return {(str(number),): value for number, value in enumerate(values)}
+
+        def seconds(calls: CallCounts) -> tuple[list[tuple[str, float]], float]:
             bounds = [*map(str, BUCKETS_S), "+Inf"]
-            counts = accumulate(total[call : call + len(bounds)])
-            return list(zip(bounds, counts, strict=True)), total[call + _SUM]
+            return list(zip(bounds, accumulate(calls.buckets), strict=True)), calls.seconds
 
-        def server_s(call: int) -> float:
-            return float(total[call + _SUM] - total[call + _ENVIRONMENT] - total[call + _TOGETHER])
-
-        def steps(row: Sequence[float]) -> float:
-            return sum(row[STEP : STEP + len(BUCKETS_S) + 1])
-
-        counter, gauge, worker = CounterMetricFamily, GaugeMetricFamily, "worker"
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
         text = "From the frame of a call to its reply: time in the server and in the environment."
         yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
         text = "Time of these calls in the environment's own methods."
-        found = of_calls(lambda call: total[call + _ENVIRONMENT])
+        found = of_calls(lambda calls: calls.environment_s)
         yield family(counter, "environment_seconds", text, found, "call")
         text = "Time of their requests outside of them: reading, validating, waiting for a turn or a thread, writing."
-        yield family(counter, "server_seconds", text, of_calls(server_s), "call")
-        found = {(code,): total[_ERRORS + number] for number, code in enumerate(CODES)}
+        yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
+        found = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
         yield family(counter, "errors", "Errors that callers were told.", found, "code")
         text = "Of requests to sessions: frames, and bodies over HTTP."
-        yield family(counter, "received_bytes", text, {(): total[_RECEIVED]})
-        yield family(counter, "sent_bytes", "Of what answers them.", {(): total[_SENT]})
-        yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total[_OPENED]})
-        found = {(str(number),): steps(row) for number, row in enumerate(rows)}
-        yield family(counter, "worker_steps", "Steps that each worker process has answered.", found, worker)
+        yield family(counter, "received_bytes", text, {(): total.received})
+        yield family(counter, "sent_bytes", "Of what answers them.", {(): total.sent})
+        yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total.opened})
+        text = "Steps that each worker process has answered."
+        found = of_workers(row.calls[STEP].count for row in rows)
+        yield family(counter, "worker_steps", text, found, "worker")
         yield family(gauge, "slots", "Sessions that there may be at once.", {(): slots.total})
-        found = {(str(number),): taken for number, taken in enumerate(slots.by_worker)}
-        yield family(gauge, "slots_in_use", "Slots taken, in each worker process.", found, worker)
+        text = "Slots taken, in each worker process."
+        yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
         yield family(gauge, "queue_waiting", "Newcomers that wait for a slot.", {(): slots.waiting})
         text = "Time that newcomers waited for the slots that they got."
-        yield family(
-            SummaryMetricFamily, "queue_wait_seconds", text, {(): (total[_ADMITTED], total[_WAITED])}
-        )
+        yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
 
 
-def _size(part: str | bytes) -> int:
+def size_of(part: str | bytes) -> int:
+    """Return the bytes of a frame, as it is sent."""
     return len(part.encode() if isinstance(part, str) else part)

@@ -41,6 +41,7 @@ class ServerSettings:
         send_timeout_s: Seconds that a client may leave its replies unread.
         drain_s: Seconds that sessions get to end when the server is asked to stop.
         mode: `production` serves no reset, step or state.
+        web: There is a page to play on, at /web.
         metrics: Whether the server counts what it does and tells it at /metrics.
         exposed: Whether callers beyond this machine reach the listening socket; None: not known. What opens the
             socket says so, no variable does.
@@ -60,6 +61,7 @@ class ServerSettings:
     send_timeout_s: float = 30.0
     drain_s: float = 8.0
     mode: Mode = "simulation"
+    web: bool = False
     metrics: bool = True
     exposed: bool | None = None
 
@@ -192,6 +194,11 @@ def _mode(variable: str, value: str) -> Mode:
     return cast(Mode, mode)
 
 
+def _is_on(_: str, value: str) -> bool:
+    """Read a switch of the released server, which takes any other word for off."""
+    return value.lower() in ("1", "true", "yes")
+
+
 _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_ALLOWED_HOSTS": ("allowed_hosts", _split_words),
     "ROPEWALK_ALLOWED_ORIGINS": ("allowed_origins", _split_words),
@@ -205,4 +212,6 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_DRAIN": ("drain_s", seconds),
     "ROPEWALK_METRICS": ("metrics", switch),
     "OPENENV_MODE": ("mode", _mode),
+    "ENABLE_WEB_INTERFACE": ("web", _is_on),  # as the released server calls it; the next one goes before it
+    "OPENENV_WEB": ("web", switch),
 }

@@ -12,7 +12,7 @@ Path: TypeAlias = Annotated[
     Field(
         min_length=1,
         max_length=1024,
-        pattern=r"\A[^\x00]+\z",
+        pattern=r"^[^\x00]+$",
         description="absolute, or relative to the working folder",
         examples=["answer.txt"],
     ),
@@ -38,7 +38,7 @@ class Run(HarborAction):
     """
 
     type: Literal["run"] = "run"
-    command: Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"\A[^\x00]+\z")]
+    command: Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")]
     timeout_s: Seconds | None = None
 
 
@@ -98,7 +98,7 @@ class HarborObservation(Observation):
     """What an action has come to; a reset tells the task.
 
     Attributes:
-        instruction: All that the task says; after a reset.
+        task: All that the task says; after a reset.
         status: What became of the action.
         reason: Why, in words, where the status is not ok.
         output: What a command has printed, both streams, or the content of a file that was read.
@@ -108,7 +108,7 @@ class HarborObservation(Observation):
         verifier_output: The end of what the verifier has printed; after the end.
     """
 
-    instruction: str | None = None
+    task: str | None = None
     status: Status = "ok"
     reason: str | None = None
     output: str = ""

@@ -182,14 +182,28 @@ class HarborTask:
         needs = self.config.environment.docker_image or (self.folder / "environment" / "Dockerfile").is_file()
         return "container" if needs else "process"
 
+    @property
+    def loose_files(self) -> Path | None:
+        """What is put into the working folder at the start: environment/, where no image is built of it."""
+        folder = self.folder / "environment"
+        built = (folder / "Dockerfile").is_file()
+        return folder if folder.is_dir() and not built else None
+
+    @property
+    def separate(self) -> bool:
+        """Whether the verifier gets the artifacts alone; else it has the working folder too."""
+        verifier = self.config.verifier
+        return verifier.environment is not None or verifier.environment_mode == "separate"
+
     def collected(self, workdir: str) -> list[str]:
-        """Return the folders and files that the verifier gets, the working folder first.
+        """Return the folders and files that the verifier gets.
 
         Raises:
             InvalidTaskError: One of them would reach into what is the verifier's own.
         """
         named = [posixpath.join(workdir, one.source) for one in self.config.artifacts]
-        paths = [posixpath.normpath(path) for path in (workdir, *named, ARTIFACTS)]
+        given = (*named, ARTIFACTS) if self.separate else (workdir, *named, ARTIFACTS)
+        paths = [posixpath.normpath(path) for path in given]
         for path in paths:
             if path == "/" or any(_overlap(path, own) for own in _RESERVED):
                 raise InvalidTaskError(
@@ -257,7 +271,7 @@ class HarborTask:
     def verifier_image(self) -> "str | Path | None":
         """What the verifier's own image is, with the tests in it: its name, a folder to build; None: it has none."""
         verifier = self.config.verifier
-        if verifier.environment is None and verifier.environment_mode != "separate":
+        if not self.separate:
             return None
         if verifier.environment is not None and verifier.environment.docker_image is not None:
             return verifier.environment.docker_image
@@ -338,7 +352,7 @@ class HarborTasks(IndexedTasks):
             "split": split,
             "index": index,
             "id": task.id,
-            "instruction": task.instruction,
+            "task": task.instruction,
             "kind": task.kind,
             "metadata": task.config.metadata,
         }

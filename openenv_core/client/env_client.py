@@ -113,6 +113,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
+        """Make a client; the class says what the arguments are. `mode` is "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         super().__init__()

@@ -15,7 +15,6 @@ RELEASED: Final = "openenv"
 FORMER: Final = "openenv_core"
 """Its name until 0.2, which is now ours: the same modules are found below it."""
 
-_WEB = "the web page"
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
     "RemoteSandboxProvider, and a client takes any object of their shape as provider"
@@ -151,7 +150,10 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.web_interface": Module(
         _in("openenv_core.compat.types", "load_environment_metadata"),
-        later=_later(_WEB, "WebInterfaceManager create_web_interface_app"),
+        later=_later(
+            "the server's side: load the folder with `ropewalk serve`",
+            "WebInterfaceManager create_web_interface_app",
+        ),
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
@@ -163,6 +165,9 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.core.containers.runtime.providers": Module(
         _in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
         rest=_PROVIDERS,
+    ),
+    "openenv.core.containers.runtime.daytona_provider": Module(
+        _in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
     ),
     "openenv.core.rubrics": Module(
         also=_below("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True

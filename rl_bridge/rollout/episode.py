@@ -175,7 +175,7 @@ async def play_episode(
         reward=play.total,
         tool_calls=play.dialogue.tool_calls,
         refusal=play.refusal,
-        scores=dict(play.scores),
+        scores=play.scores,
     )
 
 

@@ -38,6 +38,7 @@ _OF_SESSIONS: Final = {
     "step_timeout_s": "--step-timeout",
     "idle_timeout_s": "--idle-timeout",
     "mode": "--mode",
+    "web": "--web",
 }
 """Settings that only an application of create_app can heed, and their options."""
 
@@ -260,6 +261,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=_NOT_GIVEN,
         help="production serves tools only: no reset, step or state (OPENENV_MODE, simulation)",
     )
+    add(
+        "--web",
+        action="store_const",
+        const=True,
+        default=_NOT_GIVEN,
+        help="a page to play on, at /web (OPENENV_WEB=1)",
+    )
     add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
 
 
@@ -309,6 +317,7 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk serve blackjack",
+        "ropewalk serve blackjack --web",
         "ropewalk serve . --reload",
         "ropewalk serve harbor tasks/",
         "ropewalk serve . --port 8000 --workers 2",

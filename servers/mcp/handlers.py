@@ -160,7 +160,7 @@ class Handlers:
         if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
             raise MCPError(types.INVALID_PARAMS, error.message)
         if (metrics := self._sessions.metrics).enabled:
-            metrics.observe(TOOL, perf_counter() - began, context.spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - began, context.spent_s)
         answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
         return answer if result.structured is None else answer | {"structuredContent": result.structured}
 

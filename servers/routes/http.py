@@ -120,8 +120,12 @@ def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None =
     return Response(body, status, headers, "application/json")
 
 
-async def _json_body(request: Request) -> bytes:
-    """Return the body, which the guard has bounded."""
+async def json_body(request: Request) -> bytes:
+    """Return the body, which the guard has bounded.
+
+    Raises:
+        RefusalError: VALIDATION_ERROR: it is of another type than JSON.
+    """
     body = await request.body()
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
@@ -136,7 +140,7 @@ async def read_model(request: Request, model: type[ModelT]) -> ModelT:
     Raises:
         RefusalError: VALIDATION_ERROR.
     """
-    body = await _json_body(request)
+    body = await json_body(request)
     return validate(model, read_json(body), len(body))
 
 
@@ -247,7 +251,7 @@ class HttpRoutes:
 
     async def _serve_reset(self, request: Request) -> Response:
         try:
-            options = http_reset(await _json_body(request))
+            options = http_reset(await json_body(request))
             named = session_named_by(request)
         except RefusalError as refusal:
             return refused(refusal, self._sessions.metrics)
@@ -255,7 +259,7 @@ class HttpRoutes:
 
     async def _serve_step(self, request: Request) -> Response:
         try:
-            action, options = self._decoder.http_step(await _json_body(request))
+            action, options = self._decoder.http_step(await json_body(request))
             named = session_named_by(request)
         except RefusalError as refusal:
             return refused(refusal, self._sessions.metrics)
@@ -302,5 +306,6 @@ class HttpRoutes:
         metrics, began = self._sessions.metrics, perf_counter()
         body = await session.run(work, *args)
         if metrics.enabled and work is not _state:
-            metrics.observe(RESET if work is _reset else STEP, perf_counter() - began, session.runner.spent_s)
+            calls = metrics.counts.calls[RESET if work is _reset else STEP]
+            calls.observe(perf_counter() - began, session.runner.spent_s)
         return body

@@ -88,7 +88,7 @@ class JsonRpc:
             if method is None:
                 raise JsonRpcFaultError(
                     jsonrpc.METHOD_NOT_FOUND,
-                    f"expected one of the methods {', '.join(self._methods)}, got {short(request.method)!r}",
+                    f"method not found: expected one of {', '.join(self._methods)}, got {short(request.method)!r}",
                 )
             return jsonrpc.encode_result(request_id, await method(caller, request.params))
         except JsonRpcFaultError as error:
@@ -160,7 +160,7 @@ class JsonRpc:
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
         if (metrics := self._sessions.metrics).enabled:
-            metrics.observe(TOOL, perf_counter() - came, spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - came, spent_s)
         return {
             "content": result.content,
             "structured_content": result.structured,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -19,7 +20,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
-from servers.metrics import RESET, STEP, ServerMetrics
+from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
 from servers.routes.http import reported, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
@@ -341,6 +342,7 @@ class _SessionConversation(Conversation):
             )
         answer, long, send_text = self._dialect.answer, self._long, self._send_text
         metrics = self._sessions.metrics
+        counts = metrics.counts if metrics.enabled else None
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
@@ -350,10 +352,12 @@ class _SessionConversation(Conversation):
             reply = await answer(held, frame)
             if long is not None:
                 long.stop()
-            if metrics.enabled:
-                metrics.count_bytes(frame, reply or "")
+            if counts is not None:  # `count_bytes`, without its call
+                counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
                 return NORMAL_CLOSURE
+            if counts is not None:
+                counts.sent += len(reply) if reply.isascii() else size_of(reply)
             if send_text is None or self.over or not send_text(reply):
                 await self._say(reply)
             if held.over and not self.leaving:
@@ -464,6 +468,7 @@ class FrameDialect:
         self._decoder = decoder
         self._rpc = rpc
         self.metrics = metrics
+        self._resets, self._steps = metrics.counts.calls[RESET], metrics.counts.calls[STEP]
 
     async def answer(
         self, session: EnvironmentSession, text: str | bytes, request: Any = None, began: float = 0.0
@@ -479,8 +484,8 @@ class FrameDialect:
         Raises:
             RefusalError: The session is over.
         """
-        metrics = self.metrics
-        if metrics.enabled and not began:
+        timed = self.metrics.enabled
+        if timed and not began:
             began = perf_counter()
         try:
             if request is None:
@@ -490,9 +495,9 @@ class FrameDialect:
                     )
                 request = self._decoder.frame(text)
             kind = type(request)
-            call = STEP
+            calls = self._steps
             if kind is Reset:
-                call = RESET
+                calls = self._resets
                 observation = await session.run(EnvironmentRunner.reset, request.options)
             elif kind is ReadState:
                 return replies.encode_state(await session.run(EnvironmentRunner.state))
@@ -504,8 +509,13 @@ class FrameDialect:
             else:
                 observation = await session.run(EnvironmentRunner.step, request)
             reply = replies.encode_observation(observation)
-            if metrics.enabled:
-                metrics.observe(call, perf_counter() - began, session.runner.spent_s)
+            if timed:
+                took = (
+                    perf_counter() - began
+                )  # `observe`, without its call, and mostly without that of bisect
+                calls.buckets[0 if took < BUCKETS_S[0] else bisect_left(BUCKETS_S, took)] += 1
+                calls.seconds += took
+                calls.environment_s += session.runner.spent_s
             return reply
         except RefusalError as refusal:
             if isinstance(refusal, UnknownSessionError | DeadlineExceededError):

@@ -110,7 +110,7 @@ class SandboxApp(Starlette):
         self.add_exception_handler(404, _unknown)
         # Keys come as X-API-Key, sandboxes' own tokens otherwise: the guard sees to hosts, origins and bodies.
         self._guard = Guard(
-            self._serve, replace(settings, tokens=()), lambda scope: scope["path"] in envd.STREAMED
+            self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
         )
 
     async def drain(self, deadline_s: float | None = None) -> None:

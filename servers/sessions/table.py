@@ -385,7 +385,7 @@ class SessionTable:
         except BaseException:
             self._give(owner)
             raise
-        self.metrics.count_session()
+        self.metrics.counts.opened += 1
         return session
 
     async def _construct(self, state: SessionState | None) -> EnvironmentRunner:

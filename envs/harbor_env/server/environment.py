@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -129,16 +130,16 @@ class HarborEnvironment(
         )
         try:
             self._machine = await self._machines.open(chosen, verifier=False)
-            if chosen.kind == "process":
-                files = pack_folder(str(chosen.folder / "environment"), "app")
-                await self._machine.unpack(self._machine.workdir, files)
-            else:
-                chosen.collected(self._machine.workdir)  # what cannot be judged is said before it is played
+            workdir = self._machine.workdir
+            chosen.collected(workdir)  # what cannot be judged is said before it is played
+            if (files := chosen.loose_files) is not None:
+                packed = pack_folder(str(files), posixpath.basename(workdir))
+                await self._machine.unpack(workdir, packed, replace=False)
         except _FAILURES as error:
             return await self._failed(error)
         limit_s = chosen.config.agent.timeout_sec
         self._until = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
-        return HarborObservation(instruction=chosen.instruction)
+        return HarborObservation(task=chosen.instruction)
 
     async def step_async(
         self, action: HarborAction | ToolAction, **_: Any

@@ -92,8 +92,8 @@ class Machine(Protocol):
             TooLargeError: It is.
         """
 
-    async def unpack(self, path: str, archive: bytes) -> None:
-        """Put a file or folder, as it was packed, in the place of a path."""
+    async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
+        """Put a file or folder, as it was packed, in the place of a path, or add it to what is there."""
 
     async def close(self) -> None:
         """Let go of it. Idempotent."""
@@ -127,12 +127,14 @@ def pack(path):
         archive.add(path, arcname=os.path.basename(path))
     return True
 
-def unpack(path):
-    shutil.rmtree(path, ignore_errors=True)
+def unpack(path, replace):
+    if replace:
+        shutil.rmtree(path, ignore_errors=True)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with tarfile.open(".tmp/unpacked") as archive:
         archive.extractall(os.path.dirname(path) or ".", filter="data")
     os.remove(".tmp/unpacked")
+    os.makedirs("app", exist_ok=True)
 
 def variables():
     path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
@@ -256,12 +258,14 @@ class SandboxMachine:
             raise TooLargeError(f"{path} could not be packed, or has more than {ARCHIVE_BYTES >> 20} MiB")
         return data
 
-    async def unpack(self, path: str, archive: bytes) -> None:
+    async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
         """Put a file or folder in its place; see `Machine`."""
+        try:
+            inside = self._inside(path)
+        except FileRefusedError:
+            return  # it was not there to be packed
         await self._session.put_file(".tmp/unpacked", archive)
-        _require(
-            (await self._session.call("unpack", [self._inside(path)], timeout_s=CALL_TIMEOUT_S)).execution
-        )
+        _require((await self._session.call("unpack", [inside, replace], timeout_s=CALL_TIMEOUT_S)).execution)
 
     async def close(self) -> None:
         """End the session; see `Machine`."""
@@ -416,12 +420,14 @@ class ContainerMachine:
             raise TooLargeError(f"{path} has more than {ARCHIVE_BYTES >> 20} MiB")
         return data
 
-    async def unpack(self, path: str, archive: bytes) -> None:
+    async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
         """Put a file or folder in its place; see `Machine`."""
 
         def put() -> None:
             folder = posixpath.dirname(path)
-            self._root('rm -rf -- "$0" && mkdir -p -- "$1"', path, folder)
+            if replace:
+                self._root('rm -rf -- "$0"', path)
+            self._root('mkdir -p -- "$0"', folder)
             self._engine.put_archive(self._container.id, folder, archive)
             # The folder itself may be where commands run.
             self._root('mkdir -p -- "$0"', self.workdir)
@@ -553,7 +559,11 @@ class Machines:
             if not DockerEngine.find().has_image(tag):
                 if not (folder / "Dockerfile").is_file():
                     raise InvalidTaskError(f"{task.folder}: expected {folder.name}/Dockerfile, got none")
-                build_image(BuildRequest(context=folder, dockerfile="Dockerfile", tags=(tag,)))
+                limit_s = task.config.environment.build_timeout_sec
+                request = BuildRequest(
+                    context=folder, dockerfile="Dockerfile", tags=(tag,), timeout_s=limit_s
+                )
+                build_image(request)
         return tag
 
 

@@ -64,7 +64,7 @@ async def verify(machines: Machines, task: HarborTask, policy: Machine) -> Harbo
         parts = {}
         for path in task.collected(policy.workdir):
             if (packed := await policy.pack(path)) is not None:
-                parts[path] = plain_archive(packed, posixpath.basename(path))
+                parts[path] = plain_archive(packed, posixpath.basename(path), folder=path == policy.workdir)
     except TooLargeError as error:
         return HarborVerdict(reward=0.0, reason=str(error))
     finally:
@@ -132,7 +132,7 @@ def _reward_of(rewards: dict[str, float]) -> float:
     return next(iter(rewards.values()))
 
 
-def plain_archive(data: bytes, name: str) -> bytes:
+def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
     """Return an archive with the plain files and folders of another, and those links that cannot lead out of it.
 
     A link is kept where what it leads to goes down from where it lies: any other could name what is put in later.
@@ -140,9 +140,10 @@ def plain_archive(data: bytes, name: str) -> bytes:
     Args:
         data: A tar archive, which may hold anything.
         name: What it is to hold: a file or a folder of this name.
+        folder: It is to be a folder, and nothing else is kept.
 
     Raises:
-        TooLargeError: It was cut off.
+        TooLargeError: It is, or is none.
     """
     held = io.BytesIO()
     try:
@@ -152,7 +153,11 @@ def plain_archive(data: bytes, name: str) -> bytes:
                 path = posixpath.normpath(member.name)
                 above = [path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)]
                 inside = path == name or path.startswith(f"{name}/")
-                if not inside or links.intersection(above):
+                if (
+                    not inside
+                    or links.intersection(above)
+                    or (folder and path == name and not member.isdir())
+                ):
                     continue
                 plain = tarfile.TarInfo(path)
                 plain.mode, plain.mtime = member.mode & 0o777, member.mtime

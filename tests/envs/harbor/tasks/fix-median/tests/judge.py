@@ -12,13 +12,8 @@ CASES = [
 ]
 
 
-def ask(name, values):
-    code = f"import stats; print(float(stats.{name}({values})))"
-    asked = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd="/app", timeout=20
-    )
-    return asked.stdout.strip()
-
-
-right = sum(ask(name, values) == str(float(expected)) for name, values, expected in CASES)
+asked = f"import json, stats; print(json.dumps([float(getattr(stats, n)(v)) for n, v, _ in {CASES}]))"
+done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd="/app", timeout=20)
+answers = json.loads(done.stdout) if done.returncode == 0 else [None] * len(CASES)
+right = sum(answer == float(case[2]) for answer, case in zip(answers, CASES, strict=True))
 json.dump({"reward": float(right == len(CASES)), "share": right / len(CASES)}, sys.stdout)
