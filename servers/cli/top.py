@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     token = arguments.token or os.environ.get("ROPEWALK_TOKEN")
     with ExitStack() as stack:
         clients = [stack.enter_context(client_for(url, token)) for url in urls]
-        show = partial(print, flush=True)
+        show: Callable[..., None] = partial(print, flush=True)
         if not arguments.json:
             with installed_with("author", "rich for a table", "rich"):
                 from rich.console import Console
@@ -221,8 +221,8 @@ def _table(told: Sequence[Mapping[str, Any]]) -> "Table":
         table.add_row(*map(Text, row))
         if len(one["workers"]) > 1:
             for number, worker in enumerate(one["workers"]):
-                row = (f"  worker {number}", f"{worker['in_use']}", "", f"{worker['steps_per_s']:,.1f}")
-                table.add_row(*map(Text, row), style="dim")
+                of_worker = (f"  worker {number}", f"{worker['in_use']}", "", f"{worker['steps_per_s']:,.1f}")
+                table.add_row(*map(Text, of_worker), style="dim")
     return table
 
 

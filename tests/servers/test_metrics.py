@@ -28,7 +28,7 @@ from openenv_core import ConfigurationError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from rl_bridge.metrics.status import encode_metrics
 from servers.metrics import CALLS, CODES, ServerMetrics
-from servers.sessions import LocalSlots
+from servers.sessions import SessionSlots
 from servers.settings import ServerSettings
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
@@ -286,7 +286,7 @@ def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked += [variable["query"] for variable in board["templating"]["list"]]
     metrics = ServerMetrics("counter")
-    metrics.slots = LocalSlots(4)
+    metrics.slots = SessionSlots(4)
     families = [*metrics.collect(), *text_string_to_metric_families(encode_metrics(snapshot()).decode())]
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     named = {name for text in asked for name in re.findall(r"\bropewalk_\w+", text)}
