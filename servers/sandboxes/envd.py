@@ -230,19 +230,16 @@ async def _plain(record: Record, op: str, **fields: Any) -> Asked:
 async def _input(record: Record, pid: int, given: Asked) -> Asked:
     if "stdin" not in given:
         raise GuestError("unimplemented", "expected input for standard input; there are no terminals here")
-    return await _plain_with(record, "input", base64.b64decode(given["stdin"]), pid=pid)
-
-
-async def _plain_with(record: Record, op: str, blob: bytes, **fields: Any) -> Asked:
-    for at in range(0, len(blob) or 1, FILE_PIECE):
-        while True:
-            try:
-                await record.guest.ask(op, blob[at : at + FILE_PIECE], **fields)
-                break
-            except GuestError as error:
-                if error.code != "resource_exhausted":
-                    raise
-                await asyncio.sleep(BUSY_RETRY_S)  # it reads slowly; the client's own time-out bounds this
+    blob = base64.b64decode(given["stdin"])
+    pieces = [blob[at : at + FILE_PIECE] for at in range(0, len(blob), FILE_PIECE)]
+    while pieces:
+        try:
+            await record.guest.ask("input", pieces[0], pid=pid)
+            del pieces[0]
+        except GuestError as error:
+            if error.code != "resource_exhausted":
+                raise
+            await asyncio.sleep(BUSY_RETRY_S)  # it reads slowly; the client's own time-out bounds this
     return {}
 
 
@@ -310,29 +307,33 @@ async def _connect(record: Record, asked: Asked, timeout_s: float | None) -> Asy
             yield event
 
 
-async def _told(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Asked]:
-    yield {"event": {"start": {"pid": pid}}}
+async def _coming(output: Subscription, timeout_s: float | None) -> AsyncIterator[tuple[Asked, bytes] | None]:
+    """Yield what comes of a stream, to its end; None where a client has to hear that we live."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
     while True:
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
         came = await output.take(max(left_s, 0.0))
-        if came is None:
-            if deadline is not None and loop.time() >= deadline:
-                raise GuestError(
-                    "deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end"
-                )
-            yield {"event": {"keepalive": {}}}
-            continue
-        header, blob = came
-        if header.get("lost"):
-            raise GuestError("unavailable", str(header["status"]))
-        if "end" in header:
-            code = int(header["end"])
-            end: Asked = {"exitCode": code, "exited": code >= 0, "status": str(header["status"])}
-            yield {"event": {"end": {**end, "error": end["status"]} if code else {"end": end}["end"]}}
+        if came is None and deadline is not None and loop.time() >= deadline:
+            raise GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
+        if came is not None and came[0].get("lost"):
+            raise GuestError("unavailable", str(came[0].get("status")))
+        yield came
+        if came is not None and "end" in came[0]:
             return
-        yield {"event": {"data": {str(header["pipe"]): base64.b64encode(blob).decode()}}}
+
+
+async def _told(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Asked]:
+    yield {"event": {"start": {"pid": pid}}}
+    async for came in _coming(output, timeout_s):
+        event: Asked = {"keepalive": {}}
+        if came is not None and "end" in came[0]:
+            code, status = int(came[0]["end"]), str(came[0]["status"])
+            error = {"error": status} if code else {}
+            event = {"end": {"exitCode": code, "exited": code >= 0, "status": status, **error}}
+        elif came is not None:
+            event = {"data": {str(came[0]["pipe"]): base64.b64encode(came[1]).decode()}}
+        yield {"event": event}
 
 
 async def _watched(record: Record, asked: Asked, name: str) -> None:
@@ -349,19 +350,14 @@ async def _watch_folder(record: Record, asked: Asked, timeout_s: float | None) -
         await _watched(record, asked, output.stream)
         try:
             yield {"start": {}}
-            loop = asyncio.get_running_loop()
-            deadline = None if timeout_s is None else loop.time() + timeout_s
-            while deadline is None or loop.time() < deadline:
-                left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
-                came = await output.take(max(left_s, 0.0))
+            async for came in _coming(output, timeout_s):
                 if came is None:
                     yield {"keepalive": {}}
-                    continue
-                if "end" in came[0]:
-                    raise GuestError("unavailable", str(came[0].get("status")))
-                for event in _events(came[0]):
-                    yield {"filesystem": event}
-            raise GuestError("deadline_exceeded", f"the time of {timeout_s:g} s is over")
+                elif "end" in came[0]:
+                    raise GuestError("not_found", str(came[0].get("status")))
+                else:
+                    for event in _events(came[0]):
+                        yield {"filesystem": event}
         finally:
             guest.tell("unwatch", name=output.stream)
 

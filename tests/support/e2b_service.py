@@ -146,4 +146,6 @@ def create(client: Any, service: Service) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def sandbox(create: Callable[..., Any], template: str) -> Any:
-    return create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
+    made = create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
+    eventually(lambda: made.commands.list() == [])  # the image's own command ends at once
+    return made

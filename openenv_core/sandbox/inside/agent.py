@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
+from openenv_core.sandbox.inside.cells import BACKEND, Cells, ShownBundles, describe
 
 FRAME: Final = struct.Struct("!II")
 PIECE: Final = 1 << 16
@@ -337,6 +337,7 @@ def _interpret(control: socket.socket) -> None:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
+    os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
     # Line by line, so that what is printed streams, and keeps its place among what programs print.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
     sys.stdout, sys.stderr = out, err

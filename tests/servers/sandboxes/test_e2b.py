@@ -362,6 +362,14 @@ def test_cells_keep_state_and_show_results(sandbox: Any) -> None:
     assert sandbox.run_code("open('data.txt').read()").text == "'shared'"
 
 
+@pytest.mark.soak
+def test_figures_are_pictures(create: Callable[..., Any]) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])\n'over'"
+    done = create().run_code(code, timeout=120)
+    assert (done.error, done.text) == (None, "'over'")
+    assert [base64.b64decode(each.png)[:4] for each in done.results if each.png] == [b"\x89PNG"] * 2
+
+
 def test_output_comes_while_code_runs(sandbox: Any) -> None:
     came: list[str] = []
     sandbox.files.write("gate", "")

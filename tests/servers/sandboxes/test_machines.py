@@ -129,7 +129,7 @@ HELD = [each for each in PLAYED if each.holds <= FILTERED and each.category not 
 @pytest.mark.parametrize(
     "attacks",
     [
-        pytest.param([each for each in HELD if not each.slow and not each.alone][::6], id="some"),
+        pytest.param([each for each in HELD if not each.slow and not each.alone][::12], id="some"),
         pytest.param(HELD, id="all", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
     ],
 )
