@@ -236,11 +236,13 @@ def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
         serve("--web", "--idle-timeout", "1", app="gallery:app") as server,
         visit(browser, server.address) as tab,
     ):
-        begin(tab)
-        tab.wait_for("document.body.dataset.mode === 'ended'")
-        assert "so the session was given back" in text(tab, "#notice")
-        eventually(lambda: server.get("/capacity")[1]["in_use"] == 0)
-        begin(tab)
+        tab.wait_for("document.body.dataset.ready")
+        for _ in range(2):
+            tab.press("n")
+            tab.wait_for("document.body.dataset.mode === 'ended'")
+            assert "so the session was given back" in text(tab, "#notice")
+            eventually(lambda: server.get("/capacity")[1]["in_use"] == 0)
+        assert tab.evaluate("document.querySelectorAll('#episodes button').length") == 2
 
 
 def test_light_dark_and_narrow(browser: Browser, gallery: ServeProcess) -> None:
