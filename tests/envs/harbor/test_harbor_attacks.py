@@ -4,9 +4,9 @@ import io
 import tarfile
 
 import pytest
-from conftest import Player
+from harbor_tasks import Player
 
-from envs.harbor_env.server.machines import ARCHIVE_BYTES, TooLargeError
+from envs.harbor_env.server.machines import ARCHIVE_BYTES, TransferError
 from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards
 
 GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
@@ -120,10 +120,10 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
     assert plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
     file_instead = packed(("app", tarfile.REGTYPE, "a file"))
     assert plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TransferError):
         plain_archive(b"no archive", "app")
     half = "x" * (ARCHIVE_BYTES // 2)
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TransferError):
         plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
 
 
