@@ -1,16 +1,6 @@
-"""The Harbor tasks of these tests, who plays them in this process, and what their solutions and nothing earn.
-
-The verdicts are those of our verifier, and of Harbor's own.
-"""
+"""The Harbor tasks of these tests, and what their solutions and nothing earn: by our verifier, and by Harbor's own."""
 
 from pathlib import Path
-from typing import Any
-
-from envs.harbor_env import HarborAction, HarborObservation, Run, Submit
-from envs.harbor_env.server.environment import HarborEnvironment
-from envs.harbor_env.server.machines import Machines, pack_folder
-from envs.harbor_env.tasks import HarborTask, HarborTasks
-from openenv_core.loop_thread import LoopThread
 
 TASKS = Path(__file__).parents[1] / "envs" / "harbor" / "tasks"
 
@@ -25,37 +15,3 @@ NOTHING: dict[str, dict[str, float]] = {
     **{name: {"reward": 0.0} for name in SOLVED},
     "fix-median": {"reward": 0.0, "share": 0.5},
 }
-
-
-class Player:
-    """Plays one task after the other."""
-
-    def __init__(self, thread: LoopThread, machines: Machines) -> None:
-        self.thread, self.machines = thread, machines
-        self.tasks = HarborTasks(TASKS)
-        self.env = self.environment(self.tasks)
-
-    def environment(self, tasks: HarborTasks) -> HarborEnvironment:
-        return HarborEnvironment(tasks, self.machines)
-
-    def reset(self, task: str) -> HarborObservation:
-        return self.thread.run(self.env.reset_async, task=task)
-
-    def step(self, action: HarborAction) -> HarborObservation:
-        seen = self.thread.run(self.env.step_async, action)
-        assert isinstance(seen, HarborObservation)
-        return seen
-
-    def run(self, command: str) -> HarborObservation:
-        return self.step(Run(command=command))
-
-    def submit(self) -> HarborObservation:
-        return self.step(Submit())
-
-    def solve(self, task: HarborTask) -> None:
-        """Do what the task's own solution does."""
-        machine: Any = self.env._machine
-        packed = pack_folder(task.folder / "solution", "/solution")
-        self.thread.run(machine.unpack, "/solution", packed)
-        done = self.run("bash /solution/solve.sh")
-        assert done.exit_code == 0, done

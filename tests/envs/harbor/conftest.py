@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from docker_engine import engine
-from harbor_tasks import Player
+from harbor_player import Player
 from missing import missing
 
 from envs.harbor_env.server.machines import Machines

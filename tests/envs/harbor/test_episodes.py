@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harbor_tasks import NOTHING, SOLVED, TASKS, Player
+from harbor_player import Player
+from harbor_tasks import NOTHING, SOLVED, TASKS
 from serve_process import serve
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile

@@ -355,6 +355,7 @@ def test_cells_keep_state_and_show_results(sandbox: Any) -> None:
         sandbox.run_code("os.environ['ONCE'] + os.environ['GREETING']", envs={"ONCE": "1"}).text == "'1aye'"
     )
     assert sandbox.run_code("os.environ.get('ONCE')").results == []
+    assert sandbox.run_code("sys.stdin.read()").text == "''"
     sandbox.files.write("data.txt", "shared")
     assert sandbox.run_code("open('data.txt').read()").text == "'shared'"
 
