@@ -165,6 +165,11 @@ def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp
     seen = play(player, tasks, "echo 3 > count.txt; sleep 60")
     assert (seen.done, seen.reward, seen.status) == (True, 1.0, "timeout")
     assert was_truncated(seen)
+    env = player.environment(tasks)
+    player.thread.run(env.reset_async)
+    env._until = 0.0
+    late = player.thread.run(env.step_async, Run(command="echo 3 > count.txt"))
+    assert (late.done, late.reward, late.status, was_truncated(late)) == (True, 0.0, "ok", True)
 
 
 @pytest.mark.parametrize(
