@@ -204,9 +204,8 @@ def test_what_nobody_reads_goes_on(sandbox: Any) -> None:
     assert sandbox.commands.run("echo quick").stdout == "quick\n"
 
 
+@pytest.mark.parametrize("client", ["sync"], indirect=True)
 def test_input_streams(client: Any, create: Callable[..., Any]) -> None:
-    if not isinstance(client, type):
-        pytest.skip("one face is enough")
     sandbox = create()
     running = sandbox.commands.run("wc -c", background=True, stdin=True)
     sandbox.commands.stream_input(running.pid, [b"x" * 1_500_000, "y" * 10])
