@@ -90,7 +90,7 @@ def running(tmp_path: Path, *words: str) -> Iterator[Service]:
         process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other modules look at the processes of theirs
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     words = ("--image", "python:*", "--image", "ropewalk-test-*", "--max-sandboxes", "32", "--disk", "64m")
     with running(tmp_path_factory.mktemp("service"), *words) as found:

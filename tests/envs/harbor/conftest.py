@@ -1,4 +1,4 @@
-"""Harbor tasks played on one event loop that all tests of the folder share."""
+"""Harbor tasks played on one event loop that all tests of a module share."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from openenv_core.sandbox import SandboxUnavailableError
 __all__ = ["engine"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def player() -> Iterator[Player]:
     thread, machines = LoopThread(), Machines()
     player = Player(thread, machines)
