@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, LLMError
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -193,13 +194,20 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         """Return what the transform makes of an observation; without one, the observation."""
         return observation if self.transform is None else self.transform(observation)
 
-    def _apply_rubric(self, action: ActT, observation: ObsT) -> float:
+    def _apply_rubric(self, action: ActT, observation: ObsT) -> float | None:
         """Return the reward that the rubric gives; 0.0 without one.
+
+        A language model that it asks and that gives no answer is the infrastructure's failure: the observation says so
+        (`openenv_core.outcomes`), and there is no reward.
 
         Raises:
             TypeError: The rubric is asynchronous: `await self._apply_rubric_async(...)` runs it.
         """
-        score = 0.0 if self.rubric is None else self.rubric(action, observation)
+        try:
+            score = 0.0 if self.rubric is None else self.rubric(action, observation)
+        except LLMError as error:
+            _mark_failure(observation, error)
+            return None
         if inspect.isawaitable(score):
             if inspect.iscoroutine(score):
                 score.close()
@@ -209,10 +217,14 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             )
         return score
 
-    async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float:
-        """Return the reward that the rubric, asynchronous or not, gives; 0.0 without one."""
-        score = 0.0 if self.rubric is None else self.rubric(action, observation)
-        return await score if inspect.isawaitable(score) else score
+    async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float | None:
+        """Return the reward that the rubric, asynchronous or not, gives; see `_apply_rubric`."""
+        try:
+            score = 0.0 if self.rubric is None else self.rubric(action, observation)
+            return await score if inspect.isawaitable(score) else score
+        except LLMError as error:
+            _mark_failure(observation, error)
+            return None
 
     def _reset_rubric(self) -> None:
         """Tell the rubric of a new episode, where it has a `reset` to be told by."""
@@ -225,6 +237,10 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             self._reset_rubric()
         elif inspect.isawaitable(told := reset_async()):
             await told
+
+
+def _mark_failure(observation: Any, error: LLMError) -> None:
+    observation.metadata[INFRASTRUCTURE_ERROR] = str(error)
 
 
 def _waiting_for(name: str) -> Callable[..., Any]:

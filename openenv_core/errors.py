@@ -3,6 +3,7 @@
     OpenEnvError
     ├── EnvironmentFailureError        raised by environments, inside the server
     │   ├── EpisodeOverError           a step after the end of the episode
+    │   ├── LLMError                   a language model that is asked for a score, for one, gave no answer
     │   └── NotForkableError           a fork of an episode that cannot be forked
     ├── ClientError                    raised on the caller's side
     │   ├── ConnectionFailedError      no connection could be made
@@ -66,6 +67,10 @@ class EpisodeOverError(EnvironmentFailureError):
 
 class NotForkableError(EnvironmentFailureError):
     """This episode cannot be forked, where others of the environment can; the message says what to change."""
+
+
+class LLMError(EnvironmentFailureError, RuntimeError):
+    """A language model was asked, and gave no answer in time, or none that can be read."""
 
 
 class ClientError(OpenEnvError):

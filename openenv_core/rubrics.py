@@ -9,11 +9,14 @@
 An environment takes one (`Environment(rubric=...)`), and any callable of an action and an observation instead.
 `forward` may be a coroutine function; a rubric in which nothing has to be awaited is called plainly, all others are
 awaited.
+
+A rubric made of others leaves their scores by path in the observation's metadata, under `rubric`.
 """
 
 import asyncio
 import inspect
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import (
     Awaitable,
@@ -27,7 +30,15 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from openenv_core.errors import LLMError
+
+if TYPE_CHECKING:
+    from openenv_core.llm_client import LLMClient
+
+SCORES: Final = "rubric"
+"""The key of an observation's metadata that has the scores of a rubric's parts, by path."""
 
 Score: TypeAlias = float | Awaitable[float]
 """Of a rubric; awaited where a part of it is asynchronous."""
@@ -49,6 +60,7 @@ class Rubric(ABC):
     """
 
     last_score: float | None = None
+    _has_scored = False  # since a rubric around it was called
 
     @abstractmethod
     def forward(self, action: Any, observation: Any) -> Score:
@@ -62,14 +74,24 @@ class Rubric(ABC):
         for pre_hook in self._told_before:
             if inspect.isawaitable(told := pre_hook(self, action, observation)):
                 yield told
+        for part in self.rubrics():
+            part._has_scored = False
         score = self.forward(action, observation)
         if inspect.isawaitable(score):
             score = yield score
-        self.last_score = score
+        self.last_score, self._has_scored = score, True
+        if self._children:
+            self._report(observation)
         for hook in self._told_after:
             if inspect.isawaitable(told := hook(self, action, observation, score)):
                 yield told
         return score
+
+    def _report(self, observation: Any) -> None:
+        """Leave the scores of the parts that were called; a rubric around this one does so after it, for more."""
+        if isinstance(metadata := getattr(observation, "metadata", None), dict):
+            scored = [(path, part.last_score) for path, part in self.named_rubrics() if part._has_scored]
+            metadata[SCORES] = {path: float(score) for path, score in scored if score is not None}
 
     def __new__(cls, *_: Any, **__: Any) -> "Rubric":
         """Be ready for children and hooks, whether or not a subclass calls `__init__`."""
@@ -165,6 +187,17 @@ async def _go_on(steps: _Steps, waited_for: Awaitable[Any]) -> float:
             return score
 
 
+async def _all_of(scores: Sequence[Awaitable[float]]) -> list[float]:
+    """Await scores together. Where one fails, none goes on behind the caller's back."""
+    tasks = [asyncio.ensure_future(score) for score in scores]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class _Combination(Rubric):
     """Scores by the scores of others, which may have to be awaited."""
 
@@ -243,7 +276,7 @@ class WeightedSum(_Combination):
     def _combine(self, action: Any, observation: Any) -> _Steps:
         given = [rubric(action, observation) for rubric in self._rubrics]
         waiting = [one for one in given if inspect.isawaitable(one)]
-        came = iter((yield asyncio.gather(*waiting)) if waiting else ())
+        came = iter((yield _all_of(waiting)) if waiting else ())
         scores = [next(came) if inspect.isawaitable(one) else one for one in given]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
@@ -393,3 +426,85 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
         """See `Rubric.load_state_dict`."""
         super().load_state_dict(state)
         self.gamma = state.get("gamma", self.gamma)
+
+
+class LLMJudge(Rubric):
+    """Asks a language model, and reads the score in its answer.
+
+    What is judged stands in the prompt, so a policy can talk to the judge: ask for a form of answer that what you show
+    it does not have, and read it with `score_pattern`.
+
+    Args:
+        prompt_template: With `{action}` and `{observation}`, as `str.format` fills them in.
+        client: Of the model; `openenv_core.llm_client.OpenAIClient` for one.
+        score_pattern: Regular expression that finds the score, in its first group where it has one; by default the
+            first number.
+        default_score: What an answer without a score is worth; None raises.
+        normalize: Bring scores below 0 to 0, and those above 1 to 1.
+        timeout_s: Seconds until there must be an answer.
+
+    Raises:
+        LLMError: When called: the model cannot be reached, fails, or does not answer in time. It is the
+            infrastructure's failure, and no score.
+    """
+
+    def __init__(
+        self,
+        prompt_template: str,
+        client: "LLMClient",
+        *,
+        score_pattern: str | None = None,
+        default_score: float | None = 0.0,
+        normalize: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.prompt_template = prompt_template
+        self._client = client
+        self._score_pattern = re.compile(score_pattern or r"(\d+\.?\d*)")
+        self.default_score = default_score
+        self.normalize = normalize
+        self.timeout_s = timeout_s
+
+    async def forward(self, action: Any, observation: Any) -> float:
+        """See `Rubric.forward`."""
+        prompt = self._render_prompt(action, observation)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await self._client.complete(prompt)
+        except TimeoutError as error:
+            raise LLMError(
+                f"expected the judge to answer within {self.timeout_s:g} s, got nothing; raise timeout_s, or ask a "
+                "faster model"
+            ) from error
+        except LLMError:
+            raise
+        except Exception as error:
+            raise LLMError(f"expected an answer of the judge, got {type(error).__name__}: {error}") from error
+        return self._parse_score(answer)
+
+    def _render_prompt(self, action: Any, observation: Any) -> str:
+        """Return what the model is asked. Subclasses may ask otherwise."""
+        return self.prompt_template.format(action=action, observation=observation)
+
+    def _parse_score(self, response: str) -> float:
+        found = self._score_pattern.search(response)
+        try:
+            score = float(found[1 if found.lastindex else 0]) if found else self.default_score
+        except ValueError:  # the pattern has found something else
+            score = self.default_score
+        if score is None:
+            raise LLMError(f"expected a score in the judge's answer, got {response[:200]!r}")
+        return min(max(score, 0.0), 1.0) if found and self.normalize else score
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rubric.state_dict`."""
+        names = ("prompt_template", "default_score", "normalize", "timeout_s")
+        return {"score_pattern": self._score_pattern.pattern, **{name: getattr(self, name) for name in names}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rubric.load_state_dict`."""
+        for name in self.state_dict().keys() & state.keys():
+            if name == "score_pattern":
+                self._score_pattern = re.compile(state[name])
+            else:
+                setattr(self, name, state[name])

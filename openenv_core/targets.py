@@ -19,7 +19,7 @@ from openenv_core.errors import (
     OpenEnvError,
     installed_with,
 )
-from openenv_core.manifest import MANIFEST
+from openenv_core.manifest import MANIFEST, read_keys
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_][\w.]*)")
@@ -201,6 +201,28 @@ def _found_kind(text: str) -> TargetKind | None:
     if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
     return None if _folder_of_name(text) is None else TargetKind.NAME
+
+
+def variables_for(text: str, argument: str) -> dict[str, str]:
+    """Return the environment variables by which an environment is told the argument behind its name.
+
+    It is the value of the first of the `variables` of its openenv.yaml.
+
+    Raises:
+        ConfigurationError: It has no openenv.yaml, or that lists no variables.
+    """
+    folder = target_of(text).folder
+    listed = (
+        read_keys(folder).get("variables") if folder is not None and (folder / MANIFEST).is_file() else None
+    )
+    first = next(iter(listed), None) if isinstance(listed, Mapping | list) else None
+    name = first.get("name") if isinstance(first, Mapping) else first
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"expected an environment that takes an argument, got {text!r}, whose {MANIFEST} lists no variables; "
+            f"leave {argument!r} out"
+        )
+    return {name: argument}
 
 
 def exposed_port(image: str) -> int:

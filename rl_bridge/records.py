@@ -80,6 +80,7 @@ class TrajectoryRecord(RecordPart):
         advantage: Of its tokens; None where none of them was trained.
         version: The oldest weights that any of its tokens came from.
         tool_calls: How many tools it called.
+        scores: What the parts of the environment's rubric gave, by path, summed over the steps.
         turns: The exchanges.
     """
 
@@ -93,6 +94,7 @@ class TrajectoryRecord(RecordPart):
     advantage: float | None
     version: PolicyVersion
     tool_calls: int
+    scores: dict[str, float] = {}
     turns: tuple[TurnRecord, ...]
 
 
@@ -179,6 +181,7 @@ def group_records(
             advantage=next((row.advantage for row in own if any(row.loss_mask)), None),
             version=trajectory.version,
             tool_calls=trajectory.tool_calls,
+            scores=trajectory.scores,
             turns=tuple(_turns(trajectory, own, text)),
         )
 

@@ -124,6 +124,7 @@ class Trajectory:
         reward: Sum of the environment's rewards and of any penalty.
         tool_calls: Calls of tools that the environment was asked for.
         refusal: Why the environment did not take the last action, in words; None where it did.
+        scores: What the parts of the environment's rubric gave, by path, summed over the steps.
     """
 
     seed: int
@@ -132,6 +133,7 @@ class Trajectory:
     reward: float
     tool_calls: int = 0
     refusal: str | None = None
+    scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def version(self) -> PolicyVersion:

@@ -66,6 +66,21 @@ TRAINERS = (
     "renderers==0.1.12",
     "prime-pydantic-config==0.4.3",
 )
+# E2B's clients, which play on `ropewalk sandboxes`.
+E2B = (
+    "e2b==2.63.0",
+    "e2b-code-interpreter==2.11.5",
+    "e2b-dockerfile-utils==0.1.1",
+    "connectrpc==0.12.1",
+    "protobuf-py==0.6.0",
+    "protobuf-py-ext==0.6.0",
+    "pyqwest==0.12.0",
+    "h2==4.4.1",
+    "hpack==4.2.0",
+    "hyperframe==6.1.0",
+    "wcmatch==11.2",
+    "bracex==3.2.3",
+)
 
 PROFILES = {
     **{
@@ -76,7 +91,7 @@ PROFILES = {
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile(
-        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO)
+        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
@@ -85,6 +100,8 @@ PROFILES = {
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # A trainer that pins another SDK of MCP than ours; it plays with the core from this tree.
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
+    # Harbor, whose own trials are played over our tasks; it needs Python 3.12.
+    "harbor": Profile("harbor", None, "harbor.txt", False),
     # Public MCP servers, which are played unchanged; likewise.
     "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }

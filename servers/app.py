@@ -19,6 +19,8 @@ from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
+from servers.metrics import METRICS_PATH, ServerMetrics, SharedCounts
+from servers.page import Page, PageOptions
 from servers.routes.about import MetadataSource, about_router, page_router
 from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
@@ -38,13 +40,19 @@ _API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
 
+_OF_SESSIONS: Final = ("/reset", "/step", "/state", MCP_PATH)
+"""Paths of HTTP whose bytes are counted."""
+
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
 """What is entered when a server process starts, and left when it ends, after the last session has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppSettings:
-    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema."""
+    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema.
+
+    `page` is what it was told of a page to play on; None: it has none, whatever the settings say.
+    """
 
     factory: Factory
     action: Any
@@ -52,6 +60,7 @@ class AppSettings:
     name: str | None
     cap: int
     lifespan: Lifespan | None = None
+    page: PageOptions | None = None
 
 
 class EnvironmentApp(FastAPI):
@@ -68,6 +77,7 @@ class EnvironmentApp(FastAPI):
         self._settings = settings
         self._slots: SessionSlots | None = None
         self._new_id: Callable[[], str] | None = None
+        self._counts: SharedCounts | None = None
         self._parts: _Parts | None = None
         self._started = False
         self._routes_at = len(self.router.routes)
@@ -106,6 +116,7 @@ class EnvironmentApp(FastAPI):
         *,
         slots: SessionSlots | None = None,
         new_id: Callable[[], str] | None = None,
+        counts: SharedCounts | None = None,
     ) -> None:
         """Take other settings; before the server starts.
 
@@ -113,6 +124,7 @@ class EnvironmentApp(FastAPI):
             settings: They go before the environment's variables and what `create_app` was told.
             slots: Counts sessions; by default those of this process alone.
             new_id: Draws the ids of sessions; by default a uuid4.
+            counts: Where several processes share what they count; by default this one counts for itself.
 
         Raises:
             ConfigurationError: The server runs already, or the class does not allow so many sessions.
@@ -123,7 +135,7 @@ class EnvironmentApp(FastAPI):
             del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
             self._parts = None
         _check_cap(self._served.factory, settings.max_sessions or self._served.cap)
-        self._settings, self._slots, self._new_id = settings, slots, new_id
+        self._settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _built(self) -> "_Parts":
         """Return what it is made of; made when it is first asked for, which is at the start of its server."""
@@ -135,7 +147,11 @@ class EnvironmentApp(FastAPI):
         served, settings = self._served, self._settings
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
-        sessions = SessionTable(served.factory, cap, Executor(cap), settings, self._slots, **extra)
+        metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
+        executor = Executor(cap, timed=settings.metrics)
+        sessions = SessionTable(
+            served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
+        )
         self.state.sessions = sessions
         production = settings.mode == "production"
         encoder = ObservationEncoder(
@@ -145,18 +161,27 @@ class EnvironmentApp(FastAPI):
         tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
-        frames = FrameDialect(decoder, rpc)
-        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder), production)
+        frames = FrameDialect(decoder, rpc, metrics)
+        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder, metrics), production)
         links = Links(sessions, dialect, settings.send_timeout_s)
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
         # The framework would read nothing of these, and cost each request as much as the rest of it.
         unseen: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
+        if settings.metrics:
+            unseen.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
         if not production:
             unseen += HttpRoutes(sessions, decoder).routes()
         self.router.routes.extend(unseen)
         metadata = MetadataSource(sessions, served.name)
+        page = None
+        if served.page is None:
+            if settings.web:
+                logger.warning("the app has no page: it is not one of create_app")
+        elif not production and (settings.web or served.page.always):  # in production nothing can be played
+            page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
+            self.router.routes.extend(page.routes())
         self.include_router(about_router(sessions, served.models, metadata))
         self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
         self.include_router(tasks_router(sessions, _title(served)))
@@ -181,7 +206,8 @@ class EnvironmentApp(FastAPI):
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
-            guard=Guard(self.serve_admitted, settings),
+            guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
+            page=page,
         )
 
     def take_refusals(self) -> Callable[[], OpenEnvError | None]:
@@ -225,6 +251,9 @@ class EnvironmentApp(FastAPI):
             return
         parts = self._built()
         path = path_of(scope)
+        metrics = parts.sessions.metrics
+        if metrics.enabled and scope["type"] == "http" and path.startswith(_OF_SESSIONS):
+            receive, send = metrics.http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
         elif scope["type"] == "http" and path.startswith(MCP_PATH):
@@ -246,15 +275,20 @@ class EnvironmentApp(FastAPI):
             raise
         self._started = True
         parts.sessions.draining = parts.sockets.draining = False
+        parts.sessions.metrics.start()
         lifespan = self._served.lifespan
         try:
-            async with nullcontext() if lifespan is None else lifespan(self):
+            async with (
+                nullcontext() if lifespan is None else lifespan(self),
+                nullcontext() if parts.page is None else parts.page.lifespan(),
+            ):
                 try:
                     yield
                 finally:
                     await parts.links.close()
                     await parts.sessions.shut_down()
                     await parts.mcp.stop()
+                    parts.sessions.metrics.stop()
         except OpenEnvError as error:
             self._refusal = error
             raise
@@ -285,6 +319,7 @@ class _Parts:
     routes_of_sockets: Mapping[str, SocketRoute]
     mcp: McpEntry
     guard: Guard
+    page: Page | None
 
 
 @asynccontextmanager
@@ -339,12 +374,13 @@ def create_app(
         max_concurrent_envs: The greatest number of sessions at once; 1 by default.
         concurrency_config: The same, with the time after which a session without a socket has gone unused for
             too long.
-        gradio_builder: Describes a web page. Taken so that folders written for the released package run, and
-            without effect, like the four that follow: there is no page.
-        custom_tab_name: See gradio_builder.
-        custom_tab_primary: See gradio_builder.
-        show_default_tab: See gradio_builder.
-        title_override: See gradio_builder.
+        gradio_builder: Makes a page with Gradio (the extra `gradio`), which is shown at /web where the page is on:
+            called with what resets and steps, the action's fields, the metadata, whether it is a chat, a title, and
+            how to connect, it returns a `gradio.Blocks`.
+        custom_tab_name: What its tab is called, beside that of the usual page; by default "Custom".
+        custom_tab_primary: Its tab is the first.
+        show_default_tab: False: it stands alone.
+        title_override: What stands above the page; by default the environment's name.
         state_cls: The state model, for the schema.
         mode: `production` serves no reset, step or state; by default what OPENENV_MODE says.
         reset_observation_cls: What a reset returns where that is another model, for the schema.
@@ -360,12 +396,9 @@ def create_app(
     """
     if not callable(env):
         raise TypeError(
-            "expected the environment's class, or a callable without arguments that returns an environment, got an "
+            "env must be a callable, the environment's class or a function that returns an environment, got an "
             f"instance of {type(env).__name__}; each session has one of its own, so give the class"
         )
-    page = (gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
-    if any(value is not None for value in page):
-        logger.debug("what create_app was told of a web page has no effect: there is none")
     settings = ServerSettings.from_environment(os.environ)
     if concurrency_config is not None:
         if max_concurrent_envs is not None:
@@ -387,8 +420,15 @@ def create_app(
         "reset_observation": reset_observation_cls or observation_cls,
     }
     cap = 1 if max_concurrent_envs is None else max_concurrent_envs
+    page = PageOptions(
+        title=title_override,
+        builder=gradio_builder,
+        tab=custom_tab_name or "Custom",
+        tab_first=bool(custom_tab_primary),
+        playground=show_default_tab is not False,
+    )
     served = AppSettings(
-        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan
+        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan, page=page
     )
     return EnvironmentApp(served, settings)
 
@@ -405,8 +445,8 @@ def create_fastapi_app(
     mode: Mode | None = None,
     reset_observation_cls: Any = None,
 ) -> EnvironmentApp:
-    """Build the same server under the name, and with the order of parameters, of one that has no web page."""
-    return create_app(
+    """Build the same server under the name, and with the order of parameters, of one that has no page to play on."""
+    app = create_app(
         env,
         action_cls,
         observation_cls,
@@ -417,3 +457,4 @@ def create_fastapi_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
     )
+    return EnvironmentApp(replace(app.served, page=None), app.settings)

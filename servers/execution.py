@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -131,13 +132,15 @@ class Executor:
 
     Args:
         sessions: The cap on sessions, which bounds how many threads are of use.
+        timed: Whether runners say how long the calls of their environments took.
 
     Attributes:
         abandoned: Calls that nobody waits for any more and which still hold a thread.
         limit: With this many abandoned calls no new session is taken.
     """
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, timed: bool = False) -> None:
+        self.timed = timed
         self.pool = ThreadPool(min(max_threads(), max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
         self.limit = _MAX_ABANDONED
@@ -221,14 +224,19 @@ class EnvironmentRunner:
 
     Attributes:
         plan: How its methods are run.
+        name: What its class is called.
+        concurrent: Whether its class promises to share a process with other instances.
+        spent_s: Where calls are timed, seconds that the last one was in the environment, and in no queue for a thread.
     """
-
-    __slots__ = ("_closing", "_environment", "_executor", "_late", "_pool", "_reset", "_step", "plan")
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
+        self.name = type(environment).__name__
+        self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
         self._environment = environment
         self._executor = executor
+        self._timed = executor.timed
+        self.spent_s = 0.0
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
@@ -247,8 +255,15 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            seen = _on_loop(self._step, action)
-            return seen if isinstance(seen, Observation) else await _settle(seen, here)
+            if self._timed:  # `_measured`, without its call
+                began = perf_counter()
+                try:
+                    seen = _on_loop(self._step, action)
+                finally:
+                    self.spent_s = perf_counter() - began
+            else:
+                seen = _on_loop(self._step, action)
+            return seen if isinstance(seen, Observation) else await self._settled(seen, here)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),
@@ -304,6 +319,11 @@ class EnvironmentRunner:
         self._abandon(call, self.discard)
 
     @property
+    def environment(self) -> Environment[Any, Any, Any]:
+        """The environment itself, for whoever has the session's turn."""
+        return self._environment
+
+    @property
     def is_tool_host(self) -> bool:
         """Whether the environment has tools to list and to call."""
         return is_tool_host(self._environment)
@@ -316,16 +336,6 @@ class EnvironmentRunner:
     def forkable(self) -> bool:
         """Whether the environment promises that others can go on from its snapshots."""
         return getattr(self._environment, "FORKABLE", False) is True
-
-    @property
-    def name(self) -> str:
-        """What the environment's class is called."""
-        return type(self._environment).__name__
-
-    @property
-    def concurrent(self) -> bool:
-        """Whether the environment's class promises to share a process with other instances."""
-        return bool(getattr(self._environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
     async def close(self) -> None:
         """Close the environment; where an abandoned call still runs in it, as soon as that returns.
@@ -354,6 +364,8 @@ class EnvironmentRunner:
             logger.exception("closing %s failed", self.name)
         if self._late is None:
             end_own_pool()
+        # Whoever keeps a session that is over, for its number for instance, keeps no environment.
+        self._environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""
@@ -400,6 +412,8 @@ class EnvironmentRunner:
             on_loop = True
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
+        if self._timed:
+            args, fn = (fn, *args), self._measured
         if on_loop:
             if on_begin is not None:
                 on_begin()
@@ -416,7 +430,25 @@ class EnvironmentRunner:
                 raise
             if not succeeded:
                 raise result
-        return result if not whole or isinstance(result, Observation) else await _settle(result, here)
+        return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
+
+    def _measured(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call a method of the environment, and note how long that took, in whichever thread it is."""
+        began = perf_counter()
+        try:
+            return fn(*args, **options)
+        finally:
+            self.spent_s = perf_counter() - began
+
+    async def _settled(self, result: Any, here: bool) -> Any:
+        """Await what a method has returned, where that is awaitable; that is a part of its time."""
+        if not self._timed:
+            return await _settle(result, here)
+        before_s, began = self.spent_s, perf_counter()
+        try:
+            return await _settle(result, here)
+        finally:
+            self.spent_s = before_s + perf_counter() - began
 
     def _abandon(
         self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None

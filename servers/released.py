@@ -1,5 +1,6 @@
 """What the released package's modules of the server's side hold here; `openenv_core.compat` asks for it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.compat import Extra
@@ -8,6 +9,7 @@ from openenv_core.types import ConcurrencyConfig
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from servers.app import EnvironmentApp
     from servers.execution import Factory
 
 NAMES: Final[Extra] = {
@@ -15,8 +17,22 @@ NAMES: Final[Extra] = {
         "create_app": "servers:create_app",
         "create_fastapi_app": "servers:create_fastapi_app",
         "HTTPEnvServer": "servers.released:HTTPEnvServer",
-    }
+    },
+    "openenv.core.env_server.web_interface": {
+        "WebInterfaceManager": "servers.page.manager:WebInterfaceManager",
+        "create_web_interface_app": "servers.released:create_web_interface_app",
+    },
 }
+
+
+def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
+    """Build the same server as `create_app`, of which it takes the parameters, with the page on."""
+    from servers.app import EnvironmentApp, create_app
+
+    app = create_app(*args, **options)
+    assert app.served.page is not None
+    served = replace(app.served, page=replace(app.served.page, always=True))
+    return EnvironmentApp(served, app.settings)
 
 
 class HTTPEnvServer:
@@ -60,6 +76,6 @@ class HTTPEnvServer:
         Raises:
             ConfigurationError: There is no such mode.
         """
-        from servers.app import create_app
+        from servers.app import create_fastapi_app
 
-        app.mount("/", create_app(*self._given, **self._cap, mode=mode))
+        app.mount("/", create_fastapi_app(*self._given, **self._cap, mode=mode))

@@ -8,11 +8,13 @@ time.
 """
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +29,10 @@ _PRINCIPAL: Final = "ropewalk.principal"
 _REFUSAL_READ_TIMEOUT_S: Final = 2.0
 """Seconds that a caller gets to read its refusal while the rest of its body is thrown away. A connection that is
 closed while data is on its way is reset, and the refusal is lost with it."""
+
+TOKEN_SUBPROTOCOL: Final = "ropewalk.token."
+"""What stands before a token, in base64 for URLs, among the subprotocols of a WebSocket. A page in a browser has no
+other place for it that is not written down somewhere, as an address is."""
 
 _ANY: Final = "*"
 _NETLOC: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -95,14 +101,25 @@ class Guard:
     Args:
         app: What is guarded. It finds the name of the caller's token, or an empty one, in the scope.
         settings: The server's settings.
+        streamed: Tells the requests whose bodies the application reads and bounds by itself.
+        is_open: Whether a request, by its scope, needs no token.
 
     Raises:
         ConfigurationError: A host or an origin that the settings allow is none.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        *,
+        streamed: Callable[[Scope], bool] = lambda _: False,
+        is_open: Callable[[Scope], bool] = lambda _: False,
+    ) -> None:
         self._app = app
-        self._tokens = _Tokens(settings.tokens)
+        self._streamed = streamed
+        self._is_open = is_open
+        self._tokens = Tokens(settings.tokens)
         self._hosts = _AllowedHosts(settings.allowed_hosts)
         self._origins = _Origins(settings.allowed_origins)
         self._max_body_bytes = settings.max_body_bytes
@@ -134,7 +151,7 @@ class Guard:
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
-            if not self._body_comes(headers):
+            if self._streamed(scope) or not self._body_comes(headers):
                 return receive
             body = await self._read_body(receive)
         except TurnedAwayError as turned:
@@ -146,7 +163,12 @@ class Guard:
         local = (scope.get("server") or (None,))[0]
         host = self._hosts.check(headers.get(b"host", ()), local)
         self._origins.check(headers.get(b"origin", ()), host)
-        scope[_PRINCIPAL] = self._tokens.principal(headers.get(b"authorization", ()))
+        given = headers.get(b"authorization", ())
+        if not given and self._is_open(scope):
+            return
+        if not given and scope["type"] == "websocket":
+            given = _named_in(scope.get("subprotocols") or ())
+        scope[_PRINCIPAL] = self._tokens.principal(given)
 
     def _body_comes(self, headers: _Headers) -> bool:
         """Return whether a body comes; refuse one that cannot be taken, as the headers say already."""
@@ -349,7 +371,7 @@ def _parse_origin(origin: str) -> tuple[str, str, int] | None:
     return scheme, netloc.host, netloc.port or _DEFAULT_PORTS[scheme]
 
 
-class _Tokens:
+class Tokens:
     """The tokens of a server, kept as digests."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -376,6 +398,16 @@ class _Tokens:
         if not found:
             raise _make_unauthorized("one that it does not know")
         return found
+
+
+def _named_in(subprotocols: Iterable[str]) -> list[bytes]:
+    """Return the token among subprotocols, as a header would have it."""
+    for name in subprotocols:
+        if name.startswith(TOKEN_SUBPROTOCOL):
+            text = name.removeprefix(TOKEN_SUBPROTOCOL)
+            with suppress(ValueError):
+                return [b"Bearer " + base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))]
+    return []
 
 
 def principals(tokens: Sequence[str]) -> list[str]:

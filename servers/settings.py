@@ -41,6 +41,8 @@ class ServerSettings:
         send_timeout_s: Seconds that a client may leave its replies unread.
         drain_s: Seconds that sessions get to end when the server is asked to stop.
         mode: `production` serves no reset, step or state.
+        web: There is a page to play on, at /web.
+        metrics: Whether the server counts what it does and tells it at /metrics.
         exposed: Whether callers beyond this machine reach the listening socket; None: not known. What opens the
             socket says so, no variable does.
     """
@@ -59,6 +61,8 @@ class ServerSettings:
     send_timeout_s: float = 30.0
     drain_s: float = 8.0
     mode: Mode = "simulation"
+    web: bool = False
+    metrics: bool = True
     exposed: bool | None = None
 
     def __post_init__(self) -> None:
@@ -171,11 +175,28 @@ def seconds_or_none(variable: str, value: str) -> float | None:
     return seconds(variable, value) or None
 
 
+def switch(variable: str, value: str) -> bool:
+    """Read a setting that is on or off.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    on, off = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+    if value.lower() not in on + off:
+        raise ConfigurationError(f"expected {variable} to be 1 or 0, got {value!r}")
+    return value.lower() in on
+
+
 def _mode(variable: str, value: str) -> Mode:
     mode = value.lower()
     if mode not in MODES:
         raise ConfigurationError(f"expected {variable} to be one of {', '.join(MODES)}, got {value!r}")
     return cast(Mode, mode)
+
+
+def _is_on(_: str, value: str) -> bool:
+    """Read a switch of the released server, which takes any other word for off."""
+    return value.lower() in ("1", "true", "yes")
 
 
 _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
@@ -189,5 +210,8 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_STEP_TIMEOUT": ("step_timeout_s", seconds_or_none),
     "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
     "ROPEWALK_DRAIN": ("drain_s", seconds),
+    "ROPEWALK_METRICS": ("metrics", switch),
     "OPENENV_MODE": ("mode", _mode),
+    "ENABLE_WEB_INTERFACE": ("web", _is_on),  # as the released server calls it; the next one goes before it
+    "OPENENV_WEB": ("web", switch),
 }

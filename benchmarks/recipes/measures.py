@@ -111,17 +111,17 @@ def _play(config: Config, folder: Path) -> EvaluationResult:
 async def _played(config: Config, folder: Path) -> EvaluationResult:
     """The held-out tasks, by a policy as it is."""
     from rl_bridge.loops.assembly import open_run
-    from rl_bridge.loops.evaluation import evaluate
+    from rl_bridge.loops.evaluation import evaluate, result_of
 
     async with open_run(config, folder, console=_console()) as (run, fleet):
-        result: EvaluationResult = (await fleet.guard(evaluate(run)))[""]
-    return result
+        records = (await fleet.guard(evaluate(run)))[""]
+    return result_of(records, train_seconds=run.train_seconds)
 
 
 async def _reinforced(config: Config, folder: Path, seconds: float) -> tuple[EvaluationResult, int]:
     """The held-out tasks after so many seconds of training, and the iterations that those were."""
     from rl_bridge.loops.assembly import open_run
-    from rl_bridge.loops.evaluation import evaluate
+    from rl_bridge.loops.evaluation import evaluate, result_of
     from rl_bridge.loops.recovery import train_to_the_end
 
     trainer = config.trainer.model_copy(update={"iterations": _ENDLESS, "checkpoint_interval": 0})
@@ -134,8 +134,8 @@ async def _reinforced(config: Config, folder: Path, seconds: float) -> tuple[Eva
         finally:
             ending.cancel()
         await run.sync.finish()
-        result: EvaluationResult = (await fleet.guard(evaluate(run)))[""]
-        return result, run.version
+        records = (await fleet.guard(evaluate(run)))[""]
+        return result_of(records, train_seconds=run.train_seconds), run.version
 
 
 def _console() -> Console:

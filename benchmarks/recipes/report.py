@@ -18,7 +18,7 @@ from benchmarks.recipes.plan import RECIPES
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.report import table, verdicts
-from rl_bridge.metrics.intervals import wilson_interval
+from openenv_core.evaluation.statistics import wilson_interval
 
 GAIN = 0.10
 """Share of tasks that reinforcement learning adds, at least, with each seed."""

@@ -37,6 +37,7 @@ examples:
 
 sections:
   start       of a session, a Jupyter kernel, a container
+  burst       100 sessions at once, each to its first result, beside docker run, bubblewrap and nsjail
   execute     in a session that is there: directly, through the WebSocket, in a kernel, in a container
   throughput  of many sessions of one server at once
   memory      of many sessions at once
@@ -86,7 +87,7 @@ def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
         if (value := getattr(arguments, name)) is not None
     }
     plan = replace(plan, **chosen)
-    if arguments.no_peers or not {"start", "execute"} & set(plan.sections):
+    if arguments.no_peers or not {"start", "burst", "execute"} & set(plan.sections):
         return plan
     python = peers.jupyter_python(arguments.jupyter_python)
     for why in (no_jupyter := peers.no_jupyter(python), no_engine := peers.no_engine(arguments.image)):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,34 @@ def start(plan: Plan, figures: Figures, progress: Progress) -> None:
         if plan.image is not None:
             progress(f"start: {RUN}, round {round_ + 1} of {plan.rounds}")
             _times(figures, RUN, "", [peers.docker_run(plan.image) for _ in range(plan.peer_starts)])
+
+
+def burst(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """Start many sessions at once and use each, beside as many containers and jails; those once, they take long."""
+
+    def add(who: str, load: str, took: Sequence[float]) -> None:
+        figures.add("burst p50 ms", who, load, statistics.median(took))
+        figures.add("burst p99 ms", who, load, percentile(took, 99))
+        figures.add("machine's load", who, load, os.getloadavg()[0])
+
+    for round_ in range(plan.rounds):
+        for level, preload in _contestants(plan):
+            progress(f"burst: {level}, {preload}, round {round_ + 1} of {plan.rounds}")
+            add(
+                level,
+                f"{plan.burst} at once, {_loaded(preload)}",
+                _engine("burst", level, preload, plan.burst)["ms"],
+            )
+    there = peers.jails()
+    figures.notes += [
+        f"{name}: it is not installed here" for name in ("bubblewrap", "nsjail") if name not in there
+    ]
+    for name, command in there.items():
+        progress(f"burst: {name}")
+        add(name, f"{plan.burst} at once", peers.burst(command, plan.burst))
+    if plan.image is not None:
+        progress(f"burst: {RUN}")
+        add(RUN, f"{plan.burst} at once", peers.docker_burst(plan.image, plan.burst))
 
 
 def execute(plan: Plan, figures: Figures, progress: Progress) -> None:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +23,7 @@ IMAGE: Final = "python:3.11-slim"
 
 _PRINT: Final = f"print({CODE})"
 _DEADLINE_S: Final = 60.0
+_BURST_S: Final = 300.0
 
 
 def jupyter_python(named: Path | None) -> Path:
@@ -86,6 +90,52 @@ def container(image: str) -> Iterator[str]:
         yield name
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=_DEADLINE_S, check=False)
+
+
+def jails() -> dict[str, list[str]]:
+    """Return the commands that run Python in another's jail of processes, as far as they are installed."""
+    inner = [sys.executable, "-c", _PRINT]
+    bubblewrap = [
+        "bwrap",
+        "--ro-bind",
+        "/",
+        "/",
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--unshare-all",
+        "--die-with-parent",
+    ]
+    nsjail = ["nsjail", "-Mo", "-Q", "--chroot", "/"]
+    known = {"bubblewrap": [*bubblewrap, *inner], "nsjail": [*nsjail, "--", *inner]}
+    return {name: command for name, command in known.items() if shutil.which(command[0])}
+
+
+def burst(command: Sequence[str], count: int) -> list[float]:
+    """Run a command so many times at once: milliseconds from the beginning of all to each one's end.
+
+    Raises:
+        StartError: One of them did not succeed.
+    """
+    began = time.perf_counter()
+
+    def one(_: int) -> float:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
+        if done.returncode != 0:
+            raise StartError(f"expected {command[0]} to succeed, got: {done.stderr.strip()[-500:]}")
+        return (time.perf_counter() - began) * 1e3
+
+    try:
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(one, range(count)))
+    except subprocess.TimeoutExpired as error:
+        raise StartError(f"expected {count} of {command[0]} within {_BURST_S:g} s, got fewer") from error
+
+
+def docker_burst(image: str, count: int) -> list[float]:
+    """Run containers so many times at once, as `burst` does."""
+    return burst(["docker", "run", "--rm", "--network", "none", image, "python", "-c", _PRINT], count)
 
 
 def docker_exec(name: str) -> float:

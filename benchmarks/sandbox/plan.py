@@ -6,7 +6,7 @@ from typing import Final
 
 from openenv_core.sandbox.config import LADDER
 
-SECTIONS: Final = ("start", "execute", "throughput", "memory", "loops", "abandon")
+SECTIONS: Final = ("start", "burst", "execute", "throughput", "memory", "loops", "abandon")
 
 PRELOADS: Final = ("none", "numpy")
 
@@ -22,6 +22,7 @@ class Plan:
         rounds: How often each figure is measured; each round goes through all contestants.
         starts: Sessions started one after the other.
         peer_starts: The same of a Jupyter kernel, and of `docker run`.
+        burst: Sessions that are started and used at once.
         executions: Executions one after the other.
         peer_executions: The same through an engine.
         concurrent: Sessions that execute at once.
@@ -40,6 +41,7 @@ class Plan:
     rounds: int = 5
     starts: int = 40
     peer_starts: int = 2
+    burst: int = 100
     executions: int = 500
     peer_executions: int = 5
     concurrent: int = 32
@@ -59,6 +61,7 @@ class Plan:
             rounds=1,
             starts=2,
             peer_starts=1,
+            burst=4,
             executions=5,
             peer_executions=1,
             concurrent=2,

@@ -9,12 +9,20 @@ from benchmarks.wire.figures import Figures
 from benchmarks.wire.report import table, verdicts
 
 START_MS: Final = {"namespaces": 30.0, "lsm": 15.0}
+BURST_MS: Final = 1000.0
+BURST_RATIO: Final = 1 / 20
+"""Of what as many `docker run` take."""
+
 EXECUTE_MS: Final = 1.0
 MEMORY_MB: Final = 5.0
 LOOPS: Final = 1.05
 
 TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Start of a session", ("start p50 ms", "start p95 ms", "CPU ms")),
+    (
+        "Sessions that begin at once, each to its first result",
+        ("burst p50 ms", "burst p99 ms", "machine's load"),
+    ),
     ("Warm execute", ("execute p50 ms", "execute p95 ms", "CPU µs")),
     ("Sessions that execute at once", ("executions/s", "server and sandbox µs")),
     ("Memory, proportional", ("MB a session", "server kB a session")),
@@ -32,6 +40,13 @@ def bars(figures: Figures) -> Iterator[Bar]:
         for load in figures.loads("start p50 ms"):
             if (value := figures.median("start p50 ms", level, load)) is not None:
                 yield Bar(f"start of a session, {level}, {load}: p50, ms", value, bound, "at most")
+    docker = next((figures.median(*key) for key in _of(figures, "burst p99 ms") if key[1] == RUN), None)
+    for _, who, load in _of(figures, "burst p99 ms"):
+        value = figures.median("burst p99 ms", who, load)
+        if who in START_MS and value is not None:
+            yield Bar(f"{load}, {who}: p99, ms", value, BURST_MS, "at most")
+            if docker is not None:
+                yield Bar(f"{load}, {who}: p99 / {RUN}", value / docker, BURST_RATIO, "at most")
     for _, who, load in _of(figures, "execute p50 ms"):
         if load == "through the WebSocket":
             value = figures.median("execute p50 ms", who, load)

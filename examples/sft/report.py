@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from examples.sft.pictures import draw_success_curves
-from rl_bridge.metrics.intervals import wilson_interval
+from openenv_core.evaluation.statistics import wilson_interval
 from rl_bridge.rollout import EvaluationResult
 
 

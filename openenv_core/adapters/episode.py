@@ -66,6 +66,8 @@ class TextEpisode:
         tools: Function schemas in OpenAI's form; known once `open` has returned.
         done: Whether the episode is over.
         failure: What went wrong beside the policy, in words; None where nothing did.
+        unscored: Why an episode that is over has no reward, in words; None where it has one.
+        truncated: Whether the environment has cut the episode off by a limit of its own.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class TextEpisode:
         self.tools: list[dict[str, Any]] = []
         self.done = False
         self.failure: str | None = None
+        self.unscored: str | None = None
+        self.truncated = False
         self._urls = [base_url] if isinstance(base_url, str) else list(base_url)
         self._client = MCPToolClient(
             base_url, token=token, message_timeout_s=step_timeout_s, mode="simulation"
@@ -89,7 +93,6 @@ class TextEpisode:
         self._unfinished_reward = unfinished_reward
         self._acts = False
         self._earned = 0.0
-        self._unscored: str | None = None
 
     async def open(self) -> None:
         """Learn the environment's tools. A session is opened by the first reset.
@@ -106,6 +109,10 @@ class TextEpisode:
         else:
             self._acts = True
             self.tools = [_act_tool(schema)]
+
+    async def connect(self) -> None:
+        """Open a session before the first reset does. CapacityError: a full server had no room for it in time."""
+        await self._client.connect()
 
     async def _fetch_schema(self) -> dict[str, Any]:
         *others, last = self._urls
@@ -124,7 +131,7 @@ class TextEpisode:
             ClientError: It could not be started, for as long as `reset_timeout_s`.
         """
         await self.open()
-        self.done, self.failure, self._earned, self._unscored = False, None, 0.0, None
+        self.done, self.failure, self._earned, self.unscored, self.truncated = False, None, 0.0, None, False
         result = await self._patiently(self._client.reset, **options)
         self._note(result)
         return text_of_observation(result.observation)
@@ -177,19 +184,24 @@ class TextEpisode:
     @property
     def reward(self) -> float | None:
         """The sum of the episode's rewards; None where nobody can say what it is worth."""
-        if self.failure is not None or self._unscored is not None:
+        if self.failure is not None or self.unscored is not None:
             return None
         if not self.done and self._unfinished_reward is not None:
             return self._unfinished_reward
         return self._earned
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can be done in this episode: it is done, or has failed."""
+        return self.done or self.failure is not None
 
     async def close(self) -> None:
         """End the session. Idempotent."""
         await self._client.close()
 
     def _note(self, result: StepResult[Observation]) -> None:
-        self.done = result.done
-        self.failure, self._unscored = result.infrastructure_error, result.unscored
+        self.done, self.truncated = result.done, result.truncated
+        self.failure, self.unscored = result.infrastructure_error, result.unscored
         self._earned += float(result.reward or 0.0)
 
     async def _patiently(self, request: Any, **options: Any) -> Any:

@@ -61,7 +61,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     """
     jsonschema = need("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
-    sampler = _Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
+    sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     drawn: dict[str, Any] = {}
     why = "nothing that was drawn follows it"
     for _ in range(count * TRIES):
@@ -81,7 +81,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     return list(drawn.values())
 
 
-class _Sampler:
+class Sampler:
     """Draws from one schema, to which its references point."""
 
     def __init__(self, root: Json, source: random.Random, modest: bool = True) -> None:

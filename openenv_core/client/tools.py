@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from openenv_core.client.env_client import EnvClient
+from openenv_core.client.settings import Mode
 from openenv_core.errors import ServerError, ValidationFailedError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
@@ -39,13 +40,14 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
     With `mode="production"` steps are not even tried. The other arguments are those of `EnvClient`.
     """
 
-    _tools: list[Tool] | None = None
+    _tools_cache: list[Tool] | None = None
+    _mode: Mode = "simulation"
     _unstepped = False  # this server has refused a call as a step
     _asked = 0
 
     async def reset(self, **options: Any) -> StepResult[Observation]:
         """Start an episode; see `EnvClient.reset`. Its tools may be others than the last one's."""
-        self._tools = None
+        self._tools_cache = None
         return await super().reset(**options)
 
     async def list_tools(self, use_cache: bool = True) -> list[Tool]:
@@ -59,9 +61,9 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             RequestTimeoutError: See `EnvClient.step`.
             ConnectionLostError: See `EnvClient.step`.
         """
-        if self._tools is None or not use_cache:
-            self._tools = await self._listed()
-        return list(self._tools)
+        if self._tools_cache is None or not use_cache:
+            self._tools_cache = await self._listed()
+        return list(self._tools_cache)
 
     async def call_tool(self, tool: str | None = None, /, **arguments: Any) -> Any:
         """Call a tool, and return what it gave.
@@ -137,7 +139,9 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         return read_rpc(response, request_id)
 
     def _step_payload(self, action: AnyAction) -> dict[str, Any]:
-        return action.model_dump() if isinstance(action, Action) else dict(super()._step_payload(action))
+        if not isinstance(action, Action):
+            return dict(super()._step_payload(action))
+        return action.model_dump(exclude=None if action.metadata else {"metadata"})
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Observation]:
         return read_result(payload)

@@ -145,12 +145,16 @@ class Hook(MetaPathFinder, Loader):
         return AliasModule(spec.name, source, self.names)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs: names are resolved when they are asked for."""
+        """Put a module of ours in its place, where it stands for one. Others resolve names when they are asked for."""
+        source = module_for(module.__name__)
+        if source is not None and (whole := MODULES[source].whole) is not None:
+            sys.modules[module.__name__] = import_module(whole)
 
     def forget(self) -> None:
         """Take what was imported through this hook out of the interpreter's table."""
         for name, module in list(sys.modules.items()):
-            if isinstance(module, AliasModule) and module.__dict__["_names"] is self.names:
+            ours = isinstance(module, AliasModule) and module.__dict__["_names"] is self.names
+            if ours or (name != getattr(module, "__name__", name) and module_for(name) is not None):
                 del sys.modules[name]
                 parent, _, child = name.rpartition(".")
                 if parent in sys.modules:

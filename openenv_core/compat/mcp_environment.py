@@ -18,7 +18,7 @@ from openenv_core.compat.mcp_link import (
     in_thread,
     mcp_json,
     plain_result,
-    run_to_end,
+    run_async_safely,
     specs,
     tool_result,
 )
@@ -61,7 +61,7 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     """Return the tools of a server object by name, as its own package has them."""
     for method in ("get_tools", "list_tools"):
         if (listing := getattr(mcp_server, method, None)) is not None:
-            found = run_to_end(listing)
+            found = run_async_safely(listing())
             return dict(found) if isinstance(found, Mapping) else {tool.name: tool for tool in found}
     return {}
 
@@ -103,8 +103,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self._link = McpObjectSession(mcp_server)
         if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
             raise ConfigurationError(
-                f"expected tools of other names than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got {reserved}; a "
-                "client has methods of these names"
+                f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+                f"{reserved}; a client has methods of these names"
             )
         self.mcp_server: Any = mcp_server
         self.mcp_client: Any = self._link.new_client()
@@ -151,7 +151,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             if function.__name__ in RESERVED_TOOL_NAMES:
                 raise ConfigurationError(
-                    f"expected a tool of another name than {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+                    f"expected a tool of another name than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
                     f"{function.__name__!r}"
                 )
             if mode is not None:

@@ -53,14 +53,14 @@ def client_class(server: Any) -> Callable[[Any], Any]:
     )
 
 
-def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function to its end, from a thread with an event loop or without."""
+def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, from a thread with an event loop or without."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work())
+        return asyncio.run(coro)
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(work())).result()
+        return pool.submit(asyncio.run, coro).result()
 
 
 def in_thread(work: Callable[[], T]) -> "Future[T]":

@@ -15,8 +15,6 @@ RELEASED: Final = "openenv"
 FORMER: Final = "openenv_core"
 """Its name until 0.2, which is now ours: the same modules are found below it."""
 
-_WEB = "the web page"
-_LLM = "clients of language models"
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
     "RemoteSandboxProvider, and a client takes any object of their shape as provider"
@@ -36,6 +34,7 @@ class Module:
         also: Modules whose names it has too.
         package: Whether modules lie below it.
         rest: What every other name belongs to, where the whole module is not provided.
+        whole: The module of ours that it is, private names included: who patches one in it patches ours.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -43,6 +42,7 @@ class Module:
     also: tuple[str, ...] = ()
     package: bool = False
     rest: str | None = None
+    whole: str | None = None
 
 
 def _in(module: str, names: str) -> dict[str, str]:
@@ -150,7 +150,10 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.web_interface": Module(
         _in("openenv_core.compat.types", "load_environment_metadata"),
-        later=_later(_WEB, "WebInterfaceManager create_web_interface_app"),
+        later=_later(
+            "the server's side: load the folder with `ropewalk serve`",
+            "WebInterfaceManager create_web_interface_app",
+        ),
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
@@ -163,6 +166,9 @@ MODULES: Final[Mapping[str, Module]] = {
         _in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
         rest=_PROVIDERS,
     ),
+    "openenv.core.containers.runtime.daytona_provider": Module(
+        _in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
+    ),
     "openenv.core.rubrics": Module(
         also=_below("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
@@ -170,12 +176,16 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.core.rubrics.containers": Module(
         _in("openenv_core.rubrics", "Gate RubricDict RubricList Sequential WeightedSum")
     ),
-    "openenv.core.rubrics.llm_judge": Module(later=_later(_LLM, "LLMJudge")),
+    "openenv.core.rubrics.llm_judge": Module(_in("openenv_core.rubrics", "LLMJudge")),
     "openenv.core.rubrics.trajectory": Module(
         _in("openenv_core.rubrics", "ExponentialDiscountingTrajectoryRubric TrajectoryRubric")
     ),
     "openenv.core.llm_client": Module(
-        later=_later(_LLM, "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client")
+        _in(
+            "openenv_core.llm_client",
+            "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
+        ),
+        whole="openenv_core.llm_client",
     ),
     "openenv.core.tools": Module(
         also=_below("openenv.core.tools", "git_server_client local_python_executor"), package=True
@@ -184,7 +194,10 @@ MODULES: Final[Mapping[str, Module]] = {
         _in("openenv_core.compat.git_server", "GitServerClient RepoInfo")
     ),
     "openenv.core.tools.local_python_executor": Module(_in("openenv_core.compat.executor", "PyExecutor")),
-    "openenv.core.utils": Module(rest="the released package's own helpers"),
+    "openenv.core.utils": Module(
+        _in("openenv_core.compat.mcp_link", "run_async_safely")
+        | {"convert_to_ws_url": "openenv_core.client.settings:websocket_url"}
+    ),
     "openenv.core.harness": Module(
         _in(
             "openenv_core.compat.harness",
@@ -192,7 +205,12 @@ MODULES: Final[Mapping[str, Module]] = {
         ),
         rest="drivers of coding agents",
     ),
-    "openenv.core.evals": Module(rest="evaluations"),
+    "openenv.core.evals": Module(
+        also=_below("openenv.core.evals", "base types inspect_harness"), package=True
+    ),
+    "openenv.core.evals.base": Module(_in("openenv_core.compat.evals", "EvalHarness")),
+    "openenv.core.evals.types": Module(_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
+    "openenv.core.evals.inspect_harness": Module(_in("openenv_core.compat.evals", "InspectAIHarness")),
     "openenv.auto": Module(
         also=("openenv.auto.auto_action", "openenv.auto.auto_env"),
         rest="the released package's own ways of finding environments; openenv_core.make takes a name",

@@ -5,9 +5,9 @@ import json
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
 
 from openenv_core.environment import Environment
@@ -147,20 +147,6 @@ class JsonRpcResponse(BaseMessage):
         return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
 
 
-class WSMCPMessage(BaseMessage):
-    """A frame with a request."""
-
-    type: Literal["mcp"] = "mcp"
-    data: dict[str, Any]
-
-
-class WSMCPResponse(BaseMessage):
-    """A frame with a response."""
-
-    type: str = "mcp"
-    data: dict[str, Any]
-
-
 class ServerMode(StrEnum):
     """What a server offers: episodes too, or tools alone."""
 
@@ -188,21 +174,6 @@ class WSErrorCode(StrEnum):
     SESSION_ERROR = codes.SESSION_ERROR
 
 
-class HealthResponse(BaseMessage):
-    """/health."""
-
-    status: HealthStatus = HealthStatus.HEALTHY
-
-
-class SchemaResponse(BaseMessage):
-    """/schema."""
-
-    action: dict[str, Any]
-    observation: dict[str, Any]
-    state: dict[str, Any]
-    reset_observation: dict[str, Any] | None = None
-
-
 class ResetRequest(ResetOptions):
     """What /reset takes; further keys are for the environment."""
 
@@ -211,93 +182,54 @@ class StepRequest(StepOptions):
     """What /step takes; likewise."""
 
 
-class StepResponse(BaseMessage):
-    """What /step answers."""
-
-    observation: dict[str, Any]
-    reward: Reward = None
-    done: bool = False
-    metadata: dict[str, Any] | None = None
+def _message(name: str, said: str, base: Any = BaseMessage, **fields: Any) -> Any:
+    """Return a model of a message: fields with their defaults, `...` where there is none."""
+    return create_model(name, __base__=base, __doc__=said, __module__=__name__, **fields)
 
 
-class ResetResponse(StepResponse):
-    """What /reset answers."""
+def _frame(name: str, said: str, kind: str, data: Any = None) -> Any:
+    """Return a model of a frame: its type, and what it carries."""
+    fields = {} if data is None else {"data": (dict[str, Any], data)}
+    return _message(name, said, type=(Literal[kind], kind), **fields)
 
 
-class ListTasksRequest(BaseMessage):
-    """What asks for the tasks of a split."""
-
-    split: str
-
-
-class NumTasksRequest(ListTasksRequest):
-    """What asks how many there are."""
-
-
-class GetTaskRequest(ListTasksRequest):
-    """What asks for one."""
-
-    index: int
-
-
-class GetTaskRangeRequest(ListTasksRequest):
-    """What asks for several."""
-
-    start: int | None = None
-    stop: int | None = None
-
-
-class WSResetMessage(BaseMessage):
-    """A reset frame."""
-
-    type: Literal["reset"] = "reset"
-    data: dict[str, Any] = Field(default_factory=dict)
-
-
-class WSStepMessage(BaseMessage):
-    """A step frame."""
-
-    type: Literal["step"] = "step"
-    data: dict[str, Any]
-
-
-class WSStateMessage(BaseMessage):
-    """A state frame."""
-
-    type: Literal["state"] = "state"
-
-
-class WSCloseMessage(BaseMessage):
-    """A close frame."""
-
-    type: Literal["close"] = "close"
-
-
-WSIncomingMessage: TypeAlias = Annotated[
+HealthResponse = _message("HealthResponse", "/health.", status=(HealthStatus, HealthStatus.HEALTHY))
+SchemaResponse = _message(
+    "SchemaResponse",
+    "/schema.",
+    **dict.fromkeys(("action", "observation", "state"), (dict[str, Any], ...)),
+    reset_observation=(dict[str, Any] | None, None),
+)
+StepResponse = _message(
+    "StepResponse",
+    "What /step answers.",
+    observation=(dict[str, Any], ...),
+    reward=(Reward, None),
+    done=(bool, False),
+    metadata=(dict[str, Any] | None, None),
+)
+ResetResponse = _message("ResetResponse", "What /reset answers.", StepResponse)
+ListTasksRequest = _message("ListTasksRequest", "Asks for the tasks of a split.", split=(str, ...))
+NumTasksRequest = _message("NumTasksRequest", "Asks how many there are.", ListTasksRequest)
+GetTaskRequest = _message("GetTaskRequest", "Asks for one.", ListTasksRequest, index=(int, ...))
+GetTaskRangeRequest = _message(
+    "GetTaskRangeRequest",
+    "Asks for several.",
+    ListTasksRequest,
+    **dict.fromkeys(("start", "stop"), (int | None, None)),
+)
+WSMCPMessage = _frame("WSMCPMessage", "A request of JSON-RPC.", "mcp", ...)
+WSMCPResponse = _message("WSMCPResponse", "Its answer.", type=(str, "mcp"), data=(dict[str, Any], ...))
+WSResetMessage = _frame("WSResetMessage", "A reset.", "reset", Field(default_factory=dict))
+WSStepMessage = _frame("WSStepMessage", "A step.", "step", ...)
+WSStateMessage = _frame("WSStateMessage", "Asks for the state.", "state")
+WSCloseMessage = _frame("WSCloseMessage", "Ends the session.", "close")
+WSIncomingMessage: Any = Annotated[
     WSResetMessage | WSStepMessage | WSStateMessage | WSCloseMessage, Field(discriminator="type")
 ]
-"""Any of these."""
-
-
-class WSObservationResponse(BaseMessage):
-    """The frame that answers a reset or a step."""
-
-    type: Literal["observation"] = "observation"
-    data: dict[str, Any]
-
-
-class WSStateResponse(BaseMessage):
-    """The frame that answers a state frame."""
-
-    type: Literal["state"] = "state"
-    data: dict[str, Any]
-
-
-class WSErrorResponse(BaseMessage):
-    """The frame that tells of a fault."""
-
-    type: Literal["error"] = "error"
-    data: dict[str, Any]
+WSObservationResponse = _frame("WSObservationResponse", "Answers a reset or a step.", "observation", ...)
+WSStateResponse = _frame("WSStateResponse", "Answers with the state.", "state", ...)
+WSErrorResponse = _frame("WSErrorResponse", "Tells of a fault.", "error", ...)
 
 
 def serialize_observation(observation: Observation) -> dict[str, Any]:

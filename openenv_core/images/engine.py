@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class BuildRequest:
         target: The stage to build; None: the last.
         no_cache: Do every step anew.
         pull: Ask the registry for newer images to stand on.
+        timeout_s: Seconds after which it is cancelled; None: its user's patience.
     """
 
     context: Path
@@ -94,6 +96,7 @@ class BuildRequest:
     target: str | None = None
     no_cache: bool = False
     pull: bool = False
+    timeout_s: float | None = None
 
 
 def build_image(request: BuildRequest) -> str:
@@ -120,7 +123,7 @@ def build_image(request: BuildRequest) -> str:
         ):
             arguments += [argument for value in values for argument in (option, value)]
         arguments += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
-        status, output = run_docker("build", *arguments, str(request.context))
+        status, output = run_docker("build", *arguments, str(request.context), timeout_s=request.timeout_s)
         if status != 0:
             said = next(
                 (
@@ -136,10 +139,10 @@ def build_image(request: BuildRequest) -> str:
         return identity.read_text().strip()
 
 
-def run_docker(*arguments: str) -> tuple[int, list[str]]:
+def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, list[str]]:
     """Run the command `docker`, pass its output on to standard error, and return its status and its last lines.
 
-    Nothing bounds it but its user's patience: Ctrl-C cancels it in order.
+    Ctrl-C cancels it in order, as the time-out does.
 
     Raises:
         ConfigurationError: There is no such command.
@@ -168,13 +171,21 @@ def run_docker(*arguments: str) -> tuple[int, list[str]]:
     )
     assert process.stdout is not None
     last: deque[str] = deque(maxlen=_KEPT_LINES)
+    expired = threading.Timer(timeout_s or 0.0, process.send_signal, (signal.SIGINT,))
+    if timeout_s is not None:
+        expired.daemon = True
+        expired.start()
     try:
         for line in process.stdout:
             sys.stderr.write(line)
             sys.stderr.flush()
             last.append(line.rstrip())
-        return process.wait(), list(last)
+        status = process.wait()
+        if timeout_s is not None and not expired.is_alive() and status != 0:
+            last.append(f"an error: it took longer than {timeout_s:g} s")
+        return status, list(last)
     finally:
+        expired.cancel()
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             try:

@@ -86,7 +86,10 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> Staged:
             f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
         )
     (into / path).unlink(missing_ok=True)
-    text = f"{text.rstrip()}\n\n# Callers name the Space in Host.\nENV ROPEWALK_ALLOWED_HOSTS={HOSTS}\n"
+    text = (
+        f"{text.rstrip()}\n\n# Callers name the Space in Host; whoever looks at it finds the page to play on.\n"
+        f"ENV ROPEWALK_ALLOWED_HOSTS={HOSTS} ENABLE_WEB_INTERFACE=true\n"
+    )
     (into / "Dockerfile").write_text(text, encoding="utf-8")
     _write_readme(folder, into, port)
     notes.append(
@@ -191,6 +194,7 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
         "colorFrom": "blue",
         "colorTo": "green",
         "tags": ["openenv"],
+        "base_path": "/web",
         **said,
     }
     # These two are what the Space is, whatever was said.

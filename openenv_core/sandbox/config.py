@@ -47,6 +47,8 @@ class SandboxConfig:
         minimum: Where it ends: without a rung that holds at or above this one, the sandbox does not start.
         readable: Files and folders that code may read, beside Python and what is installed with it.
         hidden: Files and folders in there that code may not read. The packages of this project always are.
+        links: Names below the root, as "app", that lead to a folder of that name in the workspace. They need the level
+            `namespaces`.
         boot_timeout_s: Seconds for the zygote and its imports.
         start_timeout_s: Seconds for one interpreter.
     """
@@ -56,6 +58,7 @@ class SandboxConfig:
     minimum: Isolation = Isolation.LSM
     readable: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
+    links: tuple[str, ...] = ()
     boot_timeout_s: float = 120.0
     start_timeout_s: float = 20.0
 
@@ -68,6 +71,10 @@ class SandboxConfig:
         for name in self.preload:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ConfigurationError(f"expected names of modules to preload, got {name!r}")
+        if self.links and self.minimum is not Isolation.NAMESPACES:
+            raise ConfigurationError(
+                f"expected the minimum namespaces with links, got {self.minimum}: only there is the root its own"
+            )
 
 
 _KIB: Final = 1 << 10

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import resource
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -202,6 +203,7 @@ class Sandbox:
             "preload": list(config.preload),
             "shown": shown,
             "hidden": hidden,
+            "links": config.links,
             "readable": shown if bound else await asyncio.to_thread(without_hidden, shown, hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
             "privileged": session_uid(0) is not None,
@@ -329,6 +331,27 @@ class SandboxSession:
                     execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
                 )
         return FunctionCall(execution=execution, value=value)
+
+    async def serve(self, channel: socket.socket) -> None:
+        """Hand the session over to its agent (`inside/agent.py`); return when that has ended, or too much was written.
+
+        Args:
+            channel: A stream socket, whose other end asks the agent; to be closed by the caller.
+
+        Raises:
+            SandboxUnavailableError: There is no interpreter.
+        """
+        async with self._turn:
+            workspace = await self._living()
+            worker = self._worker
+            assert worker is not None
+            with watch_disk(workspace, worker.kill):
+                await worker.serve(channel)
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Have all processes of a session that serves stand still, or go on."""
+        if self._worker is not None:
+            (self._worker.processes.pause if frozen else self._worker.processes.begin)()
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         """Write a file of the workspace; see `Interpreter.put_file`."""

@@ -161,6 +161,14 @@ class Worker:
         text = None if answer is None else answer[1]
         return judge(execution, self._why, exit_, self._limits, timeout_s), text
 
+    async def serve(self, channel: socket.socket) -> None:
+        """Have it serve a channel (`inside/agent.py`) from now on, and return at its end: it answers nothing else."""
+        with self._asking() as answered:
+            socket.send_fds(
+                self.control, [pack_request({"id": self._number, "op": "serve"})], [channel.fileno()]
+            )
+            await answered
+
     async def branch(self, folder: str) -> "Worker":
         """Fork the interpreter as it stands. SandboxUnavailableError: it did not come to life."""
         processes = self.processes

@@ -101,7 +101,7 @@ class GeneratorConfig(Section):
         return (
             f"expected generator.engine of vllm or vllm_async, got openai: the weights of the server at {self.url} "
             "cannot be updated, so every answer would come from a policy that does not learn; "
-            "ropewalk evaluate looks at it"
+            "ropewalk eval looks at it"
         )
 
 

@@ -1,21 +1,17 @@
 """A server that speaks the OpenAI protocol, as an engine: for policies that are looked at and not trained."""
 
 import asyncio
-import logging
 import math
-import os
-import ssl
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from openenv_core.proxies import proxy_for
+from openenv_core.errors import ConfigurationError
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.base import LoadMetrics, LoopEngine
@@ -24,205 +20,6 @@ from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-CONNECT_TIMEOUT_S = 10.0
-MIN_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 5.0
-WARNING_INTERVAL_S = 10.0
-"""How often it is said that a server does not answer."""
-LONGEST_COMPLAINT = 64 << 10
-"""Bytes read of an answer that is an error."""
-BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may do: the server is overloaded, starting, or was restarted."""
-REFUSED = frozenset({400, 413, 422})
-"""Statuses that say that the request itself is wrong."""
-NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
-"""What OpenSSL says where nobody speaks TLS."""
-
-_log = logging.getLogger(__name__)
-
-
-class EndpointClient:
-    """Asks a server. Belongs to the event loop in which it is made.
-
-    Args:
-        generator: Says where the server is, and where its key.
-        connections: Requests under way at most.
-        longest: Bytes of an answer at most; nobody shall fill this process's memory.
-
-    Attributes:
-        trouble: What was wrong with the last answer, or that there was none.
-
-    Raises:
-        ConfigError: There is no key, or none that can be sent; or the environment's proxies or certificates are wrong.
-    """
-
-    def __init__(self, generator: GeneratorConfig, *, connections: int, longest: int) -> None:
-        self.trouble = "no answer"
-        self._generator = generator
-        self._url = str(generator.url)
-        self._longest = longest
-        self._key = _key(generator)
-        self._told: float | None = None
-        try:
-            self._http = httpx.AsyncClient(
-                headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                transport=_transport(self._url, connections),
-            )
-        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-            raise ConfigError(
-                f"expected to be able to ask {self._url}, got {type(error).__name__}: {self._plain(str(error))}; "
-                "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
-            ) from error
-
-    async def request(
-        self, method: str, path: str, body: dict[str, object] | None = None, place: int = 0
-    ) -> bytes:
-        """Ask until there is an answer; the deadline is the caller's.
-
-        Raises:
-            PromptRefusedError: The server says that what was posted is wrong.
-            ConfigError: It is none that can be used.
-        """
-        pause_s = MIN_BACKOFF_S
-        while True:
-            wait_s = pause_s
-            try:
-                async with self._http.stream(method, self._url + path, json=body) as response:
-                    status = response.status_code
-                    content = await self._read(response)
-            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
-                raise self._unusable(f"{type(error).__name__}: {error}") from error
-            except httpx.TransportError as error:
-                self.trouble = self._plain(f"{type(error).__name__}: {error}")
-                self._require_tls(error)
-            else:
-                if status == httpx.codes.OK:
-                    self.trouble = "no answer"
-                    return content
-                said = self._decode_plain(content)
-                self.trouble = f"status {status}: {said}"
-                if status not in BUSY:
-                    if method == "POST" and status in REFUSED:
-                        raise PromptRefusedError(place, f"status {status}: {said}")
-                    raise self._refusal(status, said)
-                wait_s = max(pause_s, _asked_to_wait(response))
-            self._tell()
-            await asyncio.sleep(wait_s)
-            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        good = response.status_code == httpx.codes.OK
-        longest = self._longest if good else LONGEST_COMPLAINT
-        content = bytearray()
-        async for part in response.aiter_bytes():
-            content += part
-            if len(content) > longest:
-                if good:
-                    raise self._unusable(f"an answer of more than {longest} bytes")
-                break
-        return bytes(content[:longest])
-
-    def _tell(self) -> None:
-        """Somebody who waits shall know for what, and not only at the end."""
-        now = time.monotonic()
-        if self._told is None or now - self._told >= WARNING_INTERVAL_S:
-            self._told = now
-            _log.warning("%s is asked again, since there was %s", self._url, self.trouble)
-
-    def _require_tls(self, error: BaseException) -> None:
-        """Asking again gives no other certificate."""
-        fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
-        if isinstance(fault, ssl.SSLCertVerificationError):
-            raise ConfigError(
-                f"expected a certificate of {self._url} that can be verified, got {self.trouble}; "
-                "the variable SSL_CERT_FILE names a file of authorities of your own"
-            ) from error
-        if fault is not None and fault.reason in NO_TLS:
-            raise ConfigError(
-                f"expected TLS at {self._url}, got {self.trouble}; "
-                "where it has none generator.url begins with http:"
-            ) from error
-
-    def _refusal(self, status: int, said: str) -> ConfigError:
-        url, variable = self._url, self._generator.key_variable
-        if status in (401, 403):
-            remedy = (
-                f"see the value of {variable}"
-                if variable
-                else "name its environment variable by generator.key_variable"
-            )
-            return ConfigError(f"expected {url} to take the key, got status {status}: {said}; {remedy}")
-        return ConfigError(
-            f"expected generator.url to lead to an OpenAI-compatible server, up to and with /v1; "
-            f"{url} answered with status {status}: {said}"
-        )
-
-    def _unusable(self, got: str) -> ConfigError:
-        return ConfigError(
-            f"expected generator.url to answer as the OpenAI completions protocol does, {self._url} gave "
-            f"{self._plain(got)}"
-        )
-
-    def _decode_plain(self, content: bytes) -> str:
-        return self._plain(content.decode("utf-8", errors="replace"))
-
-    def _plain(self, text: str) -> str:
-        """Without our key, which a server may send back, and without what steers a terminal."""
-        return plain(text if self._key is None else text.replace(self._key, "***"))
-
-
-def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
-    """The way to a server. Ours and not httpx's, which would ask a proxy for a server of this very machine."""
-    proxy = proxy_for(url)
-    return httpx.AsyncHTTPTransport(
-        verify=url.startswith("https:")
-        or proxy is not None,  # to read the certificates takes longer than to ask
-        proxy=proxy,
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-    )
-
-
-def plain(text: str, longest: int = 300) -> str:
-    """What a stranger wrote, fit for one line of a log."""
-    printable = "".join(one if one.isprintable() else " " for one in text[: 4 * longest])
-    return " ".join(printable.split())[:longest]
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _key(generator: GeneratorConfig) -> str | None:
-    if generator.key_variable is None:
-        return None
-    key = os.environ.get(generator.key_variable, "").strip()  # files of keys often end with a new line
-    if not key:
-        raise ConfigError(
-            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold the key of "
-            f"{generator.url}, it is not set here; roles on other hosts need it there"
-        )
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(
-            f"expected the environment variable {generator.key_variable} (generator.key_variable) to hold a key that "
-            "can be sent, of printable ASCII characters without spaces; it has others"
-        )
-    return key
-
-
-def _asked_to_wait(response: httpx.Response) -> float:
-    try:
-        return max(0.0, float(response.headers["Retry-After"]))
-    except (KeyError, ValueError):  # or a date, of which no server of this kind is known
-        return 0.0
 
 
 ALTERNATIVES = 5
@@ -469,6 +266,17 @@ NAMED = 10
 """Models that an error tells of."""
 
 
+@contextmanager
+def _of_the_bridge(place: int = 0) -> Iterator[None]:
+    """Raise the core's errors as the bridge's; `place` is the prompt's in its batch."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from error
+    except RequestRefusedError as error:
+        raise PromptRefusedError(place, str(error)) from error
+
+
 class _Model(BaseModel):
     id: str
     max_model_len: int | None = None  # vLLM's; others do not say
@@ -520,14 +328,18 @@ class EndpointEngine(LoopEngine):
 
     async def _start(self) -> None:
         PROCESS_SPANS.rest("prompts")
-        self._http = EndpointClient(
-            self._generator,
-            connections=self._rollout.max_num_seqs,
-            longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
-        )
+        with _of_the_bridge():
+            self._http = EndpointClient(
+                str(self._generator.url),
+                self._generator.key_variable,
+                connections=self._rollout.max_num_seqs,
+                longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
+                names=("generator.url", "generator.key_variable"),
+            )
         with span("start", waits_for="endpoint"):
             async with self._in_time("its models"):
-                content = await self._http.request("GET", "/models")
+                with _of_the_bridge():
+                    content = await self._http.request("GET", "/models")
         try:
             models = {model.id: model for model in _Models.model_validate_json(content).data}
         except ValidationError as error:
@@ -603,7 +415,8 @@ class EndpointEngine(LoopEngine):
 
     async def _ask(self, body: dict[str, object], place: int) -> CompletionResponse:
         assert self._http is not None
-        answer = await self._http.request("POST", "/completions", body, place)
+        with _of_the_bridge(place):
+            answer = await self._http.request("POST", "/completions", body)
         for deadline in self._deadlines:  # who answers is not late, however many wait for their turn
             deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
         return read(answer)

@@ -14,24 +14,23 @@ from typing import Any
 
 from rich.console import Console
 
+from openenv_core.evaluation.endpoint import plain
+from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder, describe_missing, summarize
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
 from rl_bridge.errors import ConfigError, RolloutError
-from rl_bridge.generator.endpoint import plain
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
-from rl_bridge.loops.evaluation import evaluate, missing, ready_to_evaluate, summary, together
+from rl_bridge.loops.evaluation import evaluate, ready_to_evaluate, result_of, summary_of
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.metrics.spans import PROCESS_SPANS
-from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Task, load_tasks
+from rl_bridge.rollout.task import REPORT_FILE, Task, load_tasks
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
 INTERRUPTED = 130
-REPORT = "evaluation.json"
-"""What an evaluation came to, in its folder."""
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
@@ -179,9 +178,9 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 async def _report(run: Run) -> None:
     results = await evaluate(run)
     for name, task in run.tasks.items():
-        await task.report(run.chat, results[name])
+        await task.report(run.chat, result_of(results[name], train_seconds=run.train_seconds))
     if "" not in results:
-        report = _of_several(results, {name: summary(result) for name, result in results.items()})
+        report = _of_several(results, {name: summarize(records) for name, records in results.items()})
         (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -228,33 +227,36 @@ async def _evaluation(config: Config, model_path: Path, folder: Path, console: C
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
         _say(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
         results, probes = await players.fleet.guard(_play(players, tasks))
-    reports = {name: summary(result) | {"probe": probes[name]} for name, result in results.items()}
+    reports = {name: summarize(records) | {"probe": probes[name]} for name, records in results.items()}
     report = reports[""] if "" in reports else _of_several(results, reports)
     console.print_json(data=report)
-    for name, result in results.items():
-        if result.last_absence is not None:
-            _say(console, f"{name}: {missing(result)}" if name else missing(result))
-    (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _say(console, f"written to {folder / REPORT}")
+    for name, one in reports.items():
+        if one["last_absence"] is not None:
+            _say(console, f"{name}: {describe_missing(one)}" if name else describe_missing(one))
+    with EvaluationFolder(folder) as kept:
+        for record in (record for records in results.values() for record in records):
+            kept.write(record)
+        kept.finish(report)
+    _say(console, f"written to {folder}")
 
 
 async def _play(
     players: Players, tasks: Mapping[str, Task]
-) -> tuple[dict[str, EvaluationResult], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, list[EpisodeRecord]], dict[str, dict[str, float]]]:
     results = await evaluate(players)
-    whole = together(results)
-    if not whole.rewards:
+    whole = summary_of(results)
+    if not whole["episodes"]:
         raise RolloutError(
             f"none of {players.config.evaluation.episodes} held-out episodes could be played, the last one because: "
-            f"{whole.last_absence}"
+            f"{whole['last_absence']}"
         )
     return results, {name: dict(await task.probe(players.chat)) for name, task in tasks.items()}
 
 
 def _of_several(
-    results: Mapping[str, EvaluationResult], reports: Mapping[str, Mapping[str, Any]]
+    results: Mapping[str, list[EpisodeRecord]], reports: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    return summary(together(results)) | {"environments": reports}
+    return summary_of(results) | {"environments": reports}
 
 
 def _say(console: Console, text: str) -> None:

@@ -1,12 +1,7 @@
-"""What a person watches: a line per iteration, and a bar over held-out episodes."""
+"""What a person watches: a line per iteration."""
 
 import re
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("reward/mean", "reward", "+.3f"),
@@ -49,39 +44,3 @@ def iteration_line(
     minutes, seconds = divmod(round(remaining_s), 60)
     left = f"{minutes}:{seconds:02d} left"
     return "  ".join([f"{iteration:>4}/{iterations}", *cells, *environments, *probes, left])
-
-
-class ProgressBar:
-    """A bar on a terminal; elsewhere a line for every tenth of the way."""
-
-    def __init__(self, title: str, total: int, console: Console) -> None:
-        self._title = title
-        self._total = total
-        self._console = console
-        self._tenth = 0
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task: TaskID = self._bar.add_task(title, total=total)
-
-    def update(self, done: int) -> None:
-        """Say how many are done."""
-        if self._console.is_terminal:
-            self._bar.update(self._task, completed=done)
-        elif done * 10 // self._total > self._tenth:
-            self._tenth = done * 10 // self._total
-            self._console.print(f"{self._title}: {done:,} of {self._total:,}", highlight=False)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()

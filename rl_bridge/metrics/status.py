@@ -1,15 +1,17 @@
-"""What a run says of itself while it is under way, and to whoever connects."""
+"""What a run says of itself while it is under way, and to whoever asks over HTTP."""
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
@@ -17,6 +19,9 @@ from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.interface import is_own
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 SERVING = "serving"
 """The state of a replica that takes calls."""
@@ -119,13 +124,14 @@ ADDRESS_FILE: Final = "status.json"
 LOOPBACK: Final = "127.0.0.1"
 MAX_CALLERS: Final = 32
 MAX_BYTES: Final = 16 << 20
+MAX_HEAD_BYTES: Final = 8192
 TIMEOUT_S: Final = 5.0
 SNAPSHOT_MAX_AGE_S: Final = 0.2
 """How long a snapshot is handed out: a crowd of callers costs the controller no more than a few."""
 
 
 class StatusServer:
-    """Serves snapshots while a run lasts.
+    """Serves snapshots over HTTP while a run lasts: `GET /status` as JSON, `GET /metrics` in Prometheus's format.
 
     Args:
         host: To listen on.
@@ -155,7 +161,7 @@ class StatusServer:
 
     async def __aenter__(self) -> Self:
         try:
-            self._server = await asyncio.start_server(self._called, *self._listen_on)
+            self._server = await asyncio.start_server(self._called, *self._listen_on, limit=MAX_HEAD_BYTES)
         except OSError as error:
             raise ConfigError(
                 f"expected to serve the run's status on {format_address(*self._listen_on)}, got: "
@@ -178,7 +184,7 @@ class StatusServer:
         await asyncio.gather(*self._callers, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def _called(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         # Whoever does not take it in time does without; and where the run is over, asyncio's streams would make a
@@ -187,15 +193,42 @@ class StatusServer:
             if len(self._callers) < MAX_CALLERS:
                 self._callers.add(task)
                 async with asyncio.timeout(TIMEOUT_S):
-                    writer.write(await self._answer())
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                    for part in await self._respond(head, str(writer.get_extra_info("sockname")[0])):
+                        writer.write(part)
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
             pass
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it was no request
         finally:
             writer.transport.abort()
             self._callers.discard(task)
+
+    async def _respond(self, head: str, listens_on: str) -> tuple[bytes, bytes]:
+        """Return head and body of the response to a request with this head, which came in at this address."""
+        method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), ""]
+        kind, status = "application/json", "200 OK"
+        if _is_rebound(head, listens_on):
+            status, body = (
+                "421 Misdirected Request",
+                b'{"error": "expected an address of this machine as Host"}\n',
+            )
+        elif method != "GET" or path not in ("/", "/status", "/metrics"):
+            status, body = "404 Not Found", b'{"error": "expected GET /status or GET /metrics"}\n'
+        elif path == "/metrics":
+            body = await self._answer()
+            try:
+                body = encode_metrics(StatusSnapshot.model_validate_json(body))
+                kind = "text/plain; version=0.0.4; charset=utf-8"
+            except ValidationError:  # it has the reason why none could be taken
+                status = "503 Service Unavailable"
+        else:
+            body = await self._answer()
+        headers = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        return f"HTTP/1.1 {status}\r\n{headers}\r\n".encode(), body
 
     async def _answer(self) -> bytes:
         async with self._answering:
@@ -209,6 +242,68 @@ class StatusServer:
                     told = json.dumps({"error": f"{type(error).__name__}: {error}"})
                 self._line, self._taken = told.encode() + b"\n", time.monotonic()
             return self._line
+
+
+class _Collector:
+    """One snapshot, as a collector of prometheus_client."""
+
+    def __init__(self, snapshot: StatusSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield every metric."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        told = self._snapshot
+
+        def family(kind: Any, name: str, text: str, found: Mapping[Any, float], *labels: str) -> Any:
+            made = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
+            for of, value in found.items():
+                made.add_metric((told.name, *of), value)
+            return made
+
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield family(gauge, "iterations", "Iterations that the run is to train.", {(): told.iterations})
+        yield family(gauge, "version", "Iterations that are trained.", {(): told.version})
+        yield family(
+            gauge, "served_version", "Weights that every serving generator holds.", {(): told.served}
+        )
+        yield family(gauge, "elapsed_seconds", "Since the run began.", {(): told.taken - told.began})
+        found = {(state,): float(count) for state, count in told.groups.items()}
+        yield family(gauge, "groups", "Groups in each state, by the ledger.", found, "state")
+        oldest_s = max((lease.age_s for lease in told.leases), default=0.0)
+        yield family(gauge, "oldest_lease_seconds", "Of the groups under way, the oldest.", {(): oldest_s})
+        replicas = [(service.name, replica) for service in told.services for replica in service.replicas]
+        # Behind its word a state may say why, in whatever words.
+        states = Counter((name, replica.state.split()[0]) for name, replica in replicas)
+        yield family(gauge, "replicas", "Replicas of each service in each state.", states, "service", "state")
+        in_flight, restarts = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+        for name, replica in replicas:
+            in_flight[(name,)] += replica.in_flight
+            restarts[(name,)] += replica.restarts
+        yield family(gauge, "calls_in_flight", "Calls that a service is at.", in_flight, "service")
+        yield family(counter, "restarts", "Restarts of a service's replicas.", restarts, "service")
+        seconds: dict[tuple[str, ...], float] = {}
+        for process, spent in told.spans.items():
+            seconds |= {(process, "work", word): value for word, value in spent.work.items()}
+            seconds |= {(process, "idle", word): value for word, value in spent.idle.items()}
+            seconds[process, "unaccounted", ""] = spent.unaccounted_s
+        text = "Wall time of each process, by what it was at."
+        yield family(counter, "process_seconds", text, seconds, "process", "kind", "what")
+        cpu = {(process,): spent.cpu_s for process, spent in told.spans.items()}
+        yield family(counter, "process_cpu_seconds", "Processor time of each process.", cpu, "process")
+        newest = {(name,): value for name, value in told.metrics.items()}
+        yield family(
+            gauge, "metric", "The newest iteration's metrics, by their names in the log.", newest, "name"
+        )
+
+
+def encode_metrics(snapshot: StatusSnapshot) -> bytes:
+    """Return a snapshot as text in Prometheus's format."""
+    from prometheus_client.exposition import generate_latest
+
+    registry: Any = _Collector(snapshot)  # of a registry no more than `collect` is asked for
+    return generate_latest(registry)
 
 
 async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
@@ -227,18 +322,36 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
             with contextlib.closing(writer.transport):
-                line = await reader.readline()
+                writer.write(f"GET /status HTTP/1.1\r\nHost: {format_address(host, port)}\r\n\r\n".encode())
+                said = await reader.read(MAX_BYTES)
+                while (more := await reader.read(MAX_BYTES)) and len(said) < MAX_BYTES:
+                    said += more
     except TimeoutError:
         raise StatusError(f"expected an answer from {address} within {timeout_s:g} s, got none") from None
-    except (OSError, ValueError) as error:  # the latter of a line of more than so many bytes
+    except OSError as error:
         raise StatusError(
             f"expected a run's status at {address}, got: {getattr(error, 'strerror', None) or error}; "
             "is the run under way, and is this the address in its folder's status.json?"
         ) from error
+    _, end, body = said.partition(b"\r\n\r\n")
     try:
-        return StatusSnapshot.model_validate_json(line)
+        return StatusSnapshot.model_validate_json(body)
     except ValidationError:
-        raise StatusError(f"expected a run's status from {address}, got {line[:200]!r}") from None
+        got = body if end else said
+        raise StatusError(f"expected a run's status from {address}, got {got[:200]!r}") from None
+
+
+def _is_rebound(head: str, listens_on: str) -> bool:
+    """Whether a page's browser may have been led to loopback by a name of the page's own."""
+    named = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
+    host = (named[0] if named else "").rpartition("]")[0][1:] or (named[0] if named else "").partition(":")[0]
+    if not ipaddress.ip_address(listens_on).is_loopback or "." not in host:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
 
 
 def host_to_serve_on(host: str, *, alone: bool) -> str:

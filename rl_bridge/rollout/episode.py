@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailedError
+from openenv_core.rubrics import SCORES
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.errors import (
     BridgeError,
@@ -174,6 +175,7 @@ async def play_episode(
         reward=play.total,
         tool_calls=play.dialogue.tool_calls,
         refusal=play.refusal,
+        scores=play.scores,
     )
 
 
@@ -194,6 +196,7 @@ class _Play:
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     total: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
     steps: int = 0
 
@@ -204,6 +207,13 @@ class _Play:
             self.total = math.inf
         if not math.isfinite(self.total):  # it would make the advantages of all siblings NaN, and so the loss
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
+
+    def score(self, metadata: Mapping[str, Any] | None) -> None:
+        """Count what the parts of the environment's rubric gave in a step."""
+        parts = (metadata or {}).get(SCORES)
+        for path, score in parts.items() if isinstance(parts, Mapping) else ():
+            if isinstance(score, int | float) and math.isfinite(score):
+                self.scores[path] = self.scores.get(path, 0.0) + score
 
     async def to_the_end(self) -> Ending | None:
         """Returns None where the episode is to be forked."""
@@ -269,6 +279,7 @@ class _Play:
             self.steps += 1
             require_play(result)
             self.earn(result.reward)
+            self.score(result.metadata)
             with _of_the_task():
                 self.dialogue.hear(result.observation)
             if result.done:  # nobody is there to take what comes behind it

@@ -1,7 +1,7 @@
 """Groups of siblings: which are worth training, into samples and metrics; and how each environment fares."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -339,12 +339,16 @@ def rollout_metrics(
     refused, equal = tally.filtered, tally.refused[NO_VARIANCE]
     earned = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for path, score in (part for trajectory in trajectories for part in trajectory.scores.items()):
+        scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
         "reward/mean": (earned, count),
         "rollout/reward_mean": (earned + sum(tally.rewards), count + len(tally.rewards)),
         "rollout/turns_mean": (len(answers), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(map(len, answers)), count),
+        **{f"rollout/rubric/{path}_mean": (math.fsum(part), len(part)) for path, part in scores.items()},
         "rollout/zero_variance_share": (without_variance + equal, len(groups) + refused),
         "rollout/truncated_share": (truncated, judged),
         **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},

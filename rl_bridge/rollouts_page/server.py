@@ -1,6 +1,5 @@
 """The page that a run's rollouts are read on, put together and served on this machine."""
 
-import base64
 import contextlib
 import hashlib
 import html
@@ -10,19 +9,18 @@ import secrets
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from openenv_core import pages
 from rl_bridge.records import read_lines, segment_files
 
 SCRIPTS = (
-    *("elements", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
-    *("list", "found", "reading", "steps", "controls", "theme", "keys", "main"),
+    *("elements", "theme", "shortcuts", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
+    *("list", "found", "reading", "steps", "controls", "keys", "main"),
 )
 """In the order in which they stand on the page; each uses what comes before it."""
 SERVED_RECORDS = "records.jsonl"
@@ -31,16 +29,9 @@ SERVED_RECORDS = "records.jsonl"
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
-@lru_cache
-def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
-
-
-@lru_cache
 def script() -> str:
-    """All scripts as one, which leaves no names behind."""
-    parts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();'
+    """All scripts as one."""
+    return pages.script(__package__, SCRIPTS)
 
 
 def policy(*, served: bool) -> str:
@@ -49,8 +40,8 @@ def policy(*, served: bool) -> str:
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src '{_sha256(script())}'",
-            f"style-src '{_sha256(_asset('page.css'))}'",
+            f"script-src '{pages.source_hash(script())}'",
+            f"style-src '{pages.source_hash(pages.style(__package__))}'",
             "img-src data:",
             f"connect-src {records}",
             "base-uri 'none'",
@@ -76,11 +67,11 @@ def _fill(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[byte
         "title": html.escape(title),
         "folder": html.escape(str(run.absolute())),
         "policy": html.escape(policy(served=served)),
-        "style": _asset("page.css"),
+        "style": pages.style(__package__),
         "script": script(),
         "settings": _inert(json.dumps(settings).encode()).decode(),
     }
-    for place, part in enumerate(_HOLE.split(_asset("page.html"))):
+    for place, part in enumerate(_HOLE.split(pages.asset(__package__, "page.html"))):
         if place % 2 == 0:
             yield part.encode()
         elif part == "records":
@@ -93,10 +84,6 @@ def _fill(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[byte
 def _inert(line: bytes) -> bytes:
     r"""JSON that ends no element of HTML: `<` stands in strings alone, where `\u003c` means the same."""
     return line.replace(b"<", rb"\u003c")
-
-
-def _sha256(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 HOST = "127.0.0.1"

@@ -1,17 +1,22 @@
-"""`ropewalk sandboxes`: a service that runs images, and commands where that is wanted, for whoever has a token."""
+"""`ropewalk sandboxes`: E2B's API on this machine, for whoever has a token."""
 
 import argparse
 import os
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import installed_with
+from openenv_core.providers.docker.options import size_of
+from openenv_core.sandbox.config import Isolation
 from servers.listening import listen, url_host
 from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
+
+MAX_BODY: Final = 8 << 20
+"""Of a request that is no upload."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +34,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--image",
         action="append",
         metavar="PATTERN",
-        help="image that may be run, as in 'my-env:*'; several times for several; all by default",
+        help="image of the local engine that may be run as a template, as in 'my-env:*'; several times for several; "
+        "none by default",
     )
     add(
-        "--allow-commands",
-        action="store_true",
-        help="run commands without an image too, as this user and with no limits: whoever has a token can do "
-        "whatever you can",
+        "--minimum-isolation",
+        default=Isolation.LSM,
+        type=Isolation,
+        choices=list(Isolation),
+        help="below this no process sandbox starts (%(default)s); docs/sandbox.md says what each keeps",
+    )
+    add(
+        "--preload",
+        default="",
+        metavar="NAMES",
+        help="modules that interpreters begin with, as in 'numpy,matplotlib'",
+    )
+    add(
+        "--domain",
+        metavar="NAME",
+        help="that PORT-SANDBOX.NAME leads here, for clients that find sandboxes by it",
     )
     limits = parser.add_argument_group("limits")
 
@@ -44,14 +62,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     bound("--max-sandboxes", count, 16, "N", "at once (%(default)s)")
     bound("--max-sandboxes-per-token", count, None, "N", "of one token")
-    limits.add_argument(
-        "--max-memory",
-        default="2g",
-        metavar="SIZE",
-        help='of one sandbox; one that asks for none gets it; "none" for no limit (%(default)s)',
+    bound("--max-timeout", seconds, 86_400.0, "SECONDS", "that a sandbox may be given (%(default)g)")
+    bound(
+        "--memory",
+        size_of,
+        "1g",
+        "SIZE",
+        "of a container, and of each program of a process sandbox (%(default)s)",
     )
-    bound("--max-lease", seconds, 3600.0, "SECONDS", "(%(default)g)")
-    bound("--max-body", count, 1 << 20, "BYTES", "of a request (%(default)s)")
+    bound("--disk", size_of, "256m", "SIZE", "of the files of a process sandbox (%(default)s)")
+    bound("--pids", count, 256, "N", "processes and threads of one sandbox (%(default)s)")
     bound("--drain", seconds, 15.0, "SECONDS", "that sandboxes get to end when told to stop (%(default)g)")
     add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
 
@@ -67,20 +87,20 @@ def run(arguments: argparse.Namespace) -> int:
         from servers.hosting import Assembled, host
         from servers.logs import configure_logging
         from servers.sandboxes.app import SandboxApp
-    from openenv_core.providers.docker.options import size_of
-    from servers.sandboxes.limits import SandboxLimits
+    from servers.sandboxes.table import SandboxLimits
 
     limits = SandboxLimits(
         max_sandboxes=arguments.max_sandboxes,
-        max_sandboxes_per_token=arguments.max_sandboxes_per_token,
-        max_lease_s=arguments.max_lease,
-        max_memory_bytes=None
-        if arguments.max_memory == "none"
-        else size_of("--max-memory", arguments.max_memory),
+        max_sandboxes_per_key=arguments.max_sandboxes_per_token,
+        max_timeout_s=arguments.max_timeout,
+        memory_bytes=arguments.memory,
+        disk_bytes=arguments.disk,
+        pids=arguments.pids,
         images=tuple(arguments.image or ()),
-        allow_commands=arguments.allow_commands,
+        minimum_isolation=arguments.minimum_isolation,
+        preload=tuple(name for name in arguments.preload.split(",") if name),
     )
-    app = SandboxApp(settings, limits)
+    app = SandboxApp(settings, limits, domain=arguments.domain)
     configure_logging(arguments.log_level, settings.tokens)
     with listen(arguments.host, arguments.port) as listener:
         address, port = listener.getsockname()[:2]
@@ -93,26 +113,27 @@ def _settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) 
     # What a sandbox is started with must not bring the tokens along.
     environ.pop("ROPEWALK_TOKENS", None)
     environ.pop("ROPEWALK_TOKEN_FILE", None)
+    names = () if arguments.domain is None else (arguments.domain, f"*.{arguments.domain}")
     tokens = settings.tokens
     if arguments.token_file is not None:
         tokens = token_lines("--token-file", arguments.token_file)
     return replace(
         settings,
         tokens=tokens,
-        allowed_hosts=tuple(arguments.allowed_host or settings.allowed_hosts),
-        max_body_bytes=arguments.max_body,
+        allowed_hosts=(*(arguments.allowed_host or settings.allowed_hosts), *names),
+        max_body_bytes=MAX_BODY,
         drain_s=arguments.drain,
     )
 
 
 COMMAND = Command(
     name="sandboxes",
-    help="run container images for others, over HTTP",
+    help="sandboxes for others, over E2B's API",
     configure=configure,
     run=run,
     examples=(
         "ropewalk sandboxes --token-file tokens.txt",
-        "ropewalk sandboxes --token-file tokens.txt --image 'blackjack-env:*' --max-sandboxes 8 --max-memory 1g",
-        "ropewalk sandboxes --token-file tokens.txt --allow-commands",
+        "ropewalk sandboxes --token-file tokens.txt --preload numpy,matplotlib --max-sandboxes 64",
+        "ropewalk sandboxes --token-file tokens.txt --image 'blackjack-env:*' --image python:3.12-slim",
     ),
 )

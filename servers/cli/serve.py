@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.targets import variables_for
 from servers.listening import (
     inherit_socket,
     is_exposed,
@@ -37,6 +38,7 @@ _OF_SESSIONS: Final = {
     "step_timeout_s": "--step-timeout",
     "idle_timeout_s": "--idle-timeout",
     "mode": "--mode",
+    "web": "--web",
 }
 """Settings that only an application of create_app can heed, and their options."""
 
@@ -51,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
         help="an environment by its name, its folder or file, or the app that create_app returned",
     )
+    parser.add_argument(
+        "argument",
+        nargs="?",
+        help="what the environment is of: a folder of Harbor tasks, an id of Gymnasium's; it sets the first of the "
+        "variables that its openenv.yaml lists",
+    )
     _add_options(parser)
 
 
@@ -61,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
     _refuse_what_reload_cannot(arguments)
+    if arguments.argument is not None:
+        os.environ.update(variables_for(arguments.app, arguments.argument))
     settings = _take_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
@@ -251,6 +261,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=_NOT_GIVEN,
         help="production serves tools only: no reset, step or state (OPENENV_MODE, simulation)",
     )
+    add(
+        "--web",
+        action="store_const",
+        const=True,
+        default=_NOT_GIVEN,
+        help="a page to play on, at /web (OPENENV_WEB=1)",
+    )
     add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
 
 
@@ -300,7 +317,9 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk serve blackjack",
+        "ropewalk serve blackjack --web",
         "ropewalk serve . --reload",
+        "ropewalk serve harbor tasks/",
         "ropewalk serve . --port 8000 --workers 2",
         "ropewalk serve envs.blackjack_env.server.app:app --host 0.0.0.0 --token-file tokens.txt",
     ),

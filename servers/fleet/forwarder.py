@@ -13,6 +13,8 @@ from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
+from servers.page import PAGE_PATH
+from servers.page.manager import WEB_SESSION
 from servers.routes.http import NEW, path_of, session_named_by
 from servers.routes.websocket import SESSION_PATH
 from servers.security import replay
@@ -35,6 +37,9 @@ def ids_of(worker: int, workers: int) -> Callable[[], str]:
 
 
 _STEPS = ("/reset", "/step", "/state")
+_PAGE = f"{PAGE_PATH}/"
+"""One worker has all of a page: a page of Gradio's keeps what it knows of its visitors in its process."""
+_WATCH = "/ws/ui"
 _SOCKETS = (SESSION_PATH, MCP_PATH)
 _CREATE = "openenv/session/create"
 _MARKS = (b"session", b"\\")
@@ -92,7 +97,9 @@ class Forwarder:
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)
         worker = None
-        if path in _SOCKETS:
+        if path == _WATCH:
+            worker = self._place(WEB_SESSION)
+        elif path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
             worker = self._place(next((query[key][0] for key in keys if key in query), None))
@@ -105,8 +112,8 @@ class Forwarder:
         path = path_of(scope)
         body = b""
         worker = None
-        if path in _STEPS:
-            worker = self._place(_named_session(scope))
+        if path in _STEPS or path.startswith(_PAGE):
+            worker = self._place(_named_session(scope) or (WEB_SESSION if path.startswith(_PAGE) else None))
             if worker is not None and scope["method"] == "POST":
                 body, receive = await _peek(receive)
         elif is_mcp(scope):

@@ -202,9 +202,9 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
 async def _appeared(path: str) -> None:
     """Wait, for ever, for a neighbour that starts later than this one: its socket is not there yet.
 
-    That of a neighbour that died is: connections to it are refused.
+    That of a neighbour that died is: connections to it are refused. One that is no file (Linux has such) is always.
     """
-    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
+    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
         await asyncio.sleep(_START_POLL_INTERVAL_S)
 
 

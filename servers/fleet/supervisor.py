@@ -16,6 +16,7 @@ from typing import Final
 from openenv_core.errors import ConfigurationError
 from servers.fleet.slots import SlotTable
 from servers.fleet.worker import FAILED, READY, WorkerPlan
+from servers.metrics import SharedCounts
 
 logger = logging.getLogger("servers")
 
@@ -82,6 +83,7 @@ class Supervisor:
         folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: nobody else reaches the private sockets
         places = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, places)
+        counts = SharedCounts.create(plan.workers)
         pipes = [os.pipe() for _ in range(plan.workers)]
         wakers = tuple(write for _, write in pipes)
         for pipe in pipes:
@@ -96,6 +98,7 @@ class Supervisor:
                         index=index,
                         listener=self._listener(index),
                         slots=slots,
+                        counts=counts,
                         waker=pipes[index][0],
                         wakers=wakers,
                         folder=folder,
@@ -114,7 +117,7 @@ class Supervisor:
                 raise errors[0]
         finally:
             table.close()
-            for end in (end for pipe in pipes for end in pipe):
+            for end in (counts, *(end for pipe in pipes for end in pipe)):
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
@@ -172,7 +175,7 @@ class Supervisor:
                 "-m",
                 "servers.fleet.worker",
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(plan.listener, plan.slots, write, plan.waker, *plan.wakers),
+                pass_fds=(plan.listener, plan.slots, plan.counts, write, plan.waker, *plan.wakers),
             )
         finally:
             os.close(write)

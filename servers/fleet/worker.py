@@ -37,6 +37,7 @@ class WorkerPlan(ServePlan):
         index: Which worker this is.
         workers: How many there are.
         slots: The descriptor of the table of slots.
+        counts: The descriptor of what the workers count.
         waker: The descriptor that tells this worker to look at its queue.
         wakers: Those that tell each worker.
         ready: A descriptor to write a byte to once connections are accepted.
@@ -48,6 +49,7 @@ class WorkerPlan(ServePlan):
     supervisor: int
     index: int = 0
     slots: int = -1
+    counts: int = -1
     waker: int = -1
     wakers: tuple[int, ...] = ()
     ready: int = -1
@@ -61,7 +63,7 @@ class WorkerPlan(ServePlan):
 def main() -> int:
     """Run the worker."""
     plan, lifeline = _take_plan()
-    for fd in (plan.listener, plan.slots, plan.ready, plan.waker, *plan.wakers):
+    for fd in (plan.listener, plan.slots, plan.counts, plan.ready, plan.waker, *plan.wakers):
         os.set_inheritable(fd, False)
     try:
         return _serve(plan, lifeline)
@@ -154,6 +156,7 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
     from servers.fleet.peers import UnixPeers
     from servers.fleet.slots import SharedSlots, SlotTable
     from servers.hosting import Assembled
+    from servers.metrics import SharedCounts
     from servers.security import Guard, principals
 
     if not isinstance(app, EnvironmentApp):
@@ -184,7 +187,8 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
         per_owner=settings.max_sessions_per_token,
         waker=plan.waker,
     )
-    app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers))
+    counts = SharedCounts(plan.counts, plan.index, workers)
+    app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers), counts=counts)
 
     forwarder = Forwarder(
         app.serve_admitted,

@@ -199,6 +199,9 @@ class CallContext(ToolContext):
         ctx: The handler's.
         seat: Whose request it is.
         answer_s: Seconds that the client may take over a question; None: for ever.
+
+    Attributes:
+        spent_s: Seconds that the call was in the environment, where calls are timed.
     """
 
     def __init__(
@@ -213,6 +216,7 @@ class CallContext(ToolContext):
         self._task: asyncio.Future[Any] | None = None
         self._rounds = _rounds_of(ctx)
         self.lacking: dict[str, dict[str, Any]] = {}
+        self.spent_s = 0.0
 
     @property
     def cancelled(self) -> bool:

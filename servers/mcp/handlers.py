@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
+from time import perf_counter
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import mcp_types as types
@@ -30,6 +31,7 @@ from openenv_core.tools import (
 from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestSeat, seat_of, sendable
 from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
+from servers.metrics import TOOL
 from servers.routes.http import reported
 from servers.sessions import SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
@@ -104,6 +106,10 @@ class Handlers:
         limit = sessions.step_timeout_s
         self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
+    def count_error(self, code: int) -> None:
+        """Count an error that a caller is told."""
+        self._sessions.metrics.count_error(code)
+
     def seat(self, ctx: Ctx) -> RequestSeat:
         """Return the seat of a request."""
         return seat_of(ctx, self._only)
@@ -134,7 +140,7 @@ class Handlers:
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
         """Answer tools/call."""
-        arguments = params.arguments or {}
+        arguments, began = params.arguments or {}, perf_counter()
         result, context = await self._call(
             ctx, lambda runner, context: self._tooling.begin(runner, params.name, arguments, context), _over
         )
@@ -153,6 +159,8 @@ class Handlers:
             )
         if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
             raise MCPError(types.INVALID_PARAMS, error.message)
+        if (metrics := self._sessions.metrics).enabled:
+            metrics.counts.calls[TOOL].observe(perf_counter() - began, context.spent_s)
         answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
         return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
@@ -258,7 +266,13 @@ class Handlers:
 
         async def work(runner: EnvironmentRunner) -> Any:
             begun = await begin(runner, context)
-            return await context.run(begun) if isawaitable(begun) else begun
+            context.spent_s, resumed = runner.spent_s, perf_counter()
+            if not isawaitable(begun):
+                return begun
+            try:
+                return await context.run(begun)
+            finally:
+                context.spent_s += perf_counter() - resumed
 
         try:
             value = await session.run_waiting(work)
@@ -372,7 +386,9 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
             seat.peer.channel = ctx.session
         try:
             return await call_next(ctx)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, MCPError):
+                handlers.count_error(error.code)
             if ctx.method == INITIALIZE and seat.peer is not None:
                 seat.peer.refused = True
             raise

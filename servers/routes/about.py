@@ -122,20 +122,21 @@ class MetadataSource:
             return self._found
         factory = self._sessions.factory
         if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._found = self._default()
+            self._found = self.by_class()
             return self._found
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
                 told = await session.run_waiting(lambda runner: runner.call("get_metadata"))
                 self._found = EnvironmentMetadata.model_validate(told)
         except RefusalError:
-            return self._default()
+            return self.by_class()
         except FATAL:
             logger.exception("get_metadata failed")
-            return self._default()
+            return self.by_class()
         return self._found
 
-    def _default(self) -> EnvironmentMetadata:
+    def by_class(self) -> EnvironmentMetadata:
+        """Return what is told without an instance: its name, and its documentation."""
         factory = self._sessions.factory
         own_name = name_of(factory)
         return EnvironmentMetadata(

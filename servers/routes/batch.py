@@ -12,6 +12,7 @@ from openenv_core.protocol.errors import EXECUTION_ERROR, VALIDATION_ERROR, Refu
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_model
 from openenv_core.protocol.requests import RequestDecoder, given_options
+from servers.metrics import ServerMetrics
 from servers.routes.http import reported
 from servers.sessions import FullError
 from servers.sessions.batch import Member, MemberCall
@@ -26,10 +27,14 @@ class BatchDialect:
     Args:
         decoder: Reads actions.
         encoder: Writes observations.
+        metrics: Counts errors.
     """
 
-    def __init__(self, decoder: RequestDecoder[Any], encoder: ObservationEncoder) -> None:
+    def __init__(
+        self, decoder: RequestDecoder[Any], encoder: ObservationEncoder, metrics: ServerMetrics
+    ) -> None:
         self._decoder = decoder
+        self._metrics = metrics
         self._encoder = encoder
 
     def calls(
@@ -68,15 +73,19 @@ class BatchDialect:
 
     def answers(self, request_id: int, finished: Sequence[MemberCall], last: bool) -> Iterator[str | bytes]:
         """Yield the frames that tell of calls that are over."""
-        frame = self._answer(request_id, finished, last)
+        frame, errors = self._answer(request_id, finished, last)
         if len(frame) <= MAX_REPLY_BYTES or len(finished) == 1:
+            for data in errors.values():
+                self._metrics.count_error(data["code"])
             yield frame
         else:
             half = len(finished) // 2
             yield from self.answers(request_id, finished[:half], False)
             yield from self.answers(request_id, finished[half:], last)
 
-    def _answer(self, request_id: int, finished: Sequence[MemberCall], last: bool) -> str | bytes:
+    def _answer(
+        self, request_id: int, finished: Sequence[MemberCall], last: bool
+    ) -> tuple[str | bytes, dict[int, dict[str, Any]]]:
         errors: dict[int, dict[str, Any]] = {}
         good: list[MemberCall] = []
         for call in finished:
@@ -99,7 +108,7 @@ class BatchDialect:
             told = self._tell(good, arrays)
         if errors:
             told["errors"] = dumps(errors)
-        return wire.encode_frame({"id": dumps(request_id), **told, "last": dumps(last)}, arrays)
+        return wire.encode_frame({"id": dumps(request_id), **told, "last": dumps(last)}, arrays), errors
 
     def _tell(self, calls: list[MemberCall], arrays: list[Array]) -> dict[str, bytes]:
         told = {"members": dumps([call.member.number for call in calls])}

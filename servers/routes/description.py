@@ -1,7 +1,8 @@
 """The OpenAPI document: what it takes from the environment's models, and the answers that every route can give."""
 
+import inspect
 from copy import deepcopy
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -41,6 +42,41 @@ def describe(model: Any, place: str = "#/$defs/") -> dict[str, Any]:
         names = [str(one.get("title", name)) for name, one in schema["$defs"].items()]
         schema["title"] = _CALL if _CALL in names else names[0]
     return schema
+
+
+def describe_reset(factory: Any) -> dict[str, Any]:
+    """Return the JSON schema of a reset's options, as far as the class of an environment says which it takes."""
+    schema = {**describe(ResetOptions), "title": "Reset"}
+    seed = schema["properties"]["seed"]
+    reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
+    if not isinstance(factory, type) or not callable(reset):
+        return schema
+    try:
+        hints = get_type_hints(reset, include_extras=True)
+    except Exception:  # an annotation in quotes can hold any mistake
+        hints = {}
+    properties, required, definitions = {}, [], schema.get("$defs", {})
+    schema["additionalProperties"] = False
+    for parameter in list(inspect.signature(reset).parameters.values())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            schema["additionalProperties"] = True
+        elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            try:
+                found = describe(hints.get(parameter.name, Any))
+            except Exception:  # of a type that pydantic knows nothing of
+                found = {}
+            definitions |= found.pop("$defs", {})
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+            elif isinstance(parameter.default, bool | int | float | str):
+                found = {**found, "default": parameter.default}
+            properties[parameter.name] = found
+    schema["properties"] = {**properties, **({"seed": seed} if "seed" in properties else {})}
+    return (
+        schema
+        | ({"required": required} if required else {})
+        | ({"$defs": definitions} if definitions else {})
+    )
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:

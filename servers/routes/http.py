@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
@@ -18,12 +19,19 @@ from starlette.types import Receive
 
 from openenv_core.errors import EnvironmentFailureError
 from openenv_core.protocol import replies
-from openenv_core.protocol.errors import CAPACITY_REACHED, VALIDATION_ERROR, RefusalError, text_of
+from openenv_core.protocol.errors import (
+    CAPACITY_REACHED,
+    EXECUTION_ERROR,
+    VALIDATION_ERROR,
+    RefusalError,
+    text_of,
+)
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
 from servers.execution import FATAL, EnvironmentRunner, end
+from servers.metrics import RESET, STEP, ServerMetrics
 from servers.security import owner_of
 from servers.sessions import (
     REQUEST_WAIT_S,
@@ -96,8 +104,9 @@ def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
     return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
-def refused(refusal: RefusalError) -> Response:
-    """Return the answer to a request that was refused."""
+def refused(refusal: RefusalError, metrics: ServerMetrics) -> Response:
+    """Return the answer to a request that was refused, which is counted."""
+    metrics.count_error(refusal.code)
     status = status_of(refusal)
     if status == 422:
         return json_answer(dumps({"detail": refusal.extra["errors"]}), status)
@@ -111,8 +120,12 @@ def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None =
     return Response(body, status, headers, "application/json")
 
 
-async def _json_body(request: Request) -> bytes:
-    """Return the body, which the guard has bounded."""
+async def json_body(request: Request) -> bytes:
+    """Return the body, which the guard has bounded.
+
+    Raises:
+        RefusalError: VALIDATION_ERROR: it is of another type than JSON.
+    """
     body = await request.body()
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
@@ -127,7 +140,7 @@ async def read_model(request: Request, model: type[ModelT]) -> ModelT:
     Raises:
         RefusalError: VALIDATION_ERROR.
     """
-    body = await _json_body(request)
+    body = await json_body(request)
     return validate(model, read_json(body), len(body))
 
 
@@ -238,25 +251,25 @@ class HttpRoutes:
 
     async def _serve_reset(self, request: Request) -> Response:
         try:
-            options = http_reset(await _json_body(request))
+            options = http_reset(await json_body(request))
             named = session_named_by(request)
         except RefusalError as refusal:
-            return refused(refusal)
+            return refused(refusal, self._sessions.metrics)
         return await respond(request, self._answer(request, named, _reset, options))
 
     async def _serve_step(self, request: Request) -> Response:
         try:
-            action, options = self._decoder.http_step(await _json_body(request))
+            action, options = self._decoder.http_step(await json_body(request))
             named = session_named_by(request)
         except RefusalError as refusal:
-            return refused(refusal)
+            return refused(refusal, self._sessions.metrics)
         return await respond(request, self._answer(request, named, _step, action, options))
 
     async def _serve_state(self, request: Request) -> Response:
         try:
             named = session_named_by(request)
         except RefusalError as refusal:
-            return refused(refusal)
+            return refused(refusal, self._sessions.metrics)
         return await respond(request, self._answer(request, named, _state))
 
     async def _answer(
@@ -270,7 +283,7 @@ class HttpRoutes:
         try:
             if named is None:
                 async with sessions.session(owner, wait_s=wait_s) as session:
-                    return json_answer(await session.run(work, *args))
+                    return json_answer(await self._run(session, work, args))
             if work is not _reset:
                 session = sessions.find(owner, named)
             elif named == NEW:
@@ -278,10 +291,21 @@ class HttpRoutes:
             else:
                 session = await sessions.find_or_open(owner, named, wait_s=wait_s)
             headers = _naming(request, session.id, keep=work is _reset)
-            return json_answer(await session.run(work, *args), 200, headers)
+            return json_answer(await self._run(session, work, args), 200, headers)
         except RefusalError as refusal:
-            return refused(refusal)
+            return refused(refusal, self._sessions.metrics)
         except FATAL as error:
             if session is None:
                 raise
+            sessions.metrics.count_error(EXECUTION_ERROR)
             return json_answer(dumps({"detail": reported(error)}), 500, headers)
+
+    async def _run(
+        self, session: EnvironmentSession, work: Callable[..., Awaitable[bytes]], args: tuple[Any, ...]
+    ) -> bytes:
+        metrics, began = self._sessions.metrics, perf_counter()
+        body = await session.run(work, *args)
+        if metrics.enabled and work is not _state:
+            calls = metrics.counts.calls[RESET if work is _reset else STEP]
+            calls.observe(perf_counter() - began, session.runner.spent_s)
+        return body

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
+from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
@@ -14,9 +15,10 @@ from openenv_core.protocol.errors import RefusalError, short, text_of
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.http import json_answer, reported, respond
+from servers.metrics import TOOL
+from servers.routes.http import json_answer, reported, respond, wait_of
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionTable, UnknownSessionError
+from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
 logger = logging.getLogger("servers")
@@ -31,10 +33,12 @@ class Caller:
     Attributes:
         owner: Fingerprint of the caller's token.
         session: The session of the caller's socket, if it has one.
+        wait_s: Seconds that a session may be waited for, where one is opened.
     """
 
     owner: str
     session: EnvironmentSession | None = None
+    wait_s: float = REQUEST_WAIT_S
 
 
 _Params: TypeAlias = Mapping[str, Any]
@@ -62,9 +66,11 @@ class JsonRpc:
         """Answer POST /mcp; requests of standard MCP, which `servers.mcp` answers there, do not come this far."""
 
         async def work() -> Response:
-            return json_answer(await self.answer_text(text, Caller(owner_of(request.scope))))
+            return json_answer(await self.answer_text(text, caller))
 
         text = await request.body()
+        wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
+        caller = Caller(owner_of(request.scope), wait_s=wait_s)
         # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
         return await respond(request, work())
 
@@ -73,7 +79,7 @@ class JsonRpc:
         try:
             value = jsonrpc.parse(text)
         except JsonRpcFaultError as fault:
-            return jsonrpc.encode_fault(None, fault)
+            return self.fault(None, fault)
         return await self.answer(value, caller, len(text))
 
     async def answer(self, value: Any, caller: Caller, size: int) -> bytes:
@@ -86,7 +92,7 @@ class JsonRpc:
             if method is None:
                 raise JsonRpcFaultError(
                     jsonrpc.METHOD_NOT_FOUND,
-                    f"expected one of the methods {', '.join(self._methods)}, got {short(request.method)!r}",
+                    f"method not found: expected one of {', '.join(self._methods)}, got {short(request.method)!r}",
                 )
             return jsonrpc.encode_result(request_id, await method(caller, request.params))
         except JsonRpcFaultError as error:
@@ -96,12 +102,17 @@ class JsonRpc:
         except FATAL as failure:
             logger.exception("a JSON-RPC method failed")
             fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text_of(failure))
+        return self.fault(request_id, fault)
+
+    def fault(self, request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
+        """Return the response that tells of a fault, which is counted."""
+        self._sessions.metrics.count_error(fault.code)
         return jsonrpc.encode_fault(request_id, fault)
 
     async def _create(self, caller: Caller, _: _Params) -> Any:
         if caller.session is not None:
             return {"session_id": self._sessions.hand_out(caller.session)}
-        return {"session_id": (await self._sessions.open(caller.owner)).id}
+        return {"session_id": (await self._sessions.open(caller.owner, wait_s=caller.wait_s)).id}
 
     async def _close(self, caller: Caller, params: _Params) -> Any:
         session_id = params.get("session_id")
@@ -136,15 +147,24 @@ class JsonRpc:
                 jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else"
             )
 
+        came, spent_s = perf_counter(), 0.0
+
         async def call(runner: EnvironmentRunner) -> ToolResult:
+            nonlocal spent_s
             result = await self._tooling.begin(runner, name, arguments or {}, SILENT)
-            return await result if isawaitable(result) else result
+            spent_s, began = runner.spent_s, perf_counter()
+            if isawaitable(result):
+                result = await result
+                spent_s += perf_counter() - began
+            return result
 
         result = await self._ask(caller, session, call)
         if result.error is not None:
             raise JsonRpcFaultError(
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
+        if (metrics := self._sessions.metrics).enabled:
+            metrics.counts.calls[TOOL].observe(perf_counter() - came, spent_s)
         return {
             "content": result.content,
             "structured_content": result.structured,
@@ -165,7 +185,7 @@ class JsonRpc:
         try:
             if session is not None:
                 return await session.run_waiting(work)
-            async with self._sessions.session(caller.owner) as own:
+            async with self._sessions.session(caller.owner, wait_s=caller.wait_s) as own:
                 return await own.run_waiting(work)
         except NoToolsError:
             raise _no_tools() from None

@@ -160,7 +160,7 @@ class _Tasks:
             try:
                 arguments = tuple(dict(await read_model(request, model)).values())
             except RefusalError as refusal:
-                return refused(refusal)
+                return refused(refusal, self._sessions.metrics)
         name = request.path_params["env_name"]
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
@@ -181,7 +181,7 @@ class _Tasks:
             async with self._sessions.session(owner) as session:
                 found = await session.run(work)
         except RefusalError as refusal:
-            return refused(refusal)
+            return refused(refusal, self._sessions.metrics)
         except NotImplementedError:
             return _unsupported(method)
         except IndexError:

@@ -4,9 +4,11 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
@@ -18,6 +20,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
+from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
 from servers.routes.http import reported, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
@@ -104,27 +107,6 @@ class Conversation(ABC):
         leaving: No further request is taken.
         over: The last word has been said; only the close may be on its way.
     """
-
-    __slots__ = (
-        "_abort",
-        "_ahead",
-        "_ahead_size",
-        "_dialect",
-        "_long",
-        "_patience_s",
-        "_reading",
-        "_receive",
-        "_send",
-        "_send_text",
-        "_sessions",
-        "_waiter",
-        "_watch",
-        "broken",
-        "busy",
-        "leaving",
-        "over",
-        "task",
-    )
 
     accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
 
@@ -287,6 +269,7 @@ class Conversation(ABC):
     async def _close(self, code: int, last: str | None) -> None:
         """Close the socket, after a last frame where there is one."""
         if last is not None:
+            self._sessions.metrics.count_bytes("", last)
             await self._say(last)
         if self.over:
             raise DisconnectedError
@@ -327,7 +310,6 @@ class Conversation(ABC):
 class _SessionConversation(Conversation):
     """One socket that speaks for one session: a reply to each request, in order."""
 
-    __slots__ = ()
     _dialect: _Dialect
 
     async def _talk(self, held: EnvironmentSession) -> int:
@@ -337,6 +319,8 @@ class _SessionConversation(Conversation):
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
         answer, long, send_text = self._dialect.answer, self._long, self._send_text
+        metrics = self._sessions.metrics
+        counts = metrics.counts if metrics.enabled else None
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
@@ -346,8 +330,12 @@ class _SessionConversation(Conversation):
             reply = await answer(held, frame)
             if long is not None:
                 long.stop()
+            if counts is not None:  # `count_bytes`, without its call
+                counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
                 return NORMAL_CLOSURE
+            if counts is not None:
+                counts.sent += len(reply) if reply.isascii() else size_of(reply)
             if send_text is None or self.over or not send_text(reply):
                 await self._say(reply)
             if held.over and not self.leaving:
@@ -451,18 +439,32 @@ class FrameDialect:
     Args:
         decoder: Reads the frames.
         rpc: Answers what is inside mcp frames.
+        metrics: Counts.
     """
 
-    def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc) -> None:
+    def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
         self._decoder = decoder
         self._rpc = rpc
+        self.metrics = metrics
+        self._resets, self._steps = metrics.counts.calls[RESET], metrics.counts.calls[STEP]
 
-    async def answer(self, session: EnvironmentSession, text: str | bytes, request: Any = None) -> str | None:
+    async def answer(
+        self, session: EnvironmentSession, text: str | bytes, request: Any = None, began: float = 0.0
+    ) -> str | None:
         """Return the reply to one frame, or to what has been read from it; None to a close.
+
+        Args:
+            session: Whom it is for.
+            text: The frame.
+            request: What has been read from it.
+            began: When it came, by `perf_counter`, where calls are timed; by default now.
 
         Raises:
             RefusalError: The session is over.
         """
+        timed = self.metrics.enabled
+        if timed and not began:
+            began = perf_counter()
         try:
             if request is None:
                 if not isinstance(text, str):
@@ -471,7 +473,9 @@ class FrameDialect:
                     )
                 request = self._decoder.frame(text)
             kind = type(request)
+            calls = self._steps
             if kind is Reset:
+                calls = self._resets
                 observation = await session.run(EnvironmentRunner.reset, request.options)
             elif kind is ReadState:
                 return replies.encode_state(await session.run(EnvironmentRunner.state))
@@ -482,22 +486,34 @@ class FrameDialect:
                 return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
             else:
                 observation = await session.run(EnvironmentRunner.step, request)
-            return replies.encode_observation(observation)
+            reply = replies.encode_observation(observation)
+            if timed:
+                took = (
+                    perf_counter() - began
+                )  # `observe`, without its call, and mostly without that of bisect
+                calls.buckets[0 if took < BUCKETS_S[0] else bisect_left(BUCKETS_S, took)] += 1
+                calls.seconds += took
+                calls.environment_s += session.runner.spent_s
+            return reply
         except RefusalError as refusal:
             if isinstance(refusal, UnknownSessionError | DeadlineExceededError):
                 raise
             return self.refusal(refusal)
         except FATAL as error:
-            return replies.encode_error(EXECUTION_ERROR, reported(error))
+            return self._raised(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # The environment's own: this task was not cancelled.
-            return replies.encode_error(EXECUTION_ERROR, reported(error))
+            return self._raised(error)
+
+    def _raised(self, error: BaseException) -> str:
+        return self.refusal(RefusalError(EXECUTION_ERROR, reported(error)))
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the error frame of a refusal."""
+        self.metrics.count_error(refusal.code)
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
 
 
@@ -517,9 +533,9 @@ class RpcDialect:
             fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
             )
-            return jsonrpc.encode_fault(None, fault).decode()
+            return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the response that no request has asked for."""
-        return jsonrpc.encode_fault(None, fault_of(refusal)).decode()
+        return self._rpc.fault(None, fault_of(refusal)).decode()

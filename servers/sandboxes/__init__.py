@@ -1,1 +1,1 @@
-"""A service of sandboxes over this machine: the reference for the interface of docs/sandboxes.md."""
+"""A service of sandboxes over this machine, which speaks E2B's API (docs/sandboxes.md)."""

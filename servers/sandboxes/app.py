@@ -1,57 +1,121 @@
-"""The service of sandboxes as an ASGI application: routes that translate, behind the guard of all our servers."""
+"""The service of sandboxes as an ASGI application: E2B's control API, and who may ask what."""
 
+import asyncio
+import hashlib
+import hmac
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import parse_qsl, unquote
 
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
-from openenv_core.providers.remote import (
-    MAX_LOG_BYTES,
-    MAX_WAIT_S,
-    ROOT,
-    LeaseRequest,
-    RemoteSandbox,
-    SandboxSpec,
-)
-from servers.sandboxes.backends import Backend, local_backend
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
-from servers.sandboxes.table import SandboxTable
-from servers.security import Guard, owner_of
+from servers.sandboxes import envd, interpreter
+from servers.sandboxes.guest import GuestError
+from servers.sandboxes.ports import Ports
+from servers.sandboxes.table import MIB, ApiError, Record, SandboxLimits, SandboxTable
+from servers.security import Guard, Tokens, TurnedAwayError
 from servers.settings import MAKE_TOKEN, ServerSettings
 
+ENVD_VERSION: Final = "0.6.1"
+"""What clients are told: after it come files' metadata and entries in events, which not every sandbox can have."""
+
+DEFAULT_TIMEOUT_S: Final = 300
+MAX_PAGE: Final = 100
+_HOST: Final = re.compile(r"(?P<port>\d{1,5})-(?P<id>[0-9a-f]{20})\.")
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
+Text = Annotated[str, StringConstraints(max_length=32_768, pattern=r"^[^\x00]*$")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class SandboxApp(FastAPI):
-    """The application. It asks everybody for a token.
+class _Body(BaseModel, alias_generator=to_camel):
+    """A request's body; what it does not know is ignored, as clients of any version come."""
+
+
+class _NewSandbox(_Body):
+    template: Annotated[str, StringConstraints(max_length=512)] = Field(alias="templateID")
+    timeout: Seconds = DEFAULT_TIMEOUT_S
+    metadata: Annotated[dict[Text, Text], Field(max_length=256)] = {}
+    env_vars: Annotated[dict[Text, Text], Field(max_length=256, repr=False)] = {}
+    auto_pause: bool = False
+    allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
+    # What is not here is refused: whoever asks for it relies on it.
+    auto_pause_memory: bool | None = None
+    mcp: Any = None
+    network: Any = None
+    iam: Any = None
+    volume_mounts: Any = None
+
+
+class _Timeout(_Body):
+    timeout: Seconds = DEFAULT_TIMEOUT_S
+    memory: bool | None = None
+
+
+class _Pause(_Body):
+    memory: bool = True
+
+
+class SandboxApp(Starlette):
+    """The application. It asks everybody for a key.
 
     Raises:
         ConfigurationError: The settings have no token.
     """
 
-    def __init__(
-        self, settings: ServerSettings, limits: SandboxLimits, backend: Backend = local_backend
-    ) -> None:
+    def __init__(self, settings: ServerSettings, limits: SandboxLimits, *, domain: str | None = None) -> None:
         if not settings.tokens:
             raise ConfigurationError(
                 "expected a token, got none: whoever reaches a service of sandboxes runs what they like; give "
                 f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
             )
-        super().__init__(title="Ropewalk sandboxes", version="1", lifespan=_lifespan)
-        self._guard = Guard(super().__call__, settings)
+        self.table = SandboxTable(limits)
+        self._tokens = Tokens(settings.tokens)
+        self._domain = domain
         self._drain_s = settings.drain_s
-        self.table = SandboxTable(backend, limits)
-        self.include_router(_router(self.table))
-        self.add_exception_handler(SandboxRefusalError, _refused)
+        self._ports = Ports(self.table)
+        one = "/sandboxes/{id}"
+        routes = [
+            Route("/health", self._health),
+            Route("/sandboxes", self._create, methods=["POST"]),
+            Route("/v2/sandboxes", self._create, methods=["POST"]),
+            Route("/v2/sandboxes", self._list, methods=["GET"]),
+            Route(one, self._get, methods=["GET"]),
+            Route(one, self._kill, methods=["DELETE"]),
+            Route(one + "/timeout", self._set_timeout, methods=["POST"]),
+            Route(one + "/connect", self._connect, methods=["POST"]),
+            Route("/v2" + one + "/connect", self._connect, methods=["POST"]),
+            Route(one + "/resume", self._connect, methods=["POST"]),
+            Route(one + "/pause", self._pause, methods=["POST"]),
+            Route(one + "/fork", self._fork, methods=["POST"]),
+            *envd.routes(self.sandbox_of),
+            *interpreter.routes(self.sandbox_of, self.table),
+        ]
+        super().__init__(routes=routes, lifespan=_lifespan)
+        self.add_exception_handler(ApiError, _refused)
+        self.add_exception_handler(GuestError, envd.refused)
         self.add_exception_handler(OpenEnvError, _failed)
+        self.add_exception_handler(404, _unknown)
+        # Keys come as X-API-Key, sandboxes' own tokens otherwise: the guard sees to hosts, origins and bodies.
+        self._guard = Guard(
+            self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
+        )
 
     async def drain(self, deadline_s: float | None = None) -> None:
         """End every sandbox."""
+        await self._ports.close()
         await self.table.close(self._drain_s if deadline_s is None else deadline_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,90 +125,227 @@ class SandboxApp(FastAPI):
         else:
             await self._guard(scope, receive, send)
 
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._ports.serve(scope, receive, send, *_named(scope)):
+            return
+        await super().__call__(scope, receive, send)
+
+    def sandbox_of(self, request: Request) -> Record:
+        """Return the sandbox that a request is for, once its token is checked.
+
+        Raises:
+            ApiError: There is none (502, as from E2B's proxy), or the token is not its own.
+        """
+        name = _named(request.scope)[0]
+        query = request.query_params
+        if name is None and "signature" in query:
+            # A link to a file names no sandbox; whose token signed it is the one.
+            name = next((each.id for each in self.table.all() if _signed(request, each)), None)
+        record = self.table.find(name or "")
+        if record is None:
+            raise ApiError(502, f"The sandbox {name!r} was not found")
+        given = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token") or ""
+        if not hmac.compare_digest(given.encode(), record.token.encode()) and not _signed(request, record):
+            raise ApiError(401, "expected the sandbox's own token in X-Access-Token, got another or none")
+        return record
+
+    def _owner(self, request: Request) -> str:
+        key = request.headers.get("x-api-key")
+        try:
+            return self._tokens.principal([] if key is None else [b"Bearer " + key.encode()])
+        except TurnedAwayError:
+            got = "none" if key is None else "one that it does not know"
+            raise ApiError(401, f"expected one of this service's keys in X-API-Key, got {got}") from None
+
+    def _mine(self, request: Request) -> Record:
+        return self.table.get(self._owner(request), request.path_params["id"])
+
+    async def _health(self, request: Request) -> Response:
+        if _named(request.scope)[0] is not None:
+            self.sandbox_of(request)
+            return Response(status_code=204)
+        return JSONResponse({"status": "healthy"})
+
+    async def _create(self, request: Request) -> Response:
+        owner, body = self._owner(request), await _read(request, _NewSandbox)
+        for name in ("mcp", "network", "iam", "volume_mounts"):
+            if getattr(body, name):
+                raise ApiError(
+                    400, f"expected a sandbox without {name}, which this service does not have, got some"
+                )
+        if body.auto_pause_memory is False:
+            raise ApiError(
+                400, "expected pauses that keep the memory, got mode='filesystem', which there is not here"
+            )
+        record = await self.table.create(
+            owner,
+            body.template,
+            timeout_s=body.timeout,
+            metadata=body.metadata,
+            envs=body.env_vars,
+            pauses=body.auto_pause,
+            allow_internet=body.allow_internet_access is not False,
+        )
+        return JSONResponse(self._made(record), 201)
+
+    async def _list(self, request: Request) -> Response:
+        owner, query = self._owner(request), request.query_params
+        wanted = {unquote(key): unquote(value) for key, value in parse_qsl(query.get("metadata", ""))}
+        states = {state for each in query.getlist("state") for state in each.split(",")}
+        try:
+            since = (
+                datetime.fromisoformat(query["startedAfter"]).astimezone()
+                if "startedAfter" in query
+                else None
+            )
+            limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
+            begin = max(0, int(query.get("nextToken") or 0))
+        except ValueError as error:
+            raise ApiError(400, f"expected a limit, a token of a page and a time, got: {error}") from None
+        found = [
+            each
+            for each in self.table.all(owner)
+            if wanted.items() <= each.metadata.items()
+            and (not states or _state(each) in states)
+            and (since is None or each.started_at >= since)
+            and query.get("template", each.template) == each.template
+        ]
+        if query.get("order") == "desc":
+            found.reverse()
+        page = found[begin : begin + limit]
+        headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
+        return JSONResponse([self._told(each) for each in page], headers=headers)
+
+    async def _get(self, request: Request) -> Response:
+        record = self._mine(request)
+        lifecycle = {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False}
+        more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
+        return JSONResponse({**self._told(record), **more, "envdAccessToken": record.token})
+
+    async def _kill(self, request: Request) -> Response:
+        await asyncio.shield(self.table.end(self._mine(request)))
+        return Response(status_code=204)
+
+    async def _set_timeout(self, request: Request) -> Response:
+        record, body = self._mine(request), await _read(request, _Timeout)
+        self.table.set_timeout(record, body.timeout)
+        return Response(status_code=204)
+
+    async def _connect(self, request: Request) -> Response:
+        record, body = self._mine(request), await _read(request, _Timeout)
+        if body.memory is False and record.paused:
+            raise ApiError(
+                400, "expected on_resume='restore', got 'reboot': a pause here keeps the memory alone"
+            )
+        self.table.set_timeout(record, body.timeout, only_longer=True)
+        await self.table.freeze(record, frozen=False)
+        return JSONResponse(self._made(record))
+
+    async def _pause(self, request: Request) -> Response:
+        record, body = self._mine(request), await _read(request, _Pause)
+        if not body.memory:
+            raise ApiError(
+                400, "expected mode='full', got 'filesystem': a pause here keeps memory and processes"
+            )
+        if record.paused:
+            raise ApiError(409, f"Sandbox {record.id} is paused already")
+        await self.table.freeze(record, frozen=True)
+        return Response(status_code=204)
+
+    async def _fork(self, request: Request) -> Response:
+        self._mine(request)
+        raise ApiError(501, "expected a service that forks sandboxes with their memory, got one that cannot")
+
+    def _made(self, record: Record) -> dict[str, Any]:
+        """Return what whoever starts or connects to a sandbox is told."""
+        assert record.machine is not None
+        return {
+            "sandboxID": record.id,
+            "templateID": record.template,
+            "clientID": "ropewalk",
+            "envdVersion": ENVD_VERSION,
+            "envdAccessToken": record.token,
+            "trafficAccessToken": record.token,
+            "domain": self._domain,
+            "isolation": record.machine.isolation,
+        }
+
+    def _told(self, record: Record) -> dict[str, Any]:
+        """Return what lists and details of sandboxes tell."""
+        assert record.machine is not None
+        return {
+            "sandboxID": record.id,
+            "templateID": record.template,
+            "clientID": "ropewalk",
+            "envdVersion": ENVD_VERSION,
+            "metadata": record.metadata,
+            "startedAt": record.started_at.isoformat(),
+            "endAt": record.end_at.isoformat(),
+            "state": _state(record),
+            "cpuCount": max(1, round(record.machine.cpus)),
+            "memoryMB": record.machine.memory_bytes // MIB,
+            "diskSizeMB": self.table.limits.disk_bytes // MIB,
+            "isolation": record.machine.isolation,
+        }
+
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     assert isinstance(app, SandboxApp)
+    await app.table.start()
     try:
         yield
     finally:
         await app.drain()
 
 
-def _router(table: SandboxTable) -> APIRouter:
-    router = APIRouter()
+def _state(record: Record) -> str:
+    return "paused" if record.paused else "running"
 
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """Tell that the service runs."""
-        return {"status": "healthy"}
 
-    @router.post(ROOT, status_code=201, openapi_extra=_body_of(SandboxSpec))
-    async def create(request: Request, response: Response) -> RemoteSandbox:
-        """Begin to start a sandbox."""
-        spec = await _read(request, SandboxSpec)
-        made = table.create(owner_of(request.scope), spec)
-        response.headers["Location"] = f"{request.scope.get('root_path', '')}{ROOT}/{made.id}"
-        return made
+def _named(scope: Scope) -> tuple[str | None, int | None]:
+    """Return the sandbox and the port that a request names, in its headers or in its host."""
+    headers = dict(scope["headers"])
+    name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
+    if name is None and (match := _HOST.match(headers.get(b"host", b"").decode("latin-1"))):
+        return match["id"], int(match["port"])
+    number = int(port) if port.isdigit() and len(port) < 6 else None
+    return (None if name is None else name.decode("latin-1")), number
 
-    @router.get(ROOT + "/{sandbox_id}")
-    async def get(request: Request, sandbox_id: str, wait_s: float = 0.0) -> RemoteSandbox:
-        """Tell of a sandbox; while it starts, after at most `wait_s` seconds."""
-        wait_s = min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0  # NaN is not above 0
-        return await table.get(owner_of(request.scope), sandbox_id, wait_s)
 
-    @router.post(ROOT + "/{sandbox_id}/lease", openapi_extra=_body_of(LeaseRequest))
-    async def renew(request: Request, sandbox_id: str) -> RemoteSandbox:
-        """Let a sandbox live on."""
-        lease = await _read(request, LeaseRequest)
-        return await table.renew(owner_of(request.scope), sandbox_id, lease.lease_s)
-
-    @router.get(ROOT + "/{sandbox_id}/logs")
-    async def logs(request: Request, sandbox_id: str) -> PlainTextResponse:
-        """Return the last of what a sandbox has printed; `bytes` of it at most."""
-        asked = request.query_params.get("bytes", str(MAX_LOG_BYTES))
-        if not asked.isascii() or not asked.isdigit() or not 0 < len(asked) < 10 or int(asked) < 1:
-            raise SandboxRefusalError(422, "invalid", "expected bytes to be a whole number of at least 1")
-        text = await table.logs(owner_of(request.scope), sandbox_id, int(asked))
-        return PlainTextResponse(text, headers={"X-Content-Type-Options": "nosniff"})
-
-    @router.delete(ROOT + "/{sandbox_id}", status_code=204)
-    async def delete(request: Request, sandbox_id: str) -> None:
-        """End a sandbox."""
-        await table.delete(owner_of(request.scope), sandbox_id)
-
-    return router
+def _signed(request: Request, record: Record) -> bool:
+    """Whether a link to a file carries a signature that the sandbox's token makes."""
+    query = request.query_params
+    until = query.get("signature_expiration")
+    if request.url.path != "/files" or "signature" not in query:
+        return False
+    if until is not None and not (until.isdecimal() and len(until) < 12 and int(until) >= time.time()):
+        return False
+    operation = "read" if request.method == "GET" else "write"
+    parts = [query.get("path", ""), operation, query.get("username", ""), record.token]
+    digest = hashlib.sha256(":".join(parts + ([until] if until else [])).encode()).digest()
+    return hmac.compare_digest(envd.unpadded(digest), query["signature"].removeprefix("v1_").encode())
 
 
 async def _read(request: Request, model: type[ModelT]) -> ModelT:
     """Read the body, which the guard has bounded."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise SandboxRefusalError(415, "invalid", "expected a body of type application/json, got another")
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(await request.body() or b"{}")
     except ValidationError as error:
         faults = describe_faults(error, "body")
-        raise SandboxRefusalError(
-            422, "invalid", f"expected a {model.__name__} of docs/sandboxes.md, got: {faults}"[:4000]
-        ) from None
+        raise ApiError(400, f"expected a body as E2B's API has it, got: {faults}"[:4000]) from None
 
 
-def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": model.model_json_schema()}},
-        }
-    }
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {"Retry-After": "1"} if error.status == 503 else {"Should-Retry": "false"}
+    return JSONResponse({"code": error.status, "message": str(error)}, error.status, headers)
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, SandboxRefusalError)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return JSONResponse({"detail": str(error), "code": error.code}, error.status, headers)
-
-
-async def _failed(_: Request, error: Exception) -> JSONResponse:
+async def _failed(request: Request, error: Exception) -> Response:
     """Answer for what runs the sandboxes: an engine that does not answer, for one."""
-    return JSONResponse({"detail": str(error), "code": type(error).__name__}, 503)
+    return await _refused(request, ApiError(503, f"{type(error).__name__}: {error}"))
+
+
+async def _unknown(request: Request, _: Exception) -> Response:
+    return await _refused(request, ApiError(404, f"expected a path of E2B's API, got {request.url.path!r}"))

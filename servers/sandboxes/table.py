@@ -1,278 +1,366 @@
-"""The sandboxes of a service: admission under caps, leases, and an end that is tried until it succeeds."""
+"""The sandboxes of a service: whose they are, how many there may be, until when they live."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from secrets import token_hex
-from typing import Any, Final, TypeAlias, TypeVar
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from functools import partial
+from secrets import token_hex, token_urlsafe
+from typing import Any, Final
 
-from openenv_core.errors import OpenEnvError, ServerStartError
-from openenv_core.providers.remote import MAX_LOG_BYTES, RemoteSandbox, SandboxSpec, SandboxState
-from servers.sandboxes.backends import Backend, SandboxProvider
-from servers.sandboxes.limits import SandboxLimits, SandboxRefusalError
-
-_Start: TypeAlias = str | BaseException | None
-"""What comes of a start: where it is, None where it was given up before, or what it failed of."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A sandbox. Changes on the service's loop alone; `doomed` is read by threads."""
-
-    id: str
-    owner: str  # the name of the token that asked for it
-    provider: SandboxProvider
-    expires: float  # in the loop's time
-    state: SandboxState = SandboxState.STARTING
-    url: str | None = None
-    reason: str | None = None
-    output: str = ""  # the last that it printed, once it has ended
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # it is no longer starting
-    doomed: bool = False  # it is to go, and nothing of it is started any more
-    job: "Future[_Start] | None" = None  # its start, in a thread
-    starting: "asyncio.Task[None] | None" = None  # what waits for that
-    ending: "asyncio.Task[None] | None" = None  # the removal that is under way
-    again: float = 0.0  # when a removal that failed is tried again
-
-    def told(self, now: float) -> RemoteSandbox:
-        """Return what its owner is told."""
-        return RemoteSandbox(
-            id=self.id,
-            state=self.state,
-            url=self.url if self.state is SandboxState.RUNNING else None,
-            expires_in_s=max(0.0, round(self.expires - now, 3)),
-            reason=self.reason,
-        )
-
-    def over(self, reason: str, output: str = "") -> None:
-        """Note that it has ended; the first reason stands."""
-        if self.state is not SandboxState.ENDED:
-            self.state, self.reason, self.output = SandboxState.ENDED, reason, output
-        self.settled.set()
-
+from openenv_core.errors import ConfigurationError, ImageNotFoundError, OpenEnvError
+from openenv_core.providers.docker import ContainerOptions
+from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxConfig, SandboxUnavailableError
+from servers.sandboxes.guest import Guest, GuestError, Subscription
+from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine
 
 logger = logging.getLogger("servers")
 
-T = TypeVar("T")
+PROCESS_TEMPLATES: Final = ("base", "code-interpreter-v1", "process")
+"""Names of the template that is no image; the first two are what E2B's clients ask for by themselves."""
 
 POLL_INTERVAL_S: Final = 0.25
-"""How often leases are looked at."""
-
 RETRY_INTERVAL_S: Final = 1.0
 """Pause before a removal that failed is tried again: the engine may be restarting."""
 
-RETRY_AFTER_S: Final = 5
-_HELPERS: Final = 8
-"""Threads for everything but starts. Their queue is bounded by the connections that the server takes."""
+MIB: Final = 1 << 20
+
+
+class ApiError(Exception):
+    """A request is refused.
+
+    Args:
+        status: The HTTP status, which decides what error a client raises.
+        message: What was expected, what came, what to do.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxLimits:
+    """What one service allows.
+
+    Attributes:
+        max_sandboxes: At once, those that are paused included.
+        max_sandboxes_per_key: The same, of one key; None: only the cap of all.
+        max_starting: Starts at once; further ones wait for their turn.
+        max_timeout_s: The longest time that a sandbox may be given.
+        memory_bytes: Of a container as a whole, and of each program of a process sandbox.
+        disk_bytes: All files of a process sandbox together.
+        pids: Processes and threads of one sandbox.
+        images: Patterns of the images that may be run, as in `my-env:*`; none: no image.
+        minimum_isolation: Below this no process sandbox is started.
+        preload: Modules that interpreters of process sandboxes begin with.
+    """
+
+    max_sandboxes: int = 16
+    max_sandboxes_per_key: int | None = None
+    max_starting: int = 4
+    max_timeout_s: float = 86_400.0
+    memory_bytes: int = 1024 * MIB
+    disk_bytes: int = 256 * MIB
+    pids: int = 256
+    images: tuple[str, ...] = ()
+    minimum_isolation: Isolation = Isolation.LSM
+    preload: tuple[str, ...] = ()
+
+    def image(self, name: str) -> str:
+        """Return the image that is run for a name. ApiError: it is not allowed."""
+        last = name.rpartition("/")[2]
+        full = name if ":" in last or "@" in last else f"{name}:latest"
+        for pattern in self.images:
+            repository, colon, tag = pattern.rpartition(":")
+            wanted = (
+                (repository, tag)
+                if colon and "/" not in tag
+                else (pattern, "*" if pattern == "*" else "latest")
+            )
+            if all(map(fnmatchcase, full.rpartition(":")[::2], wanted)) or pattern == "*":
+                return full
+        raise ApiError(
+            404,
+            f"expected a template that this service has ({PROCESS_TEMPLATES[0]}, or an image that one of its --image "
+            f"options names), got {name!r}",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One sandbox.
+
+    Attributes:
+        id: Its name, which is also all that a connection to its ports needs.
+        owner: The name of the key that asked for it.
+        token: What its files and commands are asked for with.
+        expires: In the loop's time.
+        contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
+        making: Held while a context is made.
+        watchers: Folders that are watched for whoever asks now and then: what came, and what ends it.
+    """
+
+    id: str
+    owner: str
+    template: str
+    metadata: dict[str, str]
+    token: str
+    expires: float
+    pauses: bool
+    allow_internet: bool
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    machine: Machine | None = None
+    paused: bool = False
+    doomed: bool = False
+    starting: "asyncio.Task[None] | None" = None
+    ending: "asyncio.Task[None] | None" = None
+    contexts: dict[str, tuple[dict[str, str], asyncio.Lock]] = field(default_factory=dict)
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watchers: dict[str, tuple[Subscription, contextlib.AsyncExitStack]] = field(default_factory=dict)
+
+    @property
+    def guest(self) -> Guest:
+        """Its agent."""
+        assert self.machine is not None
+        return self.machine.guest
+
+    @property
+    def end_at(self) -> datetime:
+        """When its time is over."""
+        left = self.expires - asyncio.get_running_loop().time()
+        return datetime.now(UTC) + timedelta(seconds=left)
 
 
 class SandboxTable:
     """All sandboxes of one service, each its owner's alone. Lives on one event loop."""
 
-    def __init__(self, backend: Backend, limits: SandboxLimits) -> None:
-        self._backend = backend
-        self._limits = limits
-        self._entries: dict[str, _Entry] = {}
-        self._starters = ThreadPoolExecutor(limits.max_starting, "ropewalk-sandbox-start")
-        self._helpers = ThreadPoolExecutor(_HELPERS, "ropewalk-sandbox")
+    def __init__(self, limits: SandboxLimits) -> None:
+        self.limits = limits
+        self._records: dict[str, Record] = {}
+        self._starting = asyncio.Semaphore(limits.max_starting)
+        self._sandbox: Sandbox | None = None
+        self._why = "the service has not started"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._closing = False
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    async def start(self) -> None:
+        """Get ready to fork process sandboxes.
 
-    # These raise SandboxRefusalError: the caller has no sandbox of this name, or what it asks for is not allowed.
+        Raises:
+            SandboxUnavailableError: There can be none here, and images are not allowed either.
+        """
+        limits = self.limits
+        sandbox = Sandbox(SandboxConfig(minimum=limits.minimum_isolation, preload=limits.preload))
+        try:
+            await sandbox.start()
+        except SandboxUnavailableError as error:
+            if not limits.images:
+                raise
+            self._why = str(error)
+            logger.warning("sandboxes are made of images alone: %s", error)
+        else:
+            self._sandbox = sandbox
 
-    def create(self, owner: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Begin to start a sandbox."""
+    async def create(
+        self,
+        owner: str,
+        template: str,
+        *,
+        timeout_s: float,
+        metadata: dict[str, str],
+        envs: dict[str, str],
+        pauses: bool = False,
+        allow_internet: bool = True,
+    ) -> Record:
+        """Start a sandbox, and return it once it answers. ApiError: it is not allowed, or does not start."""
         if self._closing:
-            raise SandboxRefusalError(
-                503, "stopping", "expected a service that runs, got one that is stopping"
-            )
-        spec = self._limits.admit(spec)
+            raise ApiError(503, "expected a service that runs, got one that is stopping")
+        start = self._machine(template, allow_internet)
+        self._require_time(timeout_s)
         self._require_room(owner)
-        provider = self._backend(spec)
-        now = asyncio.get_running_loop().time()
-        entry = _Entry(token_hex(12), owner, provider, now + spec.lease_s)
-        self._entries[entry.id] = entry
-        self._keep_reaping()
-        entry.job = self._starters.submit(_started, entry)
-        entry.starting = self._task(self._start(entry, entry.job), f"start of {entry.id}")
-        return entry.told(now)
+        expires = asyncio.get_running_loop().time() + timeout_s
+        record = Record(
+            token_hex(10), owner, template, metadata, token_urlsafe(24), expires, pauses, allow_internet
+        )
+        self._records[record.id] = record
+        if self._reaper is None:
+            self._reaper = self.spawn(self._reap(), "reaper of sandboxes")
+        record.starting = self.spawn(self._start(record, start, envs), f"start of {record.id}")
+        try:
+            await asyncio.shield(record.starting)
+        except ImageNotFoundError as error:
+            raise ApiError(404, str(error)) from None
+        except ConfigurationError as error:
+            raise ApiError(400, str(error)) from None
+        except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
+            logger.warning("sandbox %s was not started: %s", record.id, error)
+            bad = isinstance(error, GuestError) and error.code == "invalid_argument"
+            raise ApiError(400 if bad else 500, f"{type(error).__name__}: {error}") from None
+        if record.doomed:
+            raise ApiError(503, "expected a service that runs, got one that is stopping")
+        return record
 
-    async def get(self, owner: str, sandbox_id: str, wait_s: float) -> RemoteSandbox:
-        """Tell of a sandbox, after a while where it is starting."""
-        entry = self._entry(owner, sandbox_id)
-        if wait_s > 0 and not entry.settled.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(entry.settled.wait(), wait_s)
-        await self._look_at(entry)
-        return entry.told(asyncio.get_running_loop().time())
+    def get(self, owner: str, sandbox_id: str) -> Record:
+        """Return a sandbox that runs or is paused. ApiError: the owner has none of that name."""
+        record = self._records.get(sandbox_id)
+        if record is None or record.owner != owner or record.doomed or record.machine is None:
+            raise ApiError(404, f"Sandbox {sandbox_id!r} was not found: it has ended, or never was")
+        return record
 
-    async def renew(self, owner: str, sandbox_id: str, lease_s: float) -> RemoteSandbox:
-        """Let a sandbox live on, counted from now."""
-        entry = self._entry(owner, sandbox_id)
-        self._limits.admit_lease(lease_s)
-        now = asyncio.get_running_loop().time()
-        entry.expires = now + lease_s
-        await self._look_at(entry)
-        return entry.told(now)
+    def find(self, sandbox_id: str) -> Record | None:
+        """Return a sandbox that runs, whosever it is; None where there is none."""
+        record = self._records.get(sandbox_id)
+        lost = record is None or record.doomed or record.paused or record.machine is None
+        return None if lost else record
 
-    async def logs(self, owner: str, sandbox_id: str, size: int) -> str:
-        """Return the last of what a sandbox has printed."""
-        entry = self._entry(owner, sandbox_id)
-        text = entry.output
-        if entry.state is not SandboxState.ENDED:
-            text = await self._helped(entry.provider.output)
-        return text.encode()[-min(size, MAX_LOG_BYTES) :].decode(errors="replace")
+    def all(self, owner: str | None = None) -> list[Record]:
+        """Return the sandboxes of an owner, or of all, in the order of their starts."""
+        return [
+            each
+            for each in self._records.values()
+            if each.machine is not None and not each.doomed and (owner is None or each.owner == owner)
+        ]
 
-    async def delete(self, owner: str, sandbox_id: str) -> None:
-        """End a sandbox, and return when it is gone."""
-        entry = self._entry(owner, sandbox_id)
-        await asyncio.shield(self._end(entry, "it was deleted"))
-        if entry.id in self._entries:
-            raise SandboxRefusalError(
-                503, "not_removed", f"expected to remove {entry.id}, got: {entry.reason}; it is tried again"
-            )
+    def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
+        """Let a sandbox live for so long, counted from now. ApiError: that is too long."""
+        self._require_time(timeout_s)
+        expires = asyncio.get_running_loop().time() + timeout_s
+        record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
+
+    async def freeze(self, record: Record, *, frozen: bool) -> None:
+        """Pause a sandbox, with its memory and processes, or let it go on. It keeps its place."""
+        if record.machine is not None and record.paused != frozen:
+            await record.machine.freeze(frozen=frozen)
+            record.paused = frozen
+
+    def end(self, record: Record) -> "asyncio.Task[None]":
+        """Begin to remove a sandbox, unless that is under way."""
+        record.doomed = True
+        if record.ending is None:
+            record.ending = self.spawn(self._remove(record), f"end of {record.id}")
+        return record.ending
 
     async def close(self, deadline_s: float) -> None:
-        """End every sandbox, and take no further ones."""
+        """End every sandbox, and start no further ones."""
         self._closing = True
-        endings = [self._end(entry, "the service is stopping") for entry in self._entries.values()]
+        endings = [self.end(record) for record in list(self._records.values())]
         if endings:
             await asyncio.wait(endings, timeout=deadline_s)
-        if self._reaper is not None:
-            self._reaper.cancel()
-        if self._entries:
-            logger.error("sandboxes left to whatever guards them: %s", ", ".join(sorted(self._entries)))
-        self._starters.shutdown(wait=False, cancel_futures=True)
-        self._helpers.shutdown(wait=False, cancel_futures=True)
+        if self._records:
+            logger.error("sandboxes left to whatever guards them: %s", ", ".join(sorted(self._records)))
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5.0)
+        if self._sandbox is not None:
+            await self._sandbox.close()
 
-    def _entry(self, owner: str, sandbox_id: str) -> _Entry:
-        entry = self._entries.get(sandbox_id)
-        if entry is None or entry.owner != owner or entry.doomed:
-            raise SandboxRefusalError(
-                404,
-                "no_such_sandbox",
-                f"expected a sandbox of yours, got {sandbox_id!r}; it ended, its lease ran out, or it never was",
-            )
-        return entry
-
-    def _require_room(self, owner: str) -> None:
-        of_owner = sum(entry.owner == owner for entry in self._entries.values())
-        per_token = self._limits.max_sandboxes_per_token
-        for count, cap, whose in (
-            (len(self._entries), self._limits.max_sandboxes, ""),
-            (of_owner, per_token, " of one token"),
-        ):
-            if cap is not None and count >= cap:
-                raise SandboxRefusalError(
-                    429,
-                    "too_many_sandboxes",
-                    f"expected at most {cap} sandboxes{whose}, got one more; delete one, or come back",
-                    RETRY_AFTER_S,
-                )
-
-    async def _start(self, entry: _Entry, job: "Future[_Start]") -> None:
-        """Wait for a start, and note what became of it."""
-        await asyncio.wait([asyncio.wrap_future(job)])
-        if job.cancelled() or entry.doomed:
-            return
-        outcome = job.result()
-        if not isinstance(outcome, BaseException):
-            entry.state, entry.url = SandboxState.RUNNING, outcome
-            entry.settled.set()
-            return
-        if not isinstance(outcome, OpenEnvError):
-            logger.error("sandbox %s could not be started", entry.id, exc_info=outcome)
-        output = outcome.output if isinstance(outcome, ServerStartError) else ""
-        entry.over(str(outcome).partition("\n--- ")[0], output)
-        await self._swept(entry)
-
-    async def _look_at(self, entry: _Entry) -> None:
-        """Note the end of a sandbox that has ended by itself, and take away what is left of it."""
-        if entry.state is not SandboxState.RUNNING or entry.doomed:
-            return
-        if await self._helped(lambda: entry.provider.alive) or entry.state is not SandboxState.RUNNING:
-            return
-        output = await self._helped(entry.provider.output)
-        entry.over("its server has ended", output)
-        await self._swept(entry)
-
-    async def _swept(self, entry: _Entry) -> None:
-        try:
-            await self._helped(entry.provider.stop)
-        except Exception as error:
-            # Its deletion, or the end of its lease, tries again.
-            logger.warning("what is left of sandbox %s could not be removed: %s", entry.id, error)
-
-    def _end(self, entry: _Entry, reason: str) -> "asyncio.Task[None]":
-        """Begin to remove a sandbox, unless that is under way."""
-        if entry.ending is None or entry.ending.done():
-            entry.doomed = True
-            entry.ending = self._task(self._remove(entry, reason), f"end of {entry.id}")
-        return entry.ending
-
-    async def _remove(self, entry: _Entry, reason: str) -> None:
-        entry.settled.set()  # whoever waits for its start is told
-        try:
-            await self._stopped(entry)
-        except Exception as error:
-            logger.warning("sandbox %s could not be removed, and will be: %s", entry.id, error)
-            entry.over(str(error))
-            entry.again = asyncio.get_running_loop().time() + RETRY_INTERVAL_S
-            return
-        entry.over(reason)
-        self._entries.pop(entry.id, None)
-        logger.info("sandbox %s is gone: %s", entry.id, reason)
-
-    async def _stopped(self, entry: _Entry) -> None:
-        if entry.job is None or entry.job.cancel():
-            return  # nothing of it was ever made
-        await self._helped(entry.provider.stop)
-        if entry.starting is not None and not entry.starting.done():
-            # The start may have begun just after that.
-            await asyncio.wait([entry.starting])
-            await self._helped(entry.provider.stop)
-
-    def _keep_reaping(self) -> None:
-        if self._reaper is None or self._reaper.done():
-            self._reaper = asyncio.create_task(self._reap(), name="reaper of sandboxes")
-            self._reaper.add_done_callback(self._reaper_ended)
-
-    def _reaper_ended(self, task: "asyncio.Task[None]") -> None:
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            logger.error("the reaper of sandboxes has died; another takes over", exc_info=error)
-            asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._keep_reaping)
-
-    async def _reap(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._entries:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            now = loop.time()
-            for entry in list(self._entries.values()):
-                if (entry.doomed and now >= entry.again) or now >= entry.expires:
-                    self._end(entry, "its lease ran out")
-
-    def _task(self, work: Any, name: str) -> "asyncio.Task[Any]":
+    def spawn(self, work: Any, name: str) -> "asyncio.Task[Any]":
+        """Run something that nobody waits for, until the service closes at the latest."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
 
-    async def _helped(self, fn: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._helpers, fn)
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if task is self._reaper:
+            self._reaper = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("%s failed: %s", task.get_name(), error)
 
+    def _machine(self, template: str, allow_internet: bool) -> "Callable[[], Any]":
+        limits = self.limits
+        if template in PROCESS_TEMPLATES:
+            return self._start_process
+        options = ContainerOptions(
+            memory=limits.memory_bytes,
+            pids=limits.pids,
+            network="bridge" if allow_internet else "none",
+            read_only=False,
+            tmpfs=(),
+        )
+        return partial(ContainerMachine.start, limits.image(template), options)
 
-def _started(entry: _Entry) -> _Start:
-    """Start a sandbox, in a thread; an error is an outcome as well, which nobody may come to look at."""
-    try:
-        return None if entry.doomed else entry.provider.start()
-    except BaseException as error:
-        return error
+    async def _start_process(self) -> Machine:
+        limits = self.limits
+        if self._sandbox is None:
+            raise ApiError(
+                501, f"expected a machine that can have process sandboxes, got one that cannot: {self._why}"
+            )
+        of_session = Limits(
+            memory_bytes=limits.memory_bytes,
+            disk_bytes=limits.disk_bytes,
+            file_bytes=limits.disk_bytes,
+            files=16_384,
+            open_files=256,
+            processes=limits.pids,
+            output_hard_bytes=1 << 40,
+        )
+        return await ProcessMachine.start(self._sandbox, of_session)
+
+    async def _start(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> None:
+        machine: Machine | None = None
+        try:
+            async with self._starting:
+                if record.doomed:
+                    return
+                machine = await start()
+                await machine.guest.greet({"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.id, **envs}, 30.0)
+            record.machine = machine
+            machine.guest.gone.add_done_callback(lambda _: self.end(record))
+        except BaseException:
+            record.doomed = True
+            if machine is not None:
+                with contextlib.suppress(Exception):
+                    await machine.close()
+            self._records.pop(record.id, None)
+            raise
+
+    async def _remove(self, record: Record) -> None:
+        if record.starting is not None and not record.starting.done():
+            await asyncio.wait([record.starting])
+        while record.machine is not None:
+            try:
+                await record.machine.close()
+                break
+            except OpenEnvError as error:
+                logger.warning("sandbox %s could not be removed, and will be: %s", record.id, error)
+                await asyncio.sleep(RETRY_INTERVAL_S)
+        self._records.pop(record.id, None)
+
+    async def _reap(self) -> None:
+        while self._records:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            now = asyncio.get_running_loop().time()
+            for record in list(self._records.values()):
+                if now < record.expires or record.doomed or record.paused:
+                    continue
+                if record.pauses and record.machine is not None:
+                    with contextlib.suppress(OpenEnvError):
+                        await self.freeze(record, frozen=True)
+                        continue
+                self.end(record)
+
+    def _require_time(self, timeout_s: float) -> None:
+        if not 0 <= timeout_s <= self.limits.max_timeout_s:
+            raise ApiError(
+                400,
+                f"Timeout cannot be greater than {self.limits.max_timeout_s:g} seconds, got {timeout_s:g}",
+            )
+
+    def _require_room(self, owner: str) -> None:
+        of_owner = sum(each.owner == owner for each in self._records.values())
+        for count, cap, whose in (
+            (len(self._records), self.limits.max_sandboxes, ""),
+            (of_owner, self.limits.max_sandboxes_per_key, " of one key"),
+        ):
+            if cap is not None and count >= cap:
+                raise ApiError(
+                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
+                )

@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
     name: ROOT / "envs" / f"{name}_env"
-    for name in ("blackjack", "code_interpreter", "mcp_tools", "shop", "sqlite")
+    for name in ("blackjack", "code_interpreter", "harbor", "mcp_tools", "shop", "sqlite")
 }
 every_environment = pytest.mark.parametrize("name", ENVS)
 
@@ -76,6 +76,7 @@ def test_the_wheel_holds_everything_and_imports_under_its_own_name(name: str, tm
 README_OUTPUT = {
     "blackjack": r"(?s).*The dealer holds.*",
     "code_interpreter": r"\[3, 4\]\n 7\nerror ZeroDivisionError\n",
+    "harbor": r"Write into `count.txt`.*\n1\.0\n",
     "mcp_tools": None,
     "shop": r"(?s).*^0\.0 True\n",
     "sqlite": r"(?s).*(wrong 0\.0|right 1\.0) True\n",

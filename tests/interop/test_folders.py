@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from released import OVER_SOCKETS, ROOT, drive, environment, our_server
+from chat_server import chat_server
+from released import OVER_SOCKETS, ROOT, drive, environment, our_server, released_server
+
+from openenv_core import GenericEnvClient
+from openenv_core.rubrics import SCORES
 
 
 @pytest.mark.soak
@@ -25,6 +29,38 @@ def test_the_clients_of_the_scaffold_see_no_difference(
         outcome.get("observation", {}).pop("metadata", None)  # before 0.4 it was dropped on the way
     assert ours == theirs
     assert ours[1]["observation"]["echoed_message"] == "hello"
+
+
+def test_environments_of_released_rubrics_earn_the_same_and_tell_their_parts() -> None:
+    """A gate, a trajectory's rubric and a judge, played by a released client on the release's server and on ours."""
+    folders = Path(__file__).parent / "folders"
+    plan = [[{"reset": {}}, *({"step": {"word": word}} for word in ("one", "Two", "one"))]]
+    with chat_server("I say 0.5.") as judge:
+        told = {"JUDGE_PORT": str(judge.port)}
+        with released_server("0.10.0", "judged_env.server.app:app", folders, **told) as url:
+            (theirs,) = drive("0.10.0", "episodes", url, "async", plan=plan)
+        with our_server(str(folders / "judged_env"), **told) as url:
+            (ours,) = drive("0.10.0", "episodes", url, "async", plan=plan)
+            with GenericEnvClient(url).sync() as client:
+                client.reset()
+                judge.answers = [401]
+                failed = client.step({"word": "two"})
+    said, shut, _ = (one["observation"]["metadata"][SCORES] for one in ours[1:])
+    for one in (*ours, *theirs):
+        del one["observation"]["metadata"]
+    assert ours == theirs
+    # Of the judge and the trajectory in halves; the gate is shut; the trajectory has not heard what was not let by.
+    assert [one["reward"] for one in ours[1:]] == [0.375, 0.0, pytest.approx(7 / 12)]
+    assert shut == {"rubric_0": 0.0, "rubric_0.rubric": 0.0}
+    assert said == {
+        "rubric_0": 1.0,
+        "rubric_0.rubric": 1.0,
+        "rubric_1": 0.375,
+        "rubric_1.rubric_0": 0.5,
+        "rubric_1.rubric_1": 0.25,
+    }
+    assert failed.reward is None
+    assert "got HTTP 401" in str(failed.infrastructure_error)
 
 
 @pytest.mark.soak

@@ -129,8 +129,10 @@ def test_the_servers_part_comes_from_the_server() -> None:
     scope: dict[str, object] = {}
     exec("from openenv.core.env_server.http_server import create_app", scope)
     assert scope["create_app"] is resolve("servers:create_app")
-    with pytest.raises(compat.NotProvidedError, match="the web page"):
-        exec("from openenv.core.env_server.web_interface import WebInterfaceManager", {})
+    exec("from openenv.core.env_server.web_interface import create_web_interface_app", scope)
+    assert scope["create_web_interface_app"] is resolve("servers.released:create_web_interface_app")
+    with pytest.raises(compat.NotProvidedError, match="GetEndpointConfig"):
+        exec("from openenv.core.env_server.route_config import GetEndpointConfig", {})
 
 
 def test_any_command_has_the_names_in_all_of_its_processes(tmp_path: Path) -> None:

@@ -1,13 +1,21 @@
 """Rubrics: scores put together, awaited where a part has to be, and told to hooks."""
 
 import asyncio
+from threading import Event
 from typing import Any
 
 import pytest
+from chat_server import chat_server
+from serving import serving
 
+from openenv_core import Action, Environment, GenericEnvClient, Observation, State
+from openenv_core.errors import LLMError
+from openenv_core.llm_client import OpenAIClient
 from openenv_core.rubrics import (
+    SCORES,
     ExponentialDiscountingTrajectoryRubric,
     Gate,
+    LLMJudge,
     Rubric,
     RubricDict,
     RubricList,
@@ -127,3 +135,99 @@ def test_episode_is_scored_at_its_end_and_credited_by_discount() -> None:
     assert (other.gamma, other.intermediate_reward) == (0.5, 0.1)
     with pytest.raises(ValueError, match="expected a gamma from 0 to 1"):
         Won(gamma=1.5)
+
+
+def test_scores_of_the_parts_that_were_called_are_left_in_the_observation() -> None:
+    class Whole(Rubric):
+        def __init__(self) -> None:
+            self.legal = Given(1.0)
+            self.style = Sequential(Given(0.0), Given(0.5))
+            self.idle = Given(0.25)
+
+        def forward(self, action: Any, observation: Any) -> float:
+            return float(self.legal(action, observation)) + float(self.style(action, observation))
+
+    rubric = Whole()
+    rubric.idle(0, 0)
+    seen = Observation()
+    assert rubric(Action(), seen) == 1.0
+    assert seen.metadata[SCORES] == {"legal": 1.0, "style": 0.0, "style.rubric_0": 0.0}
+    bare = Observation()
+    Given(1.0)(Action(), bare)
+    assert bare.metadata == {}
+
+
+class Essay(Environment[Action, Observation, State]):
+    """Judged by a model, with a gate before it."""
+
+    def reset(self) -> Observation:
+        return Observation()
+
+    async def step(self, action: Action) -> Observation:
+        seen = Observation(done=True)
+        seen.reward = await self._apply_rubric_async(action, seen)
+        return seen
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_score() -> None:
+    from servers import create_app
+
+    with chat_server("I give it 0.8.", "", 401) as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m")
+
+        def essay() -> Essay:
+            judge = LLMJudge("{action.metadata[text]}? {observation.done}", client, default_score=None)
+            return Essay(rubric=Sequential(Gate(Given(1.0)), WeightedSum([judge, Given(1.0)], [0.5, 0.5])))
+
+        app = create_app(essay, Action, Observation)
+        async with serving(app) as address, GenericEnvClient(f"http://{address}") as env:
+            results = []
+            for _ in range(3):
+                await env.reset()
+                results.append(await env.step({"metadata": {"text": "Once"}}))
+    judged, unread, refused = results
+    assert (judged.reward, judged.infrastructure_error) == (pytest.approx(0.9), None)
+    assert judged.metadata is not None
+    assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
+    assert server.asked[0]["messages"] == [{"role": "user", "content": "Once? True"}]
+    for result, said in ((unread, "expected a score in the judge's answer"), (refused, "got HTTP 401")):
+        assert result.reward is None
+        assert said in str(result.infrastructure_error)
+
+
+async def test_judge_that_is_late_or_broken_fails_and_leaves_nothing_running() -> None:
+    release = Event()
+    with chat_server(release) as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m")
+        late = LLMJudge("?", client, timeout_s=0.05)
+        waiting = LLMJudge("?", client)
+        before = asyncio.all_tasks()
+        with pytest.raises(LLMError, match=r"within 0\.05 s"):
+            await WeightedSum([late, waiting], [0.5, 0.5])(0, 0)  # type: ignore[misc]
+        assert asyncio.all_tasks() == before
+        release.set()
+    broken = LLMJudge("{action}", object())  # type: ignore[arg-type]
+    with pytest.raises(LLMError, match="got AttributeError"):
+        await broken(0, 0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "score"),
+    [
+        ("8 of 10", {}, 1.0),
+        ("8 of 10", {"normalize": False}, 8.0),
+        ("none", {"default_score": 0.3}, 0.3),
+        ("[7/10] 3", {"score_pattern": r"\[(\d+)/10\]", "normalize": False}, 7.0),
+        ("good", {"score_pattern": "good", "default_score": 0.5}, 0.5),
+    ],
+)
+def test_scores_are_read_by_pattern(answer: str, options: dict[str, Any], score: float) -> None:
+    judge = LLMJudge("?", object(), **options)  # type: ignore[arg-type]
+    assert judge._parse_score(answer) == score
+    other = LLMJudge("!", object())  # type: ignore[arg-type]
+    other.load_state_dict(judge.state_dict())
+    assert (other._parse_score(answer), other.prompt_template) == (score, "?")

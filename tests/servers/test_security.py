@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from servers import create_app
-from servers.security import Guard, _Tokens
+from servers.security import Guard, Tokens
 from servers.settings import ServerSettings
 
 TOKEN = "correct-horse-battery-staple"
@@ -196,7 +196,7 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         return one == other
 
     monkeypatch.setattr("servers.security.hmac.compare_digest", compare)
-    tokens = _Tokens([TOKEN, OTHER, "a-third-token-of-good-length"])
+    tokens = Tokens([TOKEN, OTHER, "a-third-token-of-good-length"])
     for presented in (TOKEN, OTHER):
         tokens.principal([f"Bearer {presented}".encode()])
     assert compared == [32] * 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core import ConfigurationError, compat
-from openenv_core.targets import Target, TargetKind, target_of
+from openenv_core.targets import Target, TargetKind, target_of, variables_for
 from servers.environments import source_of
 from servers.target import is_asgi, load_app
 
@@ -222,8 +222,8 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
         ("walking.py:app.deeper", r'Attribute "app.deeper" not found'),
         ("needy:app", r"No module named 'no_such_package'; install what it needs"),
         ("playing:app", r"No module named 'gymnasium'; pip install 'ropewalk\[gymnasium\]'"),
-        ("later:app", r"got LLMClient, which it does not: it belongs to clients of language models"),
-        ("tried:app", r"got LLMClient, which it does not: it belongs to clients of language models"),
+        ("later:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
+        ("tried:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("./nowhere", r"expected a folder or file at \./nowhere, got none"),
         ("nowhere.py", r"expected a folder or file at nowhere.py, got none"),
         (
@@ -245,8 +245,9 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
             "walking.py": ASGI,
             "needy.py": "import no_such_package\n",
             "playing.py": "raise ModuleNotFoundError(\"No module named 'gymnasium'\", name='gymnasium')\n",
-            "later.py": "from openenv.core import LLMClient\n",
-            "tried.py": "try:\n    from openenv.core import LLMClient\nexcept ImportError:\n    import fallback\n",
+            "later.py": "from openenv.core.http_env_client import HTTPEnvClient\n",
+            "tried.py": "try:\n    from openenv.core.http_env_client import HTTPEnvClient\n"
+            "except ImportError:\n    import fallback\n",
             "empty/readme.md": "",
             "odd/openenv.yaml": "app: [1]\n",
             "json/__init__.py": "",
@@ -279,3 +280,13 @@ def test_what_is_an_asgi_app() -> None:
     assert is_asgi(Async().__call__)
     for value in (Async, Plain(), short, 3):
         assert not is_asgi(value), value
+
+
+def test_an_argument_is_the_first_of_the_variables_that_a_manifest_lists(tmp_path: Path) -> None:
+    assert variables_for("gymnasium", "FrozenLake-v1") == {"GYMNASIUM_ENV": "FrozenLake-v1"}
+    assert variables_for("harbor", "tasks/") == {"HARBOR_TASKS": "tasks/"}
+    assert variables_for(str(ROOT / "envs" / "harbor_env"), "x") == {"HARBOR_TASKS": "x"}
+    (tmp_path / "openenv.yaml").write_text("name: plain\n")
+    for text in ("blackjack", str(tmp_path)):
+        with pytest.raises(ConfigurationError, match=r"lists no variables; leave 'x' out"):
+            variables_for(text, "x")

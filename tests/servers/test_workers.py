@@ -37,7 +37,7 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[ServeProcess]:
-    with serve("--workers", str(WORKERS)) as server:
+    with serve("--workers", str(WORKERS), "--web") as server:
         yield server
 
 
@@ -174,6 +174,14 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
             writer.write(f"{head}Content-Length: 52428800\r\n\r\n".encode())
             assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
             writer.close()
+
+
+async def test_the_page_s_own_session_is_one_for_all_workers(fleet: ServeProcess) -> None:
+    assert fleet.request("POST", "/web/reset", {"seed": 0})[0] == 200
+    totals = [fleet.request("POST", "/web/step", {"action": {"amount": 1}})[1] for _ in range(8)]
+    assert [told["observation"]["total"] for told in totals] == [1, 2, 3, 4, 5, 6, 7, 8]
+    async with socket_to(fleet.address, path="/ws/ui") as watching:
+        assert len((await ask(watching, "here"))["episode_state"]["action_logs"]) == 8
 
 
 @pytest.mark.soak

@@ -73,8 +73,8 @@ class Tab:
         self._session: str | None = None
         self.asked: list[str] = []
         self.errors: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
         self.resize(1280, 800)
@@ -128,7 +128,7 @@ class Tab:
         for key in keys:
             code = KEYS.get(key, ord(key[0].upper()))
             event = {"key": key, "windowsVirtualKeyCode": code}
-            text = {"text": key} if len(key) == 1 else {}
+            text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
             self._call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
             self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
@@ -190,6 +190,10 @@ class Tab:
             uploadThroughput=0,
         )
 
+    def close(self) -> None:
+        """Close the page, as its visitor would."""
+        self._call("Target.closeTarget", targetId=self._target)
+
     def picture(self) -> bytes:
         """The page as it looks, as PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
@@ -231,4 +235,8 @@ class Browser:
     def tab(self) -> Iterator[Tab]:
         """A page of its own."""
         with connect(self._address, max_size=None, open_timeout=START_S, proxy=None) as socket:
-            yield Tab(socket)
+            tab = Tab(socket)
+            try:
+                yield tab
+            finally:
+                tab.close()

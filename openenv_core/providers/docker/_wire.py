@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import ssl
+import time
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -100,7 +101,7 @@ def call(
     body: Any = None,
     timeout_s: float = 60.0,
 ) -> EngineResponse:
-    """Ask the engine one thing, on a connection of its own.
+    """Ask the engine one thing, on a connection of its own; a body of bytes is a tar archive, any other goes as JSON.
 
     Raises:
         OSError: It cannot be reached, or went silent.
@@ -108,11 +109,58 @@ def call(
     """
     connection = _Connection(address, timeout_s)
     try:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {} if data is None else {"Content-Type": "application/json"}
+        packed = isinstance(body, bytes)
+        data = body if body is None or packed else json.dumps(body).encode()
+        kind = "application/x-tar" if packed else "application/json"
+        headers = {} if data is None else {"Content-Type": kind}
         connection.request(method, target(path, query), data, headers)
         answer = connection.getresponse()
         return EngineResponse(answer.status, answer.read(ANSWER_BYTES))
+    finally:
+        connection.close()
+
+
+class EngineStream(NamedTuple):
+    """What came of a stream.
+
+    Attributes:
+        status: The engine's.
+        data: What came, up to the bound.
+        ended: It came to its end: neither the time nor the bound has cut it off.
+        full: The bound has.
+    """
+
+    status: int
+    data: bytes
+    ended: bool
+    full: bool
+
+
+def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, most: int) -> EngineStream:
+    """POST something and read what is streamed until its end, a deadline or a bound.
+
+    Raises:
+        OSError: It cannot be reached, or went silent before it answered.
+        http.client.HTTPException: What answered does not speak HTTP.
+    """
+    deadline = time.monotonic() + timeout_s
+    connection = _Connection(address, timeout_s)
+    try:
+        connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        below = connection.sock  # the answer takes it over
+        with connection.getresponse() as answer:
+            size, pieces = 0, list[bytes]()
+            while size < most and (left_s := deadline - time.monotonic()) > 0:
+                below.settimeout(left_s)
+                try:
+                    piece = answer.read1(1 << 16)
+                except TimeoutError:
+                    break
+                if not piece:
+                    return EngineStream(answer.status, b"".join(pieces), True, False)
+                pieces.append(piece)
+                size += len(piece)
+            return EngineStream(answer.status, b"".join(pieces), False, size >= most)
     finally:
         connection.close()
 

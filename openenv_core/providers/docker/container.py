@@ -244,6 +244,7 @@ def start_container(
     *,
     engine: DockerEngine | None = None,
     stopping: threading.Event | None = None,
+    serves: bool = True,
 ) -> Container:
     """Start a container and wait until its server is healthy.
 
@@ -252,6 +253,7 @@ def start_container(
         options: What the container gets.
         engine: Where it runs; by default the engine that DOCKER_HOST or the context in use names.
         stopping: Ends the wait when it is set.
+        serves: Whether there is a server in it; without one it is there to run commands in, and has no URL.
 
     Raises:
         EngineUnavailableError: There is no engine, or it does not answer.
@@ -265,8 +267,8 @@ def start_container(
     ours = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
-    publish = options.reach == "port"
-    if options.reach == "auto":  # on the loopback interface of the engine's own machine
+    publish = serves and options.reach == "port"
+    if serves and options.reach == "auto":  # on the loopback interface of the engine's own machine
         publish = options.network != "none" and is_local(engine.address)
     asked = spec(image, options, ours.labels, publish=publish)
     with ours.hold_creation(name):
@@ -275,6 +277,8 @@ def start_container(
         _run(engine, container, options)
         found = engine.inspect(container.id)
         _require_honoured(image, asked, found)
+        if not serves:
+            return container
         bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
         port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
         if port is None and options.reach == "port":

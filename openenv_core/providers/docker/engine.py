@@ -5,6 +5,8 @@ import http.client
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -197,6 +199,46 @@ class DockerEngine:
         """
         return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S).body
 
+    def put_archive(self, container: str, path: str, archive: bytes) -> None:
+        """Unpack a tar archive in a folder of a container. EngineRefusedError: there is no such folder (404)."""
+        query = {"path": path, "noOverwriteDirNonDir": "true"}
+        self._ask("PUT", f"/containers/{container}/archive", query, archive, CALL_TIMEOUT_S)
+
+    def execute(
+        self, container: str, command: Sequence[str], *, timeout_s: float, most: int, **settings: Any
+    ) -> "EngineExecution":
+        """Run a command in a container.
+
+        What it has started runs on after a time-out, and after too much output: whoever asked sees to that.
+
+        Args:
+            container: Its id.
+            command: The program and its arguments.
+            timeout_s: Until when it has to end.
+            most: Bytes of output, both streams together, that are read.
+            settings: `User`, `WorkingDir`, `Env` and others, as the engine calls them.
+
+        Raises:
+            EngineUnavailableError: The engine does not answer.
+            EngineRefusedError: The container does not run, say.
+        """
+        asked = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
+        made = self.call("POST", f"/containers/{container}/exec", body=asked)["Id"]
+        with self._telling(f"POST /exec/{made}/start", timeout_s):
+            found = _wire.stream(
+                self.address,
+                f"/exec/{made}/start",
+                {"Detach": False, "Tty": False},
+                timeout_s=timeout_s,
+                most=most,
+            )
+        if found.status not in DONE:
+            raise _refusal(f"POST /exec/{made}/start", _wire.EngineResponse(found.status, found.data))
+        output = _without_headers(found.data)
+        if not found.ended:
+            return EngineExecution(output, None, found.full)
+        return EngineExecution(output, int(self.call("GET", f"/exec/{made}/json")["ExitCode"]), False)
+
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
         """Whether the kernel killed a process of the container for its memory in that time."""
         query = {
@@ -212,8 +254,17 @@ class DockerEngine:
     def _ask(
         self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
     ) -> _wire.EngineResponse:
-        try:
+        with self._telling(f"{method} {path}", timeout_s):
             answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
+        if answer.status not in DONE:
+            raise _refusal(f"{method} {path}", answer)
+        return answer
+
+    @contextmanager
+    def _telling(self, request: str, timeout_s: float) -> Iterator[None]:
+        """Tell in words what a call may fail of."""
+        try:
+            yield
         except PermissionError as error:
             raise EngineUnavailableError(
                 f"expected to be let in by the Docker engine at {self.address.url}, got: {error}; "
@@ -221,20 +272,35 @@ class DockerEngine:
             ) from error
         except TimeoutError as error:
             raise EngineUnavailableError(
-                f"expected the Docker engine at {self.address.url} to answer {method} {path} "
+                f"expected the Docker engine at {self.address.url} to answer {request} "
                 f"within {timeout_s:g} s, got nothing; see its log"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise EngineUnavailableError(
                 f"expected a Docker engine at {self.address.url}, got {type(error).__name__}: {error}; {HOW_TO}"
             ) from error
-        if answer.status not in DONE:
-            raise EngineRefusedError(
-                f"expected the Docker engine to do {method} {path}, got {answer.status}: {answer.text()}",
-                answer.status,
-                answer.text(),
-            )
-        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExecution:
+    """What a command in a container has come to.
+
+    Attributes:
+        output: Both streams as they came.
+        exit_code: None where it was still running in the end.
+        full: It has written more than was to be read; else, without an exit code, it took too long.
+    """
+
+    output: bytes
+    exit_code: int | None
+    full: bool
+
+
+def _refusal(request: str, answer: _wire.EngineResponse) -> EngineRefusedError:
+    text = answer.text()
+    return EngineRefusedError(
+        f"expected the Docker engine to do {request}, got {answer.status}: {text}", answer.status, text
+    )
 
 
 def _without_headers(data: bytes) -> bytes:

@@ -111,6 +111,7 @@ class ContainerOptions(BaseModel):
         no_new_privileges: Whether setuid programs and file capabilities are without effect.
         user: Who runs the command; None for whom the image says.
         init: Whether an init reaps processes and passes signals on.
+        entrypoint: What runs instead of the image's entry point.
         command: What runs instead of the image's command.
         start_timeout_s: Seconds until the server must be healthy.
         stop_timeout_s: Seconds that the server gets to end in order.
@@ -145,6 +146,7 @@ class ContainerOptions(BaseModel):
     no_new_privileges: bool = True
     user: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] | None = None
     init: bool = True
+    entrypoint: Annotated[Words, Field(min_length=1)] | None = None
     command: Annotated[Words, Field(min_length=1)] | None = None
     start_timeout_s: Annotated[float, Field(ge=0.001, le=MAX_DURATION_S)] = 60.0
     stop_timeout_s: Annotated[float, Field(ge=0.0, le=MAX_DURATION_S)] = 5.0
@@ -230,6 +232,8 @@ def spec(
         }
     if options.user is not None:
         body["User"] = options.user
+    if options.entrypoint is not None:
+        body["Entrypoint"] = list(options.entrypoint)
     if options.command is not None:
         body["Cmd"] = list(options.command)
     return body
@@ -239,7 +243,7 @@ def find_dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
     """Return what the engine did not take over, of what it was asked for."""
     config = found.get("Config") or {}
     lines = _differences("HostConfig", asked["HostConfig"], found.get("HostConfig"))
-    for place in ("Labels", "User", "Cmd"):
+    for place in ("Labels", "User", "Entrypoint", "Cmd"):
         if place in asked:
             lines += _differences(place, asked[place], config.get(place))
     # The values may be secret.

@@ -13,6 +13,7 @@ import tempfile
 from typing import Any, Final
 
 from openenv_core.sandbox.inside import frames
+from openenv_core.sandbox.inside.agent import Agent
 from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
 from openenv_core.sandbox.values import decode, dumps
 
@@ -94,10 +95,13 @@ class RequestRunner:
 
     def turn(self) -> None:
         """Answer one request."""
+        came: list[int] = []
         try:
-            request = frames.receive_request(self.control)
+            request = frames.receive_request(self.control, came)
         except (EOFError, OSError):
             os._exit(0)
+        if request["op"] == "serve":
+            Agent(came[0], came[0], os.getcwd(), sessions=False).serve()
         self.control.sendall(self.answer(request))
 
     def answer(self, request: dict[str, Any]) -> bytes:

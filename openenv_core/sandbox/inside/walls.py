@@ -36,6 +36,7 @@ class ZygoteSpec:
         preload: Modules to import.
         shown: Files and folders that code may read.
         hidden: What it may not, below those.
+        links: Names below the root that lead into the workspace.
         readable: The same as files and folders none of which holds a hidden one.
         scratch: A folder for what imports want to write; None where the zygote has a file system of its own.
         privileged: Name spaces are made with the machine's own privileges, not with those of a user name space.
@@ -45,6 +46,7 @@ class ZygoteSpec:
     preload: list[str]
     shown: list[str]
     hidden: list[str]
+    links: list[str]
     readable: list[str]
     scratch: str | None
     privileged: bool
@@ -121,7 +123,7 @@ def prepare(spec: ZygoteSpec) -> Prepared:
         prepared.proc = _high(namespaces.open_proc())
         namespaces.enter_outer(privileged=spec.privileged)
         _fork_first()
-        namespaces.build_root(spec.shown, spec.hidden)
+        namespaces.build_root(spec.shown, spec.hidden, spec.links)
     elif spec.privileged:
         # Sessions have users of their own, who may not enter root's home, where Python may be.
         namespaces.uncover(spec.shown)

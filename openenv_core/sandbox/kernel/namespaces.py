@@ -109,7 +109,7 @@ def _passable_folders() -> Iterator[None]:
         os.umask(before)
 
 
-def build_root(paths: Iterable[str], hidden: Iterable[str]) -> None:
+def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str] = ()) -> None:
     """Replace the root of this mount namespace by a read-only one that holds these paths alone.
 
     It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
@@ -121,6 +121,7 @@ def build_root(paths: Iterable[str], hidden: Iterable[str]) -> None:
             or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
             directories above are fresh, and empty but for what else is shown.
         hidden: What is shown empty nevertheless, beneath one of the paths.
+        links: Names below the root that become links to folders of the workspace; a path that is shown goes first.
     """
     with _passable_folders():
         base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
@@ -144,6 +145,9 @@ def build_root(paths: Iterable[str], hidden: Iterable[str]) -> None:
         os.makedirs(WORKSPACE, 0o755, exist_ok=True)
         if not os.path.lexists("/tmp"):
             os.symlink(f"{WORKSPACE}/.tmp", "/tmp")
+        for name in links:
+            if not os.path.lexists(f"/{name}"):
+                os.symlink(f"{WORKSPACE}/{name}", f"/{name}")
         detach(_OLD)
         os.rmdir(_OLD)
         _set_flags("/", _SHUT)

@@ -7,17 +7,21 @@ function fact(name, value, style = "") {
 function trajectoryFacts(record, siblings) {
   const masked = record.count - record.trainedCount;
   const advantage = record.advantage === null ? "none: not trained" : signed(record.advantage);
+  const plain = record.turns.every((turn) => turn.plain);
   const lag = record.iteration - 1 - record.version;
   return make("div", { className: "facts" },
     make("b", { className: `ending ${endingKind(record.ending)}`, textContent: endingWords(record.ending) }),
     fact("reward", signed(record.reward), shade(record.reward)),
-    fact("advantage", advantage, shade(record.advantage ?? 0)),
+    plain ? null : fact("advantage", advantage, shade(record.advantage ?? 0)),
+    ...Object.entries(record.scores ?? {}).map(([path, score]) => fact(path, signed(score), shade(score))),
     fact("turns", whole(record.turns.length)),
     fact("tool calls", whole(record.tool_calls)),
-    fact("tokens", whole(record.count) + (masked ? `, ${whole(masked)} masked` : "")),
-    fact("mean p", probability(record.meanProbability)),
-    fact("least p", probability(record.leastProbability)),
-    fact("version", `${record.version}` + (lag > 0 ? `, ${counted(lag, "update")} old` : "")),
+    ...(plain ? [] : [
+      fact("tokens", whole(record.count) + (masked ? `, ${whole(masked)} masked` : "")),
+      fact("mean p", probability(record.meanProbability)),
+      fact("least p", probability(record.leastProbability)),
+      fact("version", `${record.version}` + (lag > 0 ? `, ${counted(lag, "update")} old` : "")),
+    ]),
     fact("seed", `${record.seed}`),
     fact("group's mean", signed(siblings.reduce((sum, one) => sum + one.reward, 0) / siblings.length)));
 }

@@ -1,4 +1,4 @@
-// Keys. Each is in the table that `?` shows, so that none is forgotten there.
+// What keys do here.
 
 function keyTable(page) {
   const nextColour = () => COLOURS[(COLOURS.indexOf(page.view.colour) + 1) % COLOURS.length];
@@ -25,24 +25,4 @@ function keyTable(page) {
     [["t"], "light, dark, or as the system has it", nextTheme],
     [["?"], "this help", () => byId("help").showModal()],
   ];
-}
-
-const KEY_NAMES = { ArrowDown: "↓", ArrowUp: "↑", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
-
-function listenToKeys(page) {
-  const table = keyTable(page);
-  byId("keys").append(...table.map(([keys, words]) =>
-    make("tr", {},
-      make("td", {}, ...keys.flatMap((key) => [make("kbd", { textContent: KEY_NAMES[key] ?? key }), " "])),
-      make("td", { textContent: words }))));
-  byId("help-button").onclick = () => byId("help").showModal();
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
-    const typing = event.target.matches("input:not([type=checkbox]), select");
-    if (typing && event.key !== "Escape") return;
-    const entry = table.find(([keys]) => keys.includes(event.key));
-    if (!entry) return;
-    event.preventDefault();
-    entry[2]();
-  });
 }

@@ -80,7 +80,7 @@ function rowFacts(record) {
   const facts = [counted(record.turns.length, "turn")];
   if (record.tool_calls) facts.push(counted(record.tool_calls, "call"));
   if (record.trainedCount < record.count) facts.push(record.trainedCount ? "partly masked" : "masked");
-  facts.push(counted(record.count, "token"), probability(record.meanProbability));
+  if (record.count) facts.push(counted(record.count, "token"), probability(record.meanProbability));
   return facts.join(" · ");
 }
 

@@ -44,6 +44,7 @@ class Page {
     this.controls.show(this.records, this.filters);
     const told = [`${whole(this.chosen.length)} of ${counted(this.records.all.length, "trajectory", "trajectories")}`];
     if (this.records.unreadable) told.push(`${counted(this.records.unreadable, "line")} could not be read`);
+    if (this.records.unscored) told.push(`${whole(this.records.unscored)} more without a reward`);
     if (this.group !== null && !this.record) told.push(`group ${this.group} was not kept`);
     byId("count").textContent = told.join(", ");
     if (!this.record && this.chosen.length) [this.group, this.sibling, this.turn] = [this.chosen[0].group, this.chosen[0].sibling, 0];
@@ -116,5 +117,5 @@ class Page {
 const page = new Page();
 byId("fresh").onclick = () => page.load();
 if (settings.served) setInterval(() => document.hidden || page.look(), FRESH_MS);
-listenToKeys(page);
+listenToKeys(keyTable(page));
 page.load();

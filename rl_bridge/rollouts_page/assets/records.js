@@ -1,5 +1,17 @@
 // Lines of JSON into records, and what the list, the filters and the heading say of each.
 
+/** A probability to two digits that mean something. */
+function probability(p) {
+  if (p >= 0.9995) return "100%";
+  if (p >= 0.1) return `${(100 * p).toFixed(1)}%`;
+  if (p >= 0.0001) return `${(100 * p).toPrecision(2)}%`;
+  return p.toExponential(1);
+}
+
+/** An ending as words, and what kind of ending it is: the first word of its name. */
+const endingWords = (ending) => ending.replaceAll("_", " ");
+const endingKind = (ending) => ending.split("_")[0];
+
 const ANSWERED = Symbol("searched text");
 
 /** Whether runs say something of so many tokens. */
@@ -7,6 +19,11 @@ const runsOver = (runs, tokens) => runs.reduce((sum, [, number]) => sum + number
 
 /** Whether all that the page shows of a turn is there; what is no turn may throw. */
 function isTurn(turn) {
+  if (typeof turn.answer === "string") {
+    // Of an evaluation: text whose tokens nobody knows.
+    Object.assign(turn, { plain: true, pieces: [turn.answer], tokens: [], logprobs: [], trained: [], versions: [], context_tokens: 0 });
+    return typeof turn.context === "string";
+  }
   const number = turn.tokens.length;
   return typeof turn.context === "string" && turn.pieces.length === number && turn.logprobs.length === number &&
     turn.pieces.every((piece) => typeof piece === "string") && turn.logprobs.every(Number.isFinite) &&
@@ -18,6 +35,7 @@ function readRecord(line) {
   let record;
   try {
     record = JSON.parse(line);
+    if (record.reward === null) return record;
     if (!Number.isFinite(record.reward) || typeof record.ending !== "string" || !record.turns.every(isTurn)) return null;
   } catch {
     return null; // one line that is none is no reason to show none
@@ -64,6 +82,7 @@ class Records {
     this.all = [];
     this.groups = new Map();
     this.unreadable = 0;
+    this.unscored = 0;
   }
 
   add(line) {
@@ -71,6 +90,10 @@ class Records {
     const record = readRecord(line);
     if (record === null) {
       this.unreadable += 1;
+      return;
+    }
+    if (record.reward === null) {
+      this.unscored += 1; // no zero, in no mean
       return;
     }
     this.all.push(record);

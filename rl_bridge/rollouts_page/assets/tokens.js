@@ -27,6 +27,7 @@ const SPECIAL = /^<\|[^|]+\|>$/;
 
 /** The answer of a turn: a span a token, thoughts and calls of tools set apart. */
 function answerText(turn, colour, parting) {
+  if (turn.plain) return make("div", { className: "text", textContent: turn.answer });
   const { trained, versions } = tokenFacts(turn);
   const parts = answerParts(turn.pieces.join(""));
   const box = make("div", { className: "text" });

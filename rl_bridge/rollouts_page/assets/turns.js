@@ -1,6 +1,5 @@
 // Turns as cards: what was shown, what was answered.
 
-const LONG_CONTEXT = 900;
 /** Tokens that are put on the page at once; of longer trajectories the rest follows as it comes into sight. */
 const AT_ONCE = 15000;
 const LINE_PX = 21;
@@ -37,7 +36,7 @@ class Cards {
 
   #answer(turn, parting) {
     const trained = turn.trained.reduce((sum, [on, number]) => sum + (on ? number : 0), 0);
-    const box = make("div", { className: trained ? "answer" : "answer masked" });
+    const box = make("div", { className: trained || turn.plain ? "answer" : "answer masked" });
     const fill = () => box.prepend(answerText(turn, this.view.colour, parting));
     if (this.left > 0) fill();
     else {
@@ -69,20 +68,11 @@ function saidBox(role, text) {
   const body = make("div", { className: "text" });
   if (role) body.append(make("span", { className: "role", textContent: role }));
   body.append(make("span", { textContent: text }));
-  const box = make("div", { className: "said" }, body);
-  if (text.length > LONG_CONTEXT || text.split("\n").length > 8) {
-    box.classList.add("long");
-    const more = make("button", { type: "button", className: "more", textContent: `all ${whole(text.length)} characters` });
-    more.onclick = () => {
-      box.classList.toggle("opened");
-      more.textContent = box.classList.contains("opened") ? "less" : `all ${whole(text.length)} characters`;
-    };
-    box.append(more);
-  }
-  return box;
+  return foldable(make("div", { className: "said" }, body), text);
 }
 
 function answerFacts(turn, trained) {
+  if (turn.plain) return [];
   const number = turn.tokens.length;
   const facts = [counted(number, "token")];
   if (trained < number) facts.push(trained ? `${whole(number - trained)} masked` : "masked: the loss does not see them");

@@ -1,65 +1,80 @@
-"""What an engine needs of a state dict before it replaces its weights, which it cannot take back."""
+"""A checkpoint as a policy of `ropewalk eval`: a real tokenizer, and an engine that is told its answers."""
 
-import json
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-import torch
-from torch import Tensor
+from byte_pairs import save_byte_pairs
 
-from rl_bridge.errors import ModelError, WeightsError
-from rl_bridge.generator.replica import Checkpoint
+from openenv_core.evaluation.policies import PolicyError, RequestedCall
+from openenv_core.evaluation.records import EvaluationSettings
+from rl_bridge.generator.base import Engine
+from rl_bridge.generator.checkpoint import CheckpointModel
+from rl_bridge.types import Completion
+from tests.rl_bridge.tokens.test_conversation import LLAMA_MARKS, LOOK, QWEN, QWEN_MARKS
 
 pytestmark = pytest.mark.heavy
 
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint in two files, as large ones are."""
-    from safetensors.torch import save_file
-
-    save_file({"first": torch.ones(2, 3)}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"second": torch.zeros(4)}, tmp_path / "model-00002-of-00002.safetensors")
-    return tmp_path
+NO_TOOLS = "{% for m in messages %}{{ m.content }}<|eot_id|>{% endfor %}"
 
 
-def state(**changes: Tensor) -> dict[str, Tensor]:
-    return {"first": torch.zeros(2, 3), "second": torch.zeros(4, dtype=torch.bfloat16), **changes}
+class Told:
+    """Answers with what is left in a list, and notes its prompts."""
+
+    def __init__(self, *answers: tuple[str, bool]) -> None:
+        self.answers = list(answers)
+        self.prompts: list[list[int]] = []
+        self.model: Any = None
+
+    def generate(self, prompts: Any, sampling: Any, seeds: Any) -> "Future[list[Completion]]":
+        self.prompts += map(list, prompts)
+        text, stopped = self.answers.pop(0)
+        tokens = self.model.tokenizer.answer(text)[: None if stopped else -1]
+        done: Future[list[Completion]] = Future()
+        zeros = [0] * len(tokens)
+        done.set_result([Completion(tokens=tokens, logprobs=zeros, versions=zeros, stopped=stopped)])
+        return done
 
 
-def test_all_tensors_of_all_files_are_read_and_required(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
-    tensors = checkpoint.tensors()
-    assert {name: tensor.sum().item() for name, tensor in tensors.items()} == {"first": 6.0, "second": 0.0}
-    checkpoint.require_like(state())
-    checkpoint.require_like(state(head=torch.zeros(9)))  # a trainer names what others share
-    incomplete = state()
-    del incomplete["second"]
-    with pytest.raises(WeightsError, match=r"expected all 2 tensors .* got 1 without second"):
-        checkpoint.require_like(incomplete)
-    with pytest.raises(WeightsError, match=r"expected first of shape \[2, 3\].* got \[3, 2\]"):
-        checkpoint.require_like(state(first=torch.zeros(3, 2)))
+def model_of(folder: Path, engine: Told, max_length: int = 2000) -> CheckpointModel:
+    settings = EvaluationSettings(environments=("any",), policy=str(folder), max_tokens=100)
+    engine.model = CheckpointModel(settings, cast(Engine, engine), max_length)
+    return cast(CheckpointModel, engine.model)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_output_layer_need_not_come_twice(folder: Path, tied: bool) -> None:
-    """Qwen3's smaller checkpoints have it in their files none the less."""
-    from safetensors.torch import save_file
+async def test_calls_are_read_and_what_they_gave_continues_the_tokens(tmp_path: Path) -> None:
+    save_byte_pairs(tmp_path, QWEN, special=QWEN_MARKS, plain=("<tool_call>", "</tool_call>"))
+    called = '<tool_call>\n{"name": "look", "arguments": {"at": "the sea"}}\n</tool_call>'
+    engine = Told((called, True), ("<tool_call>{", True), ("half", False))
+    chat = model_of(tmp_path, engine).begin([{"role": "user", "content": "hello"}], LOOK, seed=0)
+    answer = await chat.answer()
+    assert answer is not None
+    assert [(call.name, call.arguments) for call in answer.calls] == [("look", {"at": "the sea"})]
+    chat.tell([{"role": "tool", "tool_call_id": "", "name": "look", "content": "waves"}])
+    unread = await chat.answer()
+    assert unread is not None
+    assert (unread.calls, "<tool_call>" in unread.text) == ((), True)
+    first, second = engine.prompts
+    assert second[: len(first)] == first
+    assert "waves" in engine.model.tokenizer.raw(second[len(first) :])
+    chat.tell([{"role": "user", "content": "error"}])
+    assert await chat.answer() is None  # cut off: what it lacks nobody knows
 
-    save_file({"lm_head.weight": torch.zeros(2, 3)}, folder / "more.safetensors")
-    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
-    if tied:
-        Checkpoint(folder).require_like(state())
-    else:
-        with pytest.raises(WeightsError, match=r"without lm_head\.weight"):
-            Checkpoint(folder).require_like(state())
+
+async def test_no_room_and_no_tools(tmp_path: Path) -> None:
+    save_byte_pairs(tmp_path, QWEN, special=QWEN_MARKS)
+    chat = model_of(tmp_path, Told(), max_length=101).begin(
+        [{"role": "user", "content": "hello"}], (), seed=0
+    )
+    assert await chat.answer() is None
+    save_byte_pairs(tmp_path / "plain", NO_TOOLS, special=LLAMA_MARKS)
+    with pytest.raises(PolicyError, match="tells the policy of its tools"):
+        model_of(tmp_path / "plain", Told()).begin([{"role": "user", "content": "hello"}], LOOK, seed=0)
 
 
-def test_folder_without_weights_and_broken_files_are_named(folder: Path) -> None:
-    (folder / "empty").mkdir()
-    with pytest.raises(ModelError, match="found none"):
-        Checkpoint(folder / "empty").tensors()
-    (folder / "model-00002-of-00002.safetensors").write_bytes(b"no header")
-    for read in (Checkpoint(folder).tensors, lambda: Checkpoint(folder).require_like(state())):
-        with pytest.raises(ModelError, match="model-00002-of-00002"):
-            read()
+def test_a_call_is_shown_as_text() -> None:
+    from openenv_core.evaluation.policies import ChatAnswer
+
+    answer = ChatAnswer("I look.", (RequestedCall("", "look", {"at": "the sea"}),))
+    assert answer.shown == 'I look.\n<tool_call>{"name": "look", "arguments": {"at": "the sea"}}</tool_call>'

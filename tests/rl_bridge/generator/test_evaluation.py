@@ -9,21 +9,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from completions_server import MODEL, Behaviour, StandIn, completions_server
 
+from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
-from rl_bridge.cli.evaluate import COMMAND
+from openenv_core.evaluation.records import EvaluationFolder
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
-from rl_bridge.loops.evaluation import missing, ready_to_evaluate, summary
-from rl_bridge.metrics.intervals import wilson_interval
-from rl_bridge.rollout.task import EvaluationResult
-from rl_bridge.types import Ending
+from rl_bridge.loops.evaluation import ready_to_evaluate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "config.yaml"
 
@@ -109,46 +106,6 @@ def test_signal_ends_the_evaluation_in_order(
     assert not (tmp_path / "look").exists()
 
 
-# Rewards 1, 1, -1, -1: the mean is 0, the standard deviation sqrt(4 / 3), Student's t of 3 degrees 3.182, and so the
-# interval 3.182 sqrt(4 / 3) / 2 = 1.8371.
-def test_figures_by_hand_of_an_evaluation() -> None:
-    result = EvaluationResult(
-        rewards=[1.0, 1.0, -1.0, -1.0],
-        endings=[Ending.COMPLETED, Ending.ILLEGAL, Ending.COMPLETED, Ending.COMPLETED],
-        dropped=2,
-        train_seconds=0.0,
-        unscored=1,
-        last_absence="it was lost",
-    )
-    metrics = summary(result)
-    assert metrics.pop("ci95") == pytest.approx([-1.8371, 1.8371], abs=1e-4)
-    assert metrics == {
-        "episodes": 4,
-        "mean_reward": 0.0,
-        "endings": {"completed": 3, "illegal_answer": 1},
-        "dropped": 2,
-        "unscored": 1,
-        "last_absence": "it was lost",
-    }
-    none = summary(EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=0.0))
-    assert (none["mean_reward"], none["ci95"]) == (None, None)
-    assert missing(result) == (
-        "3 episodes are no part of the mean, 2 dropped and 1 unscored, the last one because: it was lost"
-    )
-    same = summary(replace(result, rewards=[2.0] * 4))
-    # And not [2, 2]: four episodes prove no such thing.
-    assert (same["mean_reward"], same["ci95"]) == (2.0, None)
-
-
-@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [1.0] * 4])
-def test_binary_rewards_have_wilsons_interval(rewards: list[float]) -> None:
-    metrics = summary(EvaluationResult(rewards=rewards, endings=[], dropped=0, train_seconds=0.0))
-    low, high = metrics["ci95"]
-    assert (low, high) == wilson_interval(sum(map(int, rewards)), len(rewards))
-    assert 0.0 <= low <= metrics["mean_reward"] <= high <= 1.0
-    assert low < high
-
-
 @pytest.fixture
 def server() -> Iterator[StandIn]:
     with completions_server() as stand_in:
@@ -175,6 +132,7 @@ def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, 
     assert sum(report["endings"].values()) == 60
     assert -2.0 <= report["mean_reward"] <= 1.0
     assert set(report["probe"]) == {"exact_return", "agreement"}
+    assert len(EvaluationFolder(tmp_path / "look").read().records) == 60
     assert {one.body["temperature"] for one in server.served} == {0.0}
 
 
@@ -227,7 +185,7 @@ def test_run_that_cannot_be_played_is_no_evaluation(
 def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
     """In a process of its own, whose environment the engine needs."""
     program = (
-        "import sys\nfrom openenv_core.cli.main import run\nfrom rl_bridge.cli.evaluate import COMMAND\n"
+        "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
     finished = subprocess.run(
@@ -241,3 +199,32 @@ def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Pat
     assert finished.returncode == 0, finished.stderr
     report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
     assert (report["episodes"], report["dropped"]) == (60, 0)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(250)
+def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
+    """Its vocabulary has little but two calls, each a word, so that random weights play hands to their end."""
+    call = '<tool_call>{{"name":"act","arguments":{{"action":"{}"}}}}</tool_call>'
+    texts = [call.format("hit"), call.format("stand")]
+    program = (
+        "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
+        "from rl_bridge.tiny_policy import make_tiny_policy\nfrom pathlib import Path\n"
+        f"make_tiny_policy(Path(sys.argv[3]), {texts!r}, seed=1, max_length=512)\n"
+        "sys.exit(run(COMMAND, sys.argv[1:]))"
+    )
+    words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
+    more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
+    finished = subprocess.run(
+        [sys.executable, "-c", program, *words, *more],
+        cwd=EXAMPLE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
+    assert len(endings) == 12
+    assert "completed" in endings, endings
+    assert set(endings) <= {"completed", "truncated_length", "truncated_turns"}

@@ -13,6 +13,7 @@ from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import SyncMetrics
+from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
 
@@ -148,7 +149,7 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
     async def look(run: Run) -> None:
         async def play_held_out(seeds: Any, *arguments: Any, timeout_s: float, **others: Any) -> list[Any]:
             given.append(timeout_s / len(seeds))
-            return []
+            return [NoTrajectory(absence=Absence.NO_TURN, reason="over")] * len(seeds)
 
         run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
         await evaluate(run)

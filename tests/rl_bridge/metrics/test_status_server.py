@@ -3,8 +3,11 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics import status as status_server
@@ -80,8 +83,10 @@ async def endless() -> AsyncIterator[StatusServer]:
 
 
 async def connected(server: StatusServer, count: int) -> list[socket.socket]:
-    """Callers who do not read."""
+    """Callers who ask, and do not read."""
     callers = [socket.create_connection(parse_address(server.address)) for _ in range(count)]
+    for caller in callers:
+        caller.sendall(b"GET /status HTTP/1.1\r\n\r\n")
     await until(lambda: len(server._callers) == count)
     return callers
 
@@ -116,7 +121,8 @@ async def test_callers_who_do_not_read_are_let_go(
 
 
 async def test_whoever_else_answers_is_no_run() -> None:
-    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
         writer.close()
 
@@ -157,3 +163,52 @@ def test_addresses(address: str, parsed: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address as HOST:PORT"):
         parse_address(address)
+
+
+async def test_metrics_are_those_of_the_snapshot_and_browsers_of_others_get_none() -> None:
+    async with StatusServer("127.0.0.1", 0, snapshot) as server, httpx.AsyncClient(trust_env=False) as http:
+        url = f"http://{server.address}"
+        reply = await http.get(f"{url}/metrics")
+        told = {
+            (sample.name, *(value for label, value in sample.labels.items() if label != "run")): sample.value
+            for family in text_string_to_metric_families(reply.text)
+            for sample in family.samples
+        }
+        assert told == {
+            ("ropewalk_run_iterations",): 150,
+            ("ropewalk_run_version",): 12,
+            ("ropewalk_run_served_version",): 11,
+            ("ropewalk_run_elapsed_seconds",): 3725,
+            ("ropewalk_run_groups", "leased"): 2,
+            ("ropewalk_run_groups", "finished"): 3,
+            ("ropewalk_run_groups", "trained"): 96,
+            ("ropewalk_run_groups", "dropped"): 1,
+            ("ropewalk_run_oldest_lease_seconds",): 61,
+            ("ropewalk_run_replicas", "policy", "serving"): 1,
+            ("ropewalk_run_replicas", "policy", "restarting"): 1,
+            ("ropewalk_run_calls_in_flight", "policy"): 7,
+            ("ropewalk_run_restarts_total", "policy"): 2,
+            ("ropewalk_run_process_seconds_total", "work", "trainer-0", "train"): 50,
+            ("ropewalk_run_process_seconds_total", "idle", "trainer-0", "batches"): 49,
+            ("ropewalk_run_process_seconds_total", "unaccounted", "trainer-0", ""): 1,
+            ("ropewalk_run_process_cpu_seconds_total", "trainer-0"): 50,
+            ("ropewalk_run_metric", "reward/mean"): -0.25,
+        }
+        assert (await http.get(f"{url}/status")).json()["version"] == 12
+        assert (await http.get(f"{url}/elsewhere")).status_code == 404
+        assert (await http.post(f"{url}/metrics")).status_code == 404
+        for host, status in (("evil.example.org", 421), ("localhost:1", 200), ("[::1]:1", 200)):
+            assert (await http.get(f"{url}/metrics", headers={"host": host})).status_code == status
+
+
+async def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
+    async with StatusServer("127.0.0.1", 0, snapshot) as server:
+        for said in (b"", b"x" * 100_000):
+            reader, writer = await asyncio.open_connection(*parse_address(server.address))
+            writer.write(said)
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        await until(lambda: not server._callers)
+        assert await ask_status(server.address) == snapshot()

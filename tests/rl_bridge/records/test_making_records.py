@@ -27,7 +27,9 @@ def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
         reward=0.25,
         ending=Ending.TRUNCATED_TURNS,
     )
+    one.scores = {"legal": 0.75}
     made = record(one, training_rows(one, advantage=1.5, index=0))
+    assert made.scores == {"legal": 0.75}
     assert (made.iteration, made.group, made.sibling, made.seed) == (9, 4, 0, 7)
     assert (made.ending, made.reward, made.advantage, made.version) == ("truncated_turns", 0.25, 1.5, 3)
     assert [(t.fresh, t.context, t.context_tokens, "".join(t.pieces)) for t in made.turns] == [

@@ -66,6 +66,16 @@ async def test_reward_that_is_not_finite_leaves_the_episode_unscored(reward: flo
         await noting(*answers)
 
 
+async def test_scores_of_the_rubrics_parts_are_summed_as_rewards_are() -> None:
+    def scored(scores: Any, *, done: bool = False) -> tuple[Observation, float]:
+        return Notes(words=["a", "b"], done=done, metadata={"rubric": scores}), 0.5
+
+    given = ({"legal": 1, "style": 0.5}, {"legal": 0.5, "odd": "high", "lost": float("nan")}, "none")
+    steps = (scored(one, done=last) for one, last in zip(given, (False, False, True), strict=True))
+    found = await noting(noted(0.0), *steps)
+    assert (found.reward, found.scores) == (1.5, {"legal": 1.5, "style": 0.5})
+
+
 async def test_judge_sees_chat_and_answers_and_adds_to_what_was_earned() -> None:
     async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
         assert ([message["content"] for message in chat], answers, target) == (["a b"], "word\nword", None)

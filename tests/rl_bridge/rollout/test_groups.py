@@ -107,7 +107,11 @@ def test_figures_by_hand() -> None:
             ],
         ),
     ]
+    groups[0].trajectories[0].scores = {"legal": 1.0, "style": 0.5}
+    groups[1].trajectories[0].scores = {"legal": 0.5}
     assert rollout_metrics(groups, version=4, max_staleness=2) == {
+        "rollout/rubric/legal_mean": 0.75,
+        "rollout/rubric/style_mean": 0.5,
         "reward/mean": -0.125,
         "rollout/reward_mean": -0.125,
         "rollout/trajectories": 4.0,

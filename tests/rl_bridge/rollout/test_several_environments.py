@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
-from rl_bridge.loops.evaluation import evaluate, together
+from rl_bridge.loops.evaluation import evaluate, result_of, summary_of
 from rl_bridge.rollout.assignment import (
     Assignment,
     AssignmentResult,
@@ -248,16 +248,19 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
     )
     async with bridge.dispatcher as dispatcher:
         results = await evaluate(cast(Any, run))
-        assert {name: len(result.rewards) for name, result in results.items()} == dict.fromkeys(WEIGHTS, 10)
+        assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
+            WEIGHTS, 10
+        )
         told = {
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
         }
         assert told == {("blackjack", "blackjack"), ("shop", "shop")}
         dispatcher.set_aside("shop", RoleError("its budget is gone"), for_good=True)
         results = await evaluate(cast(Any, run))
-        assert (len(results["blackjack"].rewards), results["shop"].dropped) == (10, 10)
-        assert "its budget is gone" in str(results["shop"].last_absence)
-        assert (len(together(results).rewards), together(results).dropped) == (10, 10)
+        lost = result_of(results["shop"], train_seconds=3.0)
+        assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
+        assert "its budget is gone" in str(lost.last_absence)
+        assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
         dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
         with pytest.raises(RolloutError, match="gone"):
             await evaluate(cast(Any, run))

@@ -74,6 +74,7 @@ def told(
         advantage=advantage,
         version=iteration - 1,
         tool_calls=tool_calls,
+        scores={"style": reward / 4},
         turns=turns,
     )
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from chromium import Browser, Tab, chromium
 
+from openenv_core.evaluation.records import EpisodeRecord, turn_record
 from rl_bridge.records import read_lines
 from rl_bridge.rollouts_page.server import whole_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
@@ -91,6 +92,7 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
         "completed",
         "reward +1",
         "advantage +1.5",
+        "style +0.25",
         "tool calls 1",
         "turns 2",
         "seed 4",
@@ -171,3 +173,26 @@ def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
         tab.wait_for("document.querySelector('#count').textContent === '7 of 7 trajectories'")
         assert where(tab) == "Step 3, group 2, sibling 1"
         assert {urlsplit(address).netloc for address in tab.asked} == {urlsplit(url).netloc}
+
+
+@pytest.mark.slow
+def test_evaluation_is_text_without_tokens_and_what_has_no_reward_is_no_zero(
+    tab: Tab, tmp_path: Path
+) -> None:
+    turns = [turn_record("You hold 19.", '{"action": "stand"}', fresh=True)]
+    same: dict[str, Any] = {"environment": "blackjack", "seed": 7, "group": 0}
+    records = [
+        EpisodeRecord(**same, sibling=0, ending="completed", reward=1.0, turns=turns),
+        EpisodeRecord(**same, sibling=1, ending="failed_environment", reward=None, reason="it was lost"),
+    ]
+    folder = keep(tmp_path / "evaluation", [])
+    (folder / "rollouts").mkdir(exist_ok=True)
+    lines = "".join(f"{record.model_dump_json()}\n" for record in records)
+    (folder / "rollouts" / "000001.jsonl").write_text(lines)
+    show(tab, written(folder))
+    assert texts(tab, "#count") == ["1 of 1 trajectory, 1 more without a reward"]
+    assert texts(tab, ".turn .answer .text") == ['{"action": "stand"}']
+    (facts,) = texts(tab, "#head .facts")
+    assert "reward +1" in facts
+    assert "group's mean +1" in facts
+    assert "mean p" not in facts

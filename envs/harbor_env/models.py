@@ -1,0 +1,129 @@
+"""What crosses the wire of an environment of Harbor tasks."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag
+
+from openenv_core import Action, Observation, State
+from openenv_core.tools import CallToolAction, ListToolsAction
+
+Path: TypeAlias = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[^\x00]+$",
+        description="absolute, or relative to the working folder",
+        examples=["answer.txt"],
+    ),
+]
+Text: TypeAlias = Annotated[str, Field(max_length=4 << 20)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
+
+Status: TypeAlias = Literal["ok", "refused", "timeout", "output_limit", "killed", "sandbox_error"]
+"""`refused`: a file could not be read or written; `killed`: a command took down what it ran in; `sandbox_error`: the
+infrastructure failed, which is not the policy's fault."""
+
+
+class HarborAction(Action):
+    """What can be done in a task; one of the classes below. By itself it is none."""
+
+
+class Run(HarborAction):
+    """Runs a command in a shell, in the working folder. What it starts in the background runs on.
+
+    Attributes:
+        command: As one types it.
+        timeout_s: Seconds, after which all that runs is ended; no more than the task has left.
+    """
+
+    type: Literal["run"] = "run"
+    command: Annotated[str, Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")]
+    timeout_s: Seconds | None = None
+
+
+class ReadFile(HarborAction):
+    """Reads a file of text."""
+
+    type: Literal["read_file"] = "read_file"
+    path: Path
+
+
+class WriteFile(HarborAction):
+    """Writes a file, and the folders above it."""
+
+    type: Literal["write_file"] = "write_file"
+    path: Path
+    content: Text
+
+
+class EditFile(HarborAction):
+    """Replaces a text that stands in a file exactly once."""
+
+    type: Literal["edit_file"] = "edit_file"
+    path: Path
+    old: Annotated[Text, Field(min_length=1)]
+    new: Text
+
+
+class Submit(HarborAction):
+    """Ends the episode: nothing that was started runs on, and the task's tests judge what was left."""
+
+    type: Literal["submit"] = "submit"
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, ListToolsAction | CallToolAction):
+        return "tool"
+    said = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "tool" if said in ("list_tools", "call_tool") else said
+
+
+AnyAction: TypeAlias = Annotated[
+    Annotated[Run, Tag("run")]
+    | Annotated[ReadFile, Tag("read_file")]
+    | Annotated[WriteFile, Tag("write_file")]
+    | Annotated[EditFile, Tag("edit_file")]
+    | Annotated[Submit, Tag("submit")]
+    | Annotated[
+        Annotated[ListToolsAction | CallToolAction, Field(discriminator="type")],
+        Tag("tool"),
+    ],
+    Discriminator(_kind),
+]
+"""What a step takes."""
+
+
+class HarborObservation(Observation):
+    """What an action has come to; a reset tells the task.
+
+    Attributes:
+        task: All that the task says; after a reset.
+        status: What became of the action.
+        reason: Why, in words, where the status is not ok.
+        output: What a command has printed, both streams, or the content of a file that was read.
+        cut: There was more of it.
+        exit_code: A command's.
+        rewards: All that the verifier has written, by name; after the end.
+        verifier_output: The end of what the verifier has printed; after the end.
+    """
+
+    task: str | None = None
+    status: Status = "ok"
+    reason: str | None = None
+    output: str = ""
+    cut: bool = False
+    exit_code: int | None = None
+    rewards: dict[str, float] | None = None
+    verifier_output: str = ""
+
+
+class HarborState(State):
+    """Where the episode stands."""
+
+    task: str | None = Field(default=None, description="the id of the task; null before a reset")
+    split: str | None = None
+    index: int | None = None
+    seed: int | None = Field(default=None, description="what chose the task; null where it was named")
+    kind: Literal["process", "container"] | None = Field(default=None, description="what it runs in")
+    done: bool = False

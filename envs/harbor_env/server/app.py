@@ -1,0 +1,20 @@
+"""The ASGI app: `ropewalk serve harbor PATH`, or `uvicorn envs.harbor_env.server.app:app` with HARBOR_TASKS."""
+
+from openenv_core.tools import ToolObservation
+from servers import create_app
+
+from ..models import AnyAction, HarborObservation, HarborState
+from .environment import HarborEnvironment, shared_machines
+
+# Each is a container, or up to two gigabytes of a sandbox.
+MAX_CONCURRENT_ENVS = 64
+
+app = create_app(
+    HarborEnvironment,
+    AnyAction,
+    HarborObservation | ToolObservation,
+    env_name="harbor",
+    max_concurrent_envs=MAX_CONCURRENT_ENVS,
+    state_cls=HarborState,
+    lifespan=shared_machines().lifespan,
+)

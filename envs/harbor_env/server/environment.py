@@ -1,0 +1,346 @@
+"""A folder of Harbor tasks as an environment: commands and files for the policy, a reward from the task's own tests."""
+
+import asyncio
+import logging
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from inspect import isawaitable
+from typing import Any, Final
+from uuid import uuid4
+
+from openenv_core import Environment, EnvironmentMetadata
+from openenv_core.errors import ConfigurationError, EpisodeOverError, OpenEnvError
+from openenv_core.tasks import IndexedTasks, InvalidResetOptionError, check_reset, draw_seed
+from openenv_core.tools import (
+    CallToolAction,
+    DeclaredTools,
+    ListToolsAction,
+    ToolAction,
+    ToolErrorType,
+    ToolObservation,
+    ToolResult,
+    tool,
+)
+
+from ..models import (
+    EditFile,
+    HarborAction,
+    HarborObservation,
+    HarborState,
+    Path,
+    ReadFile,
+    Run,
+    Seconds,
+    Submit,
+    Text,
+    WriteFile,
+)
+from ..tasks import HarborTask, HarborTasks
+from .machines import CommandResult, Machine, Machines, pack_folder
+from .verifier import HarborVerdict, verify
+
+logger = logging.getLogger(__name__)
+
+TASKS: Final = "HARBOR_TASKS"
+COMMAND_TIMEOUT_S: Final = 120.0
+"""Of a command that names no time-out."""
+
+_OPTIONS: Final = ("seed", "episode_id", "split", "index", "task")
+_FAILURES: Final = (OpenEnvError, OSError)
+
+
+class HarborEnvironment(
+    DeclaredTools,
+    IndexedTasks,
+    Environment[HarborAction | ToolAction, HarborObservation | ToolObservation, HarborState],
+):
+    """Plays Harbor tasks: one task an episode, in a machine of its own.
+
+    The episode ends with `submit`, or when the time of the task's `[agent] timeout_sec` is over; the tests judge it
+    either way. Where they write no reward that can be read it has none, and is not 0. What the infrastructure fails of
+    ends the episode, and says so; see `openenv_core.outcomes`.
+
+    Args:
+        tasks: All that there are; by default those that HARBOR_TASKS names.
+        machines: Where commands run; by default those that the sessions of this process share.
+    """
+
+    BLOCKING = False
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, tasks: HarborTasks | None = None, machines: Machines | None = None) -> None:
+        self._tasks = tasks or shared_tasks()
+        self._machines = machines or shared_machines()
+        self._machine: Machine | None = None
+        self._task: HarborTask | None = None
+        self._until: float | None = None
+        self._state = HarborState()
+
+    async def reset_async(
+        self,
+        *,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        task: str | None = None,
+        **unknown: Any,
+    ) -> HarborObservation:
+        """Begin an episode; the one before is ended, unjudged.
+
+        Args:
+            seed: Chooses the task of a split where nothing else does; None draws one, which `state` then tells.
+            episode_id: The caller's name for the episode; None makes a uuid4.
+            split: By default the first that there is.
+            index: The task of the split.
+            task: Its id, instead of split and index.
+            **unknown: Refused.
+
+        Raises:
+            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
+        """
+        check_reset(_OPTIONS, unknown, seed, episode_id)
+        try:
+            if task is not None:
+                if split is not None or index is not None:
+                    raise KeyError("expected a task, or split and index, got both; leave one of them out")
+                split, index = self._tasks.find(task)
+                seed = None
+            elif index is None:
+                split = self._tasks.splits[0] if split is None else split
+                seed = draw_seed() if seed is None else seed
+                index = seed % self._tasks.num_tasks(split)
+            else:
+                split, seed = self._tasks.splits[0] if split is None else split, None
+            chosen = self._tasks.task(split, index)
+        except (KeyError, IndexError) as error:
+            raise InvalidResetOptionError(str(error.args[0])) from None
+        await self.close_async()
+        self._task = chosen
+        self._state = HarborState(
+            episode_id=str(uuid4()) if episode_id is None else episode_id,
+            task=chosen.id,
+            split=split,
+            index=index,
+            seed=seed,
+            kind=chosen.kind,
+        )
+        try:
+            self._machine = await self._machines.open(chosen, verifier=False)
+            workdir = self._machine.workdir
+            chosen.collected(workdir)  # what cannot be judged is said before it is played
+            if (files := chosen.loose_files) is not None:
+                packed = pack_folder(str(files), posixpath.basename(workdir))
+                await self._machine.unpack(workdir, packed, replace=False)
+        except _FAILURES as error:
+            return await self._failed(error)
+        limit_s = chosen.config.agent.timeout_sec
+        self._until = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        return HarborObservation(task=chosen.instruction)
+
+    async def step_async(
+        self, action: HarborAction | ToolAction, **_: Any
+    ) -> HarborObservation | ToolObservation:
+        """Apply an action, or call a tool that is one.
+
+        Raises:
+            EpisodeOverError: There is no episode under way.
+        """
+        if isinstance(action, ListToolsAction | CallToolAction):
+            seen = self.tool_step(action)
+            return await seen if isawaitable(seen) else seen
+        self._require_episode()
+        return await self._act(action)
+
+    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refuse calls outside of an episode."""
+        self._require_episode()
+
+    @tool(annotations={"readOnlyHint": False})
+    async def run(self, command: str, timeout_s: Seconds | None = None) -> ToolResult:
+        """Run a command in a shell, in the working folder, and show what it prints.
+
+        Args:
+            command: As one types it.
+            timeout_s: Seconds, after which all that runs is ended; 120 where it is left out.
+        """
+        return _result(await self._act(Run(command=command, timeout_s=timeout_s)))
+
+    @tool(annotations={"readOnlyHint": True})
+    async def read_file(self, path: Path) -> ToolResult:
+        """Read a file of text."""
+        return _result(await self._act(ReadFile(path=path)))
+
+    @tool(annotations={"readOnlyHint": False, "idempotentHint": True})
+    async def write_file(self, path: Path, content: Text) -> ToolResult:
+        """Write a file, and the folders above it; one that is there is replaced."""
+        return _result(await self._act(WriteFile(path=path, content=content)))
+
+    @tool(annotations={"readOnlyHint": False})
+    async def edit_file(self, path: Path, old: Text, new: Text) -> ToolResult:
+        """Replace a text that stands in a file exactly once."""
+        return _result(await self._act(EditFile(path=path, old=old, new=new)))
+
+    @tool(annotations={"readOnlyHint": False})
+    async def submit(self) -> ToolResult:
+        """Say that the task is done. Nothing can be done afterwards: tests judge what is there."""
+        return _result(await self._act(Submit()))
+
+    # Where tasks come from; see `openenv_core.tasks.TaskProvider`.
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The names of the splits."""
+        return self._tasks.splits
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        return self._tasks.num_tasks(split)
+
+    def get_task(self, split: str, index: int) -> Any:
+        """Return what may be told of a task."""
+        return self._tasks.get_task(split, index)
+
+    @property
+    def state(self) -> HarborState:
+        """Where the episode stands: a copy."""
+        return self._state.model_copy()
+
+    async def close_async(self) -> None:
+        """End the machine, if there is one. Idempotent."""
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            try:
+                await asyncio.shield(machine.close())
+            except _FAILURES as error:
+                logger.warning("a machine of a task was not closed: %s", error)
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the environment says of itself."""
+        return EnvironmentMetadata(
+            name="harbor", description="Tasks in Harbor's format, judged by their tests."
+        )
+
+    def _require_episode(self) -> None:
+        if self._task is None:
+            raise EpisodeOverError("expected reset() before the first step, got a step; call reset() first")
+        if self._state.done:
+            raise EpisodeOverError
+
+    async def _act(self, action: HarborAction) -> HarborObservation:
+        machine, self._state.step_count = self._machine, self._state.step_count + 1
+        assert machine is not None
+        left_s = self._left_s()
+        try:
+            if isinstance(action, Submit) or left_s <= 0:
+                return await self._judge(truncated=not isinstance(action, Submit))
+            done = await _do(machine, action, left_s)
+            if done.status == "killed":
+                # What it had done is gone with what it ran in, and it was the policy that took that down.
+                verdict = HarborVerdict(reward=0.0, reason=done.reason)
+                await self.close_async()
+                return self._ended(verdict, truncated=False, done=done)
+            if self._left_s() <= 0:
+                return await self._judge(truncated=True, done=done)
+            return _seen(done)
+        except _FAILURES as error:
+            return await self._failed(error)
+
+    def _left_s(self) -> float:
+        return float("inf") if self._until is None else self._until - asyncio.get_running_loop().time()
+
+    async def _judge(self, *, truncated: bool, done: CommandResult | None = None) -> HarborObservation:
+        machine, self._machine = self._machine, None
+        assert machine is not None
+        assert self._task is not None
+        # A server that gives the step up cancels this; what is open is closed on the way out.
+        verdict = await verify(self._machines, self._task, machine)
+        return self._ended(verdict, truncated=truncated, done=done)
+
+    def _ended(
+        self, verdict: HarborVerdict, *, truncated: bool, done: CommandResult | None = None
+    ) -> HarborObservation:
+        self._state.done = True
+        return _seen(
+            done or CommandResult(reason=verdict.reason),
+            done=True,
+            truncated=truncated,
+            reward=verdict.reward,
+            unscored=verdict.reason if verdict.reward is None else None,
+            rewards=verdict.rewards or None,
+            verifier_output=verdict.output,
+        )
+
+    async def _failed(self, error: Exception) -> HarborObservation:
+        """End the episode after a failure of the infrastructure."""
+        logger.warning("the infrastructure of a task failed: %s", error)
+        await self.close_async()
+        self._state.done = True
+        why = str(error) or type(error).__name__
+        return HarborObservation(status="sandbox_error", reason=why, done=True, infrastructure_error=why)
+
+
+async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
+    if isinstance(action, Run):
+        return await machine.run(action.command, min(action.timeout_s or COMMAND_TIMEOUT_S, left_s), {})
+    if isinstance(action, ReadFile):
+        return await machine.read(action.path)
+    if isinstance(action, WriteFile):
+        return await machine.write(action.path, action.content.encode())
+    assert isinstance(action, EditFile)
+    found = await machine.read(action.path)
+    if found.status != "ok":
+        return found
+    count = found.output.count(action.old)
+    if count != 1 or found.cut:
+        why = (
+            "it is too long to be edited"
+            if found.cut
+            else f"expected the old text once in it, got it {count} times"
+        )
+        return CommandResult(status="refused", reason=f"{action.path}: {why}")
+    return await machine.write(action.path, found.output.replace(action.old, action.new).encode())
+
+
+def _seen(came: CommandResult, **end: Any) -> HarborObservation:
+    return HarborObservation(**asdict(came), **end)
+
+
+def _result(seen: HarborObservation) -> ToolResult:
+    """Return what a tool answers, for what its action has come to."""
+    if seen.status in ("refused", "sandbox_error"):
+        kind = ToolErrorType.EXECUTION_ERROR if seen.status == "refused" else ToolErrorType.TRANSPORT_ERROR
+        result = ToolResult.failed(kind, seen.reason or seen.status)
+    else:
+        notes = [seen.reason] if seen.reason else []
+        if seen.cut:
+            notes.append("there was more output")
+        if seen.exit_code:
+            notes.append(f"exit code {seen.exit_code}")
+        result = ToolResult.of("\n".join([seen.output, *(f"[{note}]" for note in notes)]).strip("\n"))
+    return replace(
+        result, reward=seen.reward, done=seen.done, truncated=seen.truncated, metadata=seen.wire_metadata()
+    )
+
+
+@lru_cache(maxsize=1)
+def shared_machines() -> Machines:
+    """Return what the sessions of this process share."""
+    return Machines()
+
+
+@lru_cache(maxsize=1)
+def shared_tasks() -> HarborTasks:
+    """Return the tasks that HARBOR_TASKS names.
+
+    Raises:
+        ConfigurationError: It names none.
+    """
+    if not (path := os.environ.get(TASKS, "").strip()):
+        raise ConfigurationError(
+            f"expected a folder of Harbor tasks in {TASKS}, got nothing; `ropewalk serve harbor PATH` sets it"
+        )
+    return HarborTasks(path)

@@ -1,0 +1,384 @@
+"""Harbor's task format: what a folder of tasks says, as far as it can be honoured here.
+
+A task is a folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and perhaps `solution/`. What is not
+honoured is refused when the folder is read, by file and key: a task that is silently another one teaches the wrong
+thing.
+"""
+
+import hashlib
+import os
+import posixpath
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from openenv_core.errors import ConfigurationError, describe_faults
+from openenv_core.tasks import SPLITS, IndexedTasks
+
+TASK: Final = "task.toml"
+WORKDIR: Final = "/app"
+"""The working folder of tasks without an image."""
+
+ARTIFACTS: Final = "/logs/artifacts"
+"""A folder whose content the verifier always gets."""
+
+_RESERVED: Final = ("/tests", "/logs/verifier", "/solution", "/proc", "/dev", "/sys")
+"""What the verifier has of its own."""
+
+_TEMPLATE: Final = re.compile(r"\$\{(\w+)(?::-(.*))?\}")
+_CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
+
+
+class InvalidTaskError(ConfigurationError):
+    """A folder that holds no task, or one that asks for what cannot be had here; the message names the file."""
+
+
+class _Table(BaseModel):
+    # Other versions of the format have other keys; those that change what a task means are refused by name.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+Network = Literal["public", "no-network"]
+
+
+class AgentTable(_Table):
+    """[agent]: the policy's phase."""
+
+    timeout_sec: Annotated[float, Field(gt=0)] | None = None
+    user: str | int | None = None
+    network_mode: Network | None = None
+
+
+def _megabytes(value: Any) -> Any:
+    """Read the older `memory = "2G"`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([GMK])", value.strip().upper()) if isinstance(value, str) else None
+    return value if match is None else int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2]])
+
+
+class EnvironmentTable(_Table):
+    """[environment], or [verifier.environment]: what a phase runs in."""
+
+    build_timeout_sec: Annotated[float, Field(gt=0)] = 600.0
+    docker_image: str | None = None
+    os: Annotated[Literal["linux"], BeforeValidator(lambda value: str(value).lower())] = "linux"
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    memory_mb: Annotated[int, Field(gt=0), BeforeValidator(_megabytes)] | None = None
+    storage_mb: Annotated[int, Field(gt=0), BeforeValidator(_megabytes)] | None = None
+    gpus: int = 0
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    network_mode: Network = "public"
+    healthcheck: None = None
+    tpu: None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            if old in data:
+                data.setdefault(new, data.pop(old))
+        if isinstance(allowed := data.pop("allow_internet", None), bool):
+            data.setdefault("network_mode", "public" if allowed else "no-network")
+        return data
+
+
+class VerifierTable(_Table):
+    """[verifier]: the phase of the tests. Both of its modes run apart from the policy here."""
+
+    timeout_sec: Annotated[float, Field(gt=0)] = 600.0
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    network_mode: Network | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: EnvironmentTable | None = None
+    collect: Annotated[list[Any], Field(max_length=0)] = []
+
+
+class Artifact(_Table):
+    """One of `artifacts`: what the verifier gets beside the working folder."""
+
+    source: str
+    service: Literal["main"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        return {"source": data} if isinstance(data, str) else data
+
+
+class _Package(_Table):
+    name: str
+
+
+class TaskTable(_Table):
+    """All of task.toml that is heeded."""
+
+    task: _Package | None = None
+    agent: AgentTable = AgentTable()
+    environment: EnvironmentTable = EnvironmentTable()
+    verifier: VerifierTable = VerifierTable()
+    artifacts: tuple[Artifact, ...] = ()
+    steps: Annotated[list[Any], Field(max_length=0)] = []
+    metadata: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class HarborTask:
+    """One task.
+
+    Attributes:
+        folder: Where it lies.
+        config: Its task.toml.
+    """
+
+    folder: Path
+    config: TaskTable
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a task.
+
+        Raises:
+            InvalidTaskError: It is none, or asks for what cannot be had here.
+        """
+        file = folder / TASK
+        try:
+            task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8"))))
+        except ValidationError as error:
+            raise InvalidTaskError(f"{file}: {describe_faults(error, 'task')}") from None
+        except (OSError, ValueError) as error:
+            raise InvalidTaskError(f"{file}: {error}") from None
+        task._check()
+        return task
+
+    @property
+    def id(self) -> str:
+        """What it is called: the name of its package, else that of its folder."""
+        return self.folder.name if self.config.task is None else self.config.task.name
+
+    @cached_property
+    def instruction(self) -> str:
+        """The task's text, without the marks by which data sets are traced."""
+        lines = (self.folder / "instruction.md").read_text("utf-8").split("\n")
+        while lines and _CANARY.fullmatch(lines[0].strip()):
+            del lines[0]
+            while lines and not lines[0].strip():
+                del lines[0]
+        return "\n".join(lines)
+
+    @property
+    def kind(self) -> Literal["process", "container"]:
+        """What it runs in: a task that names no image, and has no Dockerfile, needs none."""
+        needs = self.config.environment.docker_image or (self.folder / "environment" / "Dockerfile").is_file()
+        return "container" if needs else "process"
+
+    @property
+    def loose_files(self) -> Path | None:
+        """What is put into the working folder at the start: environment/, where no image is built of it."""
+        folder = self.folder / "environment"
+        built = (folder / "Dockerfile").is_file()
+        return folder if folder.is_dir() and not built else None
+
+    @property
+    def separate(self) -> bool:
+        """Whether the verifier gets the artifacts alone; else it has the working folder too."""
+        verifier = self.config.verifier
+        return verifier.environment is not None or verifier.environment_mode == "separate"
+
+    def collected(self, workdir: str) -> list[str]:
+        """Return the folders and files that the verifier gets.
+
+        Raises:
+            InvalidTaskError: One of them would reach into what is the verifier's own.
+        """
+        named = [posixpath.join(workdir, one.source) for one in self.config.artifacts]
+        given = (*named, ARTIFACTS) if self.separate else (workdir, *named, ARTIFACTS)
+        paths = [posixpath.normpath(path) for path in given]
+        for path in paths:
+            if path == "/" or any(_overlap(path, own) for own in _RESERVED):
+                raise InvalidTaskError(
+                    f"{self.folder / TASK}: expected a working folder and artifacts apart from /, "
+                    f"{', '.join(_RESERVED)}, got {path}; set [environment] workdir, or WORKDIR in its image"
+                )
+        return list(dict.fromkeys(paths))
+
+    def variables(self, table: Mapping[str, str]) -> dict[str, str]:
+        """Return variables of the task with `${NAME}` and `${NAME:-default}` filled in from this process's own.
+
+        Raises:
+            InvalidTaskError: A variable is not set.
+        """
+        found: dict[str, str] = {}
+        for name, value in table.items():
+            match = _TEMPLATE.fullmatch(value)
+            text = value if match is None else os.environ.get(match[1], match[2])
+            if text is None:
+                raise InvalidTaskError(f"{self.folder / TASK}: expected the variable {value} to be set")
+            found[name] = text
+        return found
+
+    def _check(self) -> None:
+        def need(good: bool, what: str) -> None:
+            if not good:
+                raise InvalidTaskError(f"{self.folder}: {what}")
+
+        environment, verifier = self.folder / "environment", self.config.verifier
+        need((self.folder / "instruction.md").is_file(), "expected instruction.md, got none")
+        for folder in (environment, self.folder / "tests"):
+            compose = folder / "docker-compose.yaml"
+            need(
+                not compose.exists(),
+                f"expected one container, got several by {compose.name} in {folder.name}/",
+            )
+        need(
+            environment.is_dir() or self.config.environment.docker_image is not None,
+            "expected environment/ or [environment] docker_image, got neither",
+        )
+        need(
+            verifier.environment is None or verifier.environment_mode != "shared",
+            "expected no [verifier.environment] with environment_mode shared, got both",
+        )
+        if self.verifier_image is None:
+            need((self.folder / "tests" / "test.sh").is_file(), "expected tests/test.sh, got none")
+        if self.kind == "container":
+            return
+        modes = (self.config.environment.network_mode, self.config.agent.network_mode, verifier.network_mode)
+        need(
+            all(mode in ("no-network", None) for mode in modes),
+            "expected [environment] network_mode no-network of a task without an image, got public; say so, or name "
+            "an image: docker_image, or environment/Dockerfile",
+        )
+        need(self.verifier_image is None, "expected no image for the verifier of a task without one, got one")
+        need(not self.config.environment.gpus, "expected an image for a task with GPUs, got none")
+        workdir = self.config.environment.workdir or WORKDIR
+        need(
+            posixpath.normpath(workdir) == WORKDIR,
+            f"expected the workdir {WORKDIR} of a task without an image, got {workdir}",
+        )
+        self.collected(WORKDIR)
+
+    @cached_property
+    def verifier_image(self) -> "str | Path | None":
+        """What the verifier's own image is, with the tests in it: its name, a folder to build; None: it has none."""
+        verifier = self.config.verifier
+        if not self.separate:
+            return None
+        if verifier.environment is not None and verifier.environment.docker_image is not None:
+            return verifier.environment.docker_image
+        tests = self.folder / "tests"
+        return tests if (tests / "Dockerfile").is_file() else None
+
+    @property
+    def image(self) -> str | Path:
+        """The policy's image: its name, or a folder to build."""
+        return self.config.environment.docker_image or self.folder / "environment"
+
+
+class HarborTasks(IndexedTasks):
+    """The tasks of a folder.
+
+    Args:
+        path: A task; a folder of tasks, which are the split train; or a folder with a folder of tasks for each split:
+            train, validation, test.
+
+    Raises:
+        InvalidTaskError: A task cannot be read, or is of a sort that cannot be played here.
+        ConfigurationError: There are no tasks.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.place = place = Path(path).expanduser().resolve()
+        folders = {name: place / name for name in SPLITS if (place / name).is_dir()}
+        if (place / TASK).is_file() or not folders:
+            folders = {"train": place}
+        self._tasks = {name: _read_all(folder) for name, folder in folders.items()}
+        self._tasks = {name: tasks for name, tasks in self._tasks.items() if tasks}
+        if not self._tasks:
+            raise ConfigurationError(
+                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}; "
+                "ropewalk serve harbor PATH"
+            )
+        ids = [task.id for tasks in self._tasks.values() for task in tasks]
+        if twice := sorted({one for one in ids if ids.count(one) > 1}):
+            raise InvalidTaskError(
+                f"{place}: expected tasks of different names, got {', '.join(twice)} twice"
+            )
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The names of the splits."""
+        return list(self._tasks)
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has. KeyError: there is no such split."""
+        return len(self._split(split))
+
+    def task(self, split: str, index: int) -> HarborTask:
+        """Return a task.
+
+        Raises:
+            KeyError: There is no such split.
+            IndexError: The split has no such index.
+        """
+        tasks = self._split(split)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks):
+            raise IndexError(
+                f"expected an index from 0 to {len(tasks) - 1} of the split {split!r}, got {index!r:.40}"
+            )
+        return tasks[index]
+
+    def find(self, task_id: str) -> tuple[str, int]:
+        """Return the split and index of a task by its id. KeyError: there is none."""
+        for split, tasks in self._tasks.items():
+            for index, task in enumerate(tasks):
+                if task.id == task_id:
+                    return split, index
+        raise KeyError(f"expected the id of a task, got {task_id!r:.80}")
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return what may be told of a task: its words, not its tests."""
+        task = self.task(split, index)
+        return {
+            "split": split,
+            "index": index,
+            "id": task.id,
+            "task": task.instruction,
+            "kind": task.kind,
+            "metadata": task.config.metadata,
+        }
+
+    def _split(self, split: str) -> list[HarborTask]:
+        try:
+            return self._tasks[split]
+        except (KeyError, TypeError):
+            raise KeyError(f"expected a split ({', '.join(self.splits)}), got {split!r:.40}") from None
+
+
+def digest(folder: Path) -> str:
+    """Return what tells the content of a folder from others, names and modes included."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        data = b"" if not path.is_file() else path.read_bytes()
+        told = f"{path.relative_to(folder).as_posix()}\0{path.lstat().st_mode:o}\0{len(data)}\0"
+        total.update(told.encode() + data)
+    return total.hexdigest()[:16]
+
+
+def _read_all(folder: Path) -> list[HarborTask]:
+    if (folder / TASK).is_file():
+        return [HarborTask.read(folder)]
+    return [HarborTask.read(file.parent) for file in sorted(folder.glob(f"*/{TASK}"))]
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")

@@ -1,0 +1,364 @@
+"""`ropewalk eval`: any environment against any policy; and two evaluations beside each other."""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from openenv_core.cli.command import Command
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+if TYPE_CHECKING:
+    from openenv_core.evaluation.policies import AnyPolicy
+    from openenv_core.evaluation.records import EvaluationFolder, EvaluationSettings
+    from openenv_core.targets import RunningTarget, Target
+
+FOLDER: Final = "evals"
+MAX_SHOWN_TASKS: Final = 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `eval`."""
+    add = parser.add_argument
+    add(
+        "words",
+        nargs="*",
+        metavar="ENV",
+        help="environments, each a name, folder, module:attribute, URL or image; with --config changed keys: "
+        "section.key=value",
+    )
+    add(
+        "--policy",
+        metavar="WHO",
+        help="random; module:callable, given an observation's fields, returns an action's; the URL of an "
+        "OpenAI-compatible server, up to and with /v1; or a checkpoint's folder (needs the extra rl or rl-cpu)",
+    )
+    add("--out", metavar="FOLDER", help=f"for records and figures; by default a new one below {FOLDER}/")
+    add("--resume", metavar="FOLDER", help="go on with an evaluation that was interrupted")
+    add(
+        "--compare", nargs=2, metavar=("A", "B"), help="compare two evaluations' folders task by task; no ENV"
+    )
+    add("--json", action="store_true", help="print the figures as one JSON document")
+    tasks = parser.add_argument_group("which episodes")
+    tasks.add_argument(
+        "--episodes", type=int, metavar="N", help="tasks: seeds from --seed on, or indexes (100)"
+    )
+    tasks.add_argument(
+        "--seed", type=int, metavar="N", help="the first seed, and what sampling comes from (0)"
+    )
+    tasks.add_argument("--split", metavar="NAME", help="play the first tasks of this split, not seeds")
+    tasks.add_argument("--repetitions", type=int, metavar="N", help="episodes of each task, for pass@k (1)")
+    tasks.add_argument("--reset", type=_object, metavar="JSON", help="further options of every reset")
+    tasks.add_argument(
+        "--max-turns", type=int, metavar="N", help="actions, or answers, of an episode at most (64)"
+    )
+    tasks.add_argument(
+        "--success", type=float, metavar="REWARD", help="what a success earns at least (above 0)"
+    )
+    model = parser.add_argument_group("how a model is asked")
+    model.add_argument(
+        "--model", metavar="NAME", help="the served model's name; may be left out where it is the only one"
+    )
+    model.add_argument(
+        "--mode", choices=("tools", "text"), help="calls by the protocol, or written as text (tools)"
+    )
+    model.add_argument("--system", metavar="TEXT", help="what a chat begins with")
+    model.add_argument("--temperature", type=float, metavar="T", help="0 takes the most likely token (0)")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (1024)")
+    model.add_argument("--key-variable", metavar="NAME", help="environment variable with the server's key")
+    model.add_argument(
+        "--policy-timeout", type=float, metavar="SECONDS", help="that an answer may take (600)"
+    )
+    how = parser.add_argument_group("how it is played")
+    how.add_argument("--sessions", type=int, metavar="N", help="episodes at once (64)")
+    how.add_argument("--timeout", type=float, metavar="SECONDS", help="that a reset or step may take (60)")
+    how.add_argument("--patience", type=float, metavar="SECONDS", help="for a server that is away (60)")
+    run = parser.add_argument_group("held-out episodes of a training run")
+    run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
+    run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
+
+
+_PLAYING: Final = (
+    *("policy", "model", "mode", "system", "temperature", "max_tokens", "key_variable", "episodes", "seed"),
+    *("split", "repetitions", "reset", "max_turns", "success", "sessions"),
+)
+_SECONDS: Final = ("policy_timeout", "timeout", "patience")
+_ALONE: Final = {
+    "config": ("name",),
+    "compare": ("json",),
+    "resume": ("json",),
+}
+"""What may stand beside an option that says what the command does."""
+
+
+def reword(words: Sequence[str]) -> Sequence[str]:
+    """Write a run's keys as its configuration knows them; see `rl_bridge.cli.common`."""
+    if not any(word.partition("=")[0] == "--config" for word in words):
+        return words
+    from openenv_core.evaluation.policies import load_provided
+
+    return load_provided("reword", "a training run's configuration")(words)  # type: ignore[no-any-return]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate or compare; 1 where the evaluation could not be brought to its end, 2 for wrong usage."""
+    asked = [name for name in _ALONE if getattr(arguments, name)]
+    given = {name: value for name, value in vars(arguments).items() if value not in (None, [], False)}
+    if asked:
+        allowed = {asked[0], *_ALONE[asked[0]], *(("words",) if asked[0] == "config" else ())}
+        if extra := sorted(given.keys() - allowed):
+            told = " and ".join("ENV" if name == "words" else f"--{name.replace('_', '-')}" for name in extra)
+            raise ConfigurationError(f"expected --{asked[0]} without {told}; leave one out")
+    if arguments.config:
+        from openenv_core.evaluation.policies import load_provided
+
+        evaluate = load_provided("config", "a training run's configuration")
+        return evaluate(arguments.config, arguments.words, arguments.name)  # type: ignore[no-any-return]
+    if arguments.name:
+        raise ConfigurationError("expected --name with --config; a folder is named by --out")
+    if arguments.compare:
+        return _compare(*map(Path, arguments.compare), as_json=arguments.json)
+    return _evaluate(arguments)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from openenv_core.evaluation.records import EvaluationFolder
+
+    if arguments.resume:
+        folder = EvaluationFolder(Path(arguments.resume))
+    else:
+        settings = _settings(arguments)
+        targets = "-".join(Path(text).name.replace(":", "-") for text in settings.environments)
+        name = f"{FOLDER}/{targets}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = EvaluationFolder.begin(Path(arguments.out or name), settings)
+    settings = folder.settings()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends it as Ctrl-C does
+    try:
+        with folder:
+            asyncio.run(_play(folder, settings))
+    except KeyboardInterrupt:
+        _say(f"interrupted; go on with: ropewalk eval --resume {folder.path}")
+        raise
+    except ConfigurationError:
+        if (
+            not folder.records and not arguments.resume
+        ):  # nothing was played: the next attempt may have the name
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    except OpenEnvError as error:
+        _say(f"ropewalk eval: {error}\ngo on with: ropewalk eval --resume {folder.path}")
+        return 1
+    return _report(folder, settings, as_json=arguments.json)
+
+
+def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
+    from pydantic import ValidationError
+
+    from openenv_core.errors import describe_faults
+    from openenv_core.evaluation.records import EvaluationSettings
+
+    if not arguments.words or arguments.policy is None:
+        raise ConfigurationError(
+            "expected environments and --policy (or --config FILE, --resume FOLDER, --compare A B), as in "
+            "`ropewalk eval blackjack --policy random`"
+        )
+    if len(set(arguments.words)) < len(arguments.words):
+        raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.words)}")
+    given = {name: getattr(arguments, name) for name in _PLAYING}
+    given |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
+    found = {name: value for name, value in given.items() if value is not None}
+    try:
+        return EvaluationSettings(environments=tuple(arguments.words), **found)
+    except ValidationError as error:
+        raise ConfigurationError(f"cannot evaluate so: {describe_faults(error, 'options')}") from None
+
+
+async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
+    """Play what is missing, one environment after the other."""
+    from openenv_core.evaluation.policies import open_policy
+    from openenv_core.targets import served, target_of
+
+    if there := sum(record.reward is not None for record in folder.records.values()):
+        _say(f"{there:,} episodes are there already")
+    targets = {text: target_of(text) for text in settings.environments}
+    first = 0
+    async with open_policy(settings) as policy:
+        for text, target in targets.items():
+            with served(target) as running:
+                first += await _play_environment(folder, settings, text, target, running, policy, first)
+
+
+async def _play_environment(
+    folder: "EvaluationFolder",
+    settings: "EvaluationSettings",
+    name: str,
+    target: "Target",
+    running: "RunningTarget",
+    policy: "AnyPolicy",
+    first: int,
+) -> int:
+    """Play the missing episodes of one environment; return how many tasks it has."""
+    from openenv_core.evaluation.episodes import Arena, count_tasks, plan_episodes
+    from openenv_core.evaluation.records import LOST, EpisodeRecord, ProgressBar
+    from openenv_core.providers.base import has_died
+    from openenv_core.targets import TargetKind
+
+    token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
+    tasks = await count_tasks(settings, running.url, token)
+    plan = plan_episodes(settings, first, tasks)
+    known = folder.records
+    todo = [
+        one
+        for one in plan
+        if (record := known.get((name, one.group, one.sibling))) is None or record.ending in LOST
+    ]
+    if not todo:
+        return tasks
+    over = len(plan) - len(todo)
+    with ProgressBar(name, len(plan)) as bar:
+
+        def done(record: EpisodeRecord) -> None:
+            nonlocal over
+            over += 1
+            folder.write(record)
+            bar.update(over)
+
+        arena = Arena(
+            environment=name,
+            url=running.url,
+            token=token,
+            policy=policy,
+            settings=settings,
+            alive=lambda: not has_died(running.provider),
+        )
+        await arena.play(todo, done)
+    return tasks
+
+
+def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_json: bool) -> int:
+    """Print the figures, and write them; return 1 where an environment has none."""
+    from openenv_core.evaluation.records import describe_missing, summarize, table_lines
+
+    found = {
+        name: summarize(
+            [record for record in folder.records.values() if record.environment == name],
+            success=settings.success,
+            repetitions=settings.repetitions,
+        )
+        for name in settings.environments
+    }
+    report = {"policy": settings.policy, "environments": found}
+    folder.finish(report)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        k = settings.repetitions
+        headings = ["environment", "episodes", "mean reward", "win rate", *([f"pass@{k}"] if k > 1 else [])]
+        rows = [
+            [
+                name,
+                f"{one['episodes']:,}",
+                _with_interval(one["mean_reward"], one["ci95"]),
+                _with_interval(one["win_rate"], one["win_ci95"]),
+                *([_with_interval(*one["pass_at"][str(k)][:2])] if k > 1 else []),
+            ]
+            for name, one in found.items()
+        ]
+        print("\n".join(table_lines(headings, rows)))
+    for name, one in found.items():
+        if one["last_absence"] is not None:
+            _say(f"{name}: {describe_missing(one)}")
+    if any(one["dropped"] for one in found.values()):
+        _say(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
+    _say(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")
+    return 0 if all(one["episodes"] for one in found.values()) else 1
+
+
+def _compare(first: Path, second: Path, *, as_json: bool) -> int:
+    from openenv_core.evaluation.records import EvaluationFolder, compare, table_lines
+
+    found = compare(EvaluationFolder(first), EvaluationFolder(second))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 0
+    headings = ["environment", "tasks", "mean A", "mean B", "B - A", "B better", "equal", "worse"]
+    rows = [
+        [
+            name,
+            f"{one['tasks']:,}",
+            _number(one["first_mean"]),
+            _number(one["second_mean"]),
+            _with_interval(one["difference"], one["ci95"]),
+            *(f"{one[key]:,}" for key in ("better", "equal", "worse")),
+        ]
+        for name, one in found.items()
+    ]
+    print("\n".join(table_lines(headings, rows)))
+    for name, one in found.items():
+        if one["unpaired"]:
+            _say(f"{name}: {one['unpaired']} tasks have a reward in one of the two alone, and are left out")
+        differ = {task: means for task, means in one["by_task"].items() if means[0] != means[1]}
+        order = sorted(differ, key=lambda task: (differ[task][1] - differ[task][0], int(task)))
+        shown = (
+            order
+            if len(order) <= MAX_SHOWN_TASKS
+            else order[: MAX_SHOWN_TASKS // 2] + order[-MAX_SHOWN_TASKS // 2 :]
+        )
+        if shown:
+            lines = [
+                [task, *map(_number, (*differ[task], differ[task][1] - differ[task][0]))] for task in shown
+            ]
+            print("\n" + "\n".join(table_lines([f"{name}: task", "A", "B", "B - A"], lines)))
+        if len(shown) < len(order):
+            print(f"the {len(shown)} that differ most of {len(order):,} that do; --json has all")
+    return 0
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    return _number(value) + ("" if interval is None else f" [{interval[0]:+.4f}, {interval[1]:+.4f}]")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"expected --reset as a JSON object, got {text!r}")
+    return found
+
+
+COMMAND = Command(
+    name="eval",
+    help="play a policy in environments: mean reward, win rate and pass@k with intervals",
+    configure=configure,
+    run=run,
+    reword=reword,
+    examples=(
+        "ropewalk eval blackjack --policy random --episodes 20000",
+        "ropewalk eval blackjack --policy my_policies:basic --episodes 1000 --out evals/basic",
+        "ropewalk eval shop sqlite --policy http://localhost:8000/v1 --model NAME --repetitions 4",
+        "ropewalk eval shop --split test --policy path/to/checkpoint",
+        "ropewalk eval --resume evals/basic",
+        "ropewalk eval --compare evals/random evals/basic",
+        "ropewalk eval --config examples/grpo_blackjack/config.yaml model.path=CHECKPOINT",
+    ),
+)
+
+EVALUATE = replace(COMMAND, name="evaluate", help="the same as eval")

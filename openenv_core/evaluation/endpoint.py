@@ -1,0 +1,226 @@
+"""Asking a server that speaks the OpenAI protocol, patiently, without giving its key away."""
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.proxies import proxy_for
+
+CONNECT_TIMEOUT_S = 10.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+WARNING_INTERVAL_S = 10.0
+"""How often it is said that a server does not answer."""
+LONGEST_COMPLAINT = 64 << 10
+"""Bytes read of an answer that is an error."""
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may do: the server is overloaded, starting, or was restarted."""
+REFUSED = frozenset({400, 413, 422})
+"""Statuses that say that the request itself is wrong."""
+NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+"""What OpenSSL says where nobody speaks TLS."""
+
+_log = logging.getLogger(__name__)
+
+
+class RequestRefusedError(OpenEnvError):
+    """The server says that what it was sent is wrong: too long a prompt, for one."""
+
+
+class EndpointClient:
+    """Asks a server. Belongs to the event loop in which it is made.
+
+    Args:
+        url: The server's, up to and with /v1.
+        key_variable: The environment variable with its key; None where it asks for none.
+        connections: Requests under way at most.
+        longest: Bytes of an answer at most; nobody shall fill this process's memory.
+        names: What errors call the URL and the name of the variable: as the user has set them.
+
+    Attributes:
+        trouble: What was wrong with the last answer, or that there was none.
+
+    Raises:
+        ConfigurationError: There is no key, or none that can be sent; or the environment's proxies or
+            certificates are wrong.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key_variable: str | None,
+        *,
+        connections: int,
+        longest: int,
+        names: tuple[str, str] = ("--policy", "--key-variable"),
+    ) -> None:
+        self.trouble = "no answer"
+        self.url = url
+        self.url_name, self._key_name = names
+        self._key_variable = key_variable
+        self._longest = longest
+        self._key = self._read_key()
+        self._told: float | None = None
+        try:
+            self._http = httpx.AsyncClient(
+                headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                transport=_transport(self.url, connections),
+            )
+        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigurationError(
+                f"expected to be able to ask {self.url}, got {type(error).__name__}: {self._plain(str(error))}; "
+                "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
+            ) from error
+
+    async def request(self, method: str, path: str, body: dict[str, object] | None = None) -> bytes:
+        """Ask until there is an answer; the deadline is the caller's.
+
+        Raises:
+            RequestRefusedError: The server says that what was posted is wrong.
+            ConfigurationError: It is none that can be used.
+        """
+        pause_s = MIN_BACKOFF_S
+        while True:
+            wait_s = pause_s
+            try:
+                async with self._http.stream(method, self.url + path, json=body) as response:
+                    status = response.status_code
+                    content = await self._read(response)
+            except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
+                raise self._unusable(f"{type(error).__name__}: {error}") from error
+            except httpx.TransportError as error:
+                self.trouble = self._plain(f"{type(error).__name__}: {error}")
+                self._require_tls(error)
+            else:
+                if status == httpx.codes.OK:
+                    self.trouble = "no answer"
+                    return content
+                said = self._decode_plain(content)
+                self.trouble = f"status {status}: {said}"
+                if status not in BUSY:
+                    if method == "POST" and status in REFUSED:
+                        raise RequestRefusedError(f"status {status}: {said}")
+                    raise self._refusal(status, said)
+                wait_s = max(pause_s, _asked_to_wait(response))
+            self._tell()
+            await asyncio.sleep(wait_s)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        good = response.status_code == httpx.codes.OK
+        longest = self._longest if good else LONGEST_COMPLAINT
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > longest:
+                if good:
+                    raise self._unusable(f"an answer of more than {longest} bytes")
+                break
+        return bytes(content[:longest])
+
+    def _tell(self) -> None:
+        """Somebody who waits shall know for what, and not only at the end."""
+        now = time.monotonic()
+        if self._told is None or now - self._told >= WARNING_INTERVAL_S:
+            self._told = now
+            _log.warning("%s is asked again, since there was %s", self.url, self.trouble)
+
+    def _require_tls(self, error: BaseException) -> None:
+        """Asking again gives no other certificate."""
+        fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            raise ConfigurationError(
+                f"expected a certificate of {self.url} that can be verified, got {self.trouble}; "
+                "the variable SSL_CERT_FILE names a file of authorities of your own"
+            ) from error
+        if fault is not None and fault.reason in NO_TLS:
+            raise ConfigurationError(
+                f"expected TLS at {self.url}, got {self.trouble}; "
+                f"where it has none {self.url_name} begins with http:"
+            ) from error
+
+    def _refusal(self, status: int, said: str) -> ConfigurationError:
+        url, variable = self.url, self._key_variable
+        if status in (401, 403):
+            remedy = (
+                f"see the value of {variable}"
+                if variable
+                else f"name its environment variable by {self._key_name}"
+            )
+            return ConfigurationError(
+                f"expected {url} to take the key, got status {status}: {said}; {remedy}"
+            )
+        return ConfigurationError(
+            f"expected {self.url_name} to lead to an OpenAI-compatible server, up to and with /v1; "
+            f"{url} answered with status {status}: {said}"
+        )
+
+    def _unusable(self, got: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"expected {self.url_name} to answer as the OpenAI protocol does, {self.url} gave {self._plain(got)}"
+        )
+
+    def _read_key(self) -> str | None:
+        name = self._key_variable
+        if name is None:
+            return None
+        key = os.environ.get(name, "").strip()  # files of keys often end with a new line
+        if not key:
+            raise ConfigurationError(
+                f"expected the environment variable {name} ({self._key_name}) to hold the key of {self.url}, it is not "
+                "set here; roles on other hosts need it there"
+            )
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigurationError(
+                f"expected the environment variable {name} ({self._key_name}) to hold a key that can be sent, of "
+                "printable ASCII characters without spaces; it has others"
+            )
+        return key
+
+    def _decode_plain(self, content: bytes) -> str:
+        return self._plain(content.decode("utf-8", errors="replace"))
+
+    def _plain(self, text: str) -> str:
+        """Without our key, which a server may send back, and without what steers a terminal."""
+        return plain(text if self._key is None else text.replace(self._key, "***"))
+
+
+def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
+    """The way to a server. Ours and not httpx's, which would ask a proxy for a server of this very machine."""
+    proxy = proxy_for(url)
+    return httpx.AsyncHTTPTransport(
+        verify=url.startswith("https:")
+        or proxy is not None,  # to read the certificates takes longer than to ask
+        proxy=proxy,
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+    )
+
+
+def plain(text: str, longest: int = 300) -> str:
+    """What a stranger wrote, fit for one line of a log."""
+    printable = "".join(one if one.isprintable() else " " for one in text[: 4 * longest])
+    return " ".join(printable.split())[:longest]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _asked_to_wait(response: httpx.Response) -> float:
+    try:
+        return max(0.0, float(response.headers["Retry-After"]))
+    except (KeyError, ValueError):  # or a date, of which no server of this kind is known
+        return 0.0

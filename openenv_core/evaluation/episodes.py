@@ -1,0 +1,407 @@
+"""Episodes, many at once: each to its end, again where something beside the policy fails, a record of each."""
+
+import asyncio
+import inspect
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+import httpx
+from pydantic import BaseModel
+
+from openenv_core.adapters.episode import FIRST_PAUSE_S, LONGEST_PAUSE_S, TextEpisode, fetch_schema
+from openenv_core.client import GenericEnvClient
+from openenv_core.client.settings import http_url
+from openenv_core.errors import (
+    AuthenticationError,
+    CapacityError,
+    ClientError,
+    ConfigurationError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    OpenEnvError,
+    ValidationFailedError,
+)
+from openenv_core.evaluation.policies import (
+    ActionPolicy,
+    AnyPolicy,
+    ChatModel,
+    Json,
+    PolicyError,
+    PolicyLostError,
+)
+from openenv_core.evaluation.records import (
+    FAILED_ENVIRONMENT,
+    FAILED_POLICY,
+    UNSCORED,
+    EpisodeRecord,
+    EvaluationSettings,
+    turn_record,
+)
+from openenv_core.proxies import client_for
+from openenv_core.tools.specs import is_of_tools
+from openenv_core.tracebacks import format_traceback
+from openenv_core.types import StepResult
+
+ATTEMPTS: Final = 4
+"""At an episode that the server answers and that fails all the same, before it counts as lost."""
+
+REASON_CHARS: Final = 1000
+
+
+class EvaluationStoppedError(OpenEnvError):
+    """One episode after the other is lost: the server, or the policy, is gone."""
+
+
+class PlannedEpisode(NamedTuple):
+    """One episode that is to be played: the task's number, the repetition, seed or index, and what reset is given."""
+
+    group: int
+    sibling: int
+    seed: int
+    options: Json
+
+
+def plan_episodes(settings: EvaluationSettings, first_group: int, tasks: int) -> list[PlannedEpisode]:
+    """Return the episodes of one environment: as many tasks, each as often as the settings say."""
+    return [
+        PlannedEpisode(first_group + task, sibling, number, settings.reset | options)
+        for task in range(tasks)
+        for sibling in range(settings.repetitions)
+        for number, options in [_task(settings, task, sibling)]
+    ]
+
+
+def _task(settings: EvaluationSettings, task: int, sibling: int) -> tuple[int, Json]:
+    if settings.split is None:
+        return settings.seed + task, {"seed": settings.seed + task}
+    # The seed is for what an environment draws beside its task.
+    return task, {"split": settings.split, "index": task, "seed": settings.seed + sibling}
+
+
+async def count_tasks(settings: EvaluationSettings, url: str, token: str | None) -> int:
+    """Return how many tasks are played: as many as are asked for, and of a split no more than it has.
+
+    Raises:
+        ConfigurationError: The environment has no such split, or no tasks at all.
+    """
+    if settings.split is None:
+        return settings.episodes
+    base, split = http_url(url), settings.split
+
+    def ask() -> int:
+        with client_for(base, token) as http:
+            (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
+            reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
+            if reply.status_code != httpx.codes.OK:
+                raise ConfigurationError(
+                    f"expected an environment with a split {split!r}, got: {reply.text:.300}"
+                )
+            return int(reply.json()["num_tasks"])
+
+    try:
+        return min(settings.episodes, await asyncio.to_thread(ask))
+    except ConfigurationError:
+        raise
+    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"expected a server that tells how many tasks --split {split} has, got {error!r}; leave --split out to "
+            "play seeds"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arena:
+    """Where episodes are played, and by whom.
+
+    Attributes:
+        environment: Its name in records.
+        url: The server's.
+        token: The server's.
+        policy: Who plays.
+        settings: How.
+        alive: Whether the server still runs, as far as that is known.
+    """
+
+    environment: str
+    url: str
+    token: str | None
+    policy: AnyPolicy
+    settings: EvaluationSettings
+    alive: Callable[[], bool]
+
+    async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
+        """Play episodes, in any order, over at most `sessions` sessions.
+
+        Args:
+            episodes: What is to be played.
+            done: Told of each that is over, lost ones included.
+
+        Raises:
+            EvaluationStoppedError: As many in a row are lost as there are sessions.
+            PolicyError: The policy is broken.
+            ClientError: There is no such server, or it lets nobody in.
+        """
+        todo = deque(episodes)
+        schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
+        sessions = min(self.settings.sessions, len(todo))
+        lost = seated = 0
+        left = len(todo)
+        over = asyncio.Event()
+
+        async def work() -> None:
+            nonlocal lost, left, seated
+            player = self._player(schema)
+            try:
+                try:
+                    await player.open()  # before there is an episode to be held up by a full server
+                except CapacityError:
+                    if not seated:
+                        raise
+                    return  # the others play without it
+                seated += 1
+                while todo:
+                    record = await self._until_over(player, todo.popleft())
+                    done(record)
+                    left -= 1
+                    lost = lost + 1 if record.ending in (FAILED_ENVIRONMENT, FAILED_POLICY) else 0
+                    if lost >= sessions and left:
+                        raise EvaluationStoppedError(
+                            f"{lost} episodes in a row were lost, the last one because: {record.reason}"
+                        )
+                    if not left:
+                        over.set()
+            finally:
+                await player.close()
+
+        async def end(group: asyncio.TaskGroup, workers: Sequence[asyncio.Task[None]]) -> None:
+            await over.wait()
+            for worker in workers:  # some may still wait for a session
+                worker.cancel()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                workers = [group.create_task(work()) for _ in range(sessions)]
+                group.create_task(end(group, workers))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    def _player(self, schema: Json) -> "ActionPlayer | ChatPlayer":
+        if hasattr(self.policy, "close"):
+            return ChatPlayer(self, cast(ChatModel, self.policy))
+        return ActionPlayer(self, self.policy, schema)
+
+    async def _until_over(
+        self, player: "ActionPlayer | ChatPlayer", episode: PlannedEpisode
+    ) -> EpisodeRecord:
+        """Play an episode, again where it fails by no fault of the policy's."""
+        loop = asyncio.get_running_loop()
+        deadline, pause, attempt = loop.time() + self.settings.patience_s, FIRST_PAUSE_S, 0
+        while True:
+            record = player.record(episode)
+            absent = False
+            try:
+                await player.play(episode, record)
+            except (ClientError, PolicyLostError) as error:
+                if isinstance(error, AuthenticationError):
+                    raise
+                absent = isinstance(error, ConnectionFailedError | ConnectionLostError | CapacityError)
+                failed = FAILED_POLICY if isinstance(error, PolicyLostError) else FAILED_ENVIRONMENT
+                record.ending, record.reason = failed, f"{type(error).__name__}: {error}"[:REASON_CHARS]
+                await player.leave()
+            if record.ending not in (FAILED_ENVIRONMENT, FAILED_POLICY):
+                return record
+            record.reward = None
+            attempt += 1
+            if absent and not await asyncio.to_thread(self.alive):
+                raise EvaluationStoppedError(f"the server has ended: {record.reason}")
+            if (
+                record.ending == FAILED_POLICY
+                or loop.time() + pause > deadline
+                or (not absent and attempt >= ATTEMPTS)
+            ):
+                return record
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+class _Player:
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def record(self, episode: PlannedEpisode) -> EpisodeRecord:
+        """Return a record of an episode that has yet to be played."""
+        return EpisodeRecord(
+            environment=self._arena.environment,
+            group=episode.group,
+            sibling=episode.sibling,
+            seed=episode.seed,
+            ending=FAILED_ENVIRONMENT,
+            reward=None,
+        )
+
+    def _end(self, record: EpisodeRecord, result: StepResult[Any]) -> bool:
+        """Take in a result; return whether the episode is over by it."""
+        if (failure := result.infrastructure_error) is not None:
+            record.ending, record.reason = FAILED_ENVIRONMENT, failure[:REASON_CHARS]
+            return True
+        if (unscored := result.unscored) is not None:
+            record.ending, record.reason, record.reward = UNSCORED, unscored[:REASON_CHARS], None
+            return True
+        record.reward = (record.reward or 0.0) + float(result.reward or 0.0)
+        if not math.isfinite(record.reward):
+            record.ending, record.reason, record.reward = UNSCORED, f"a reward of {result.reward}", None
+            return True
+        record.ending = "truncated_environment" if result.truncated else "completed"
+        return bool(result.done)
+
+
+class ActionPlayer(_Player):
+    """A session on which a policy of actions plays."""
+
+    def __init__(self, arena: Arena, policy: ActionPolicy, schema: Json) -> None:
+        super().__init__(arena)
+        self._policy = policy
+        self._schema = schema
+        self._client = GenericEnvClient(
+            arena.url, token=arena.token, message_timeout_s=arena.settings.timeout_s
+        )
+        self.close = self._client.close
+
+    async def open(self) -> None:
+        """Have a session; a server that cannot be reached now is for the first episode to tell of."""
+        with suppress(ConnectionFailedError):
+            await self._client.connect()
+
+    async def leave(self) -> None:
+        """Let go of a session in which something has failed."""
+        with suppress(ClientError):
+            await self._client.disconnect()
+
+    async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
+        """Play an episode. ClientError: it failed, by no fault of the policy's."""
+        result = await self._client.reset(**episode.options)
+        tools: list[Json] = []
+        if is_of_tools(self._schema):
+            listed = (await self._client.step({"type": "list_tools"})).observation.get("tools")
+            tools = [tool for tool in listed or () if isinstance(tool, dict)]
+        settings = self._arena.settings
+        key = f"{settings.seed}/{record.environment}/{episode.seed}/{episode.sibling}"
+        act = self._policy.begin(key, self._schema, tools)
+        while not self._end(record, result):
+            if len(record.turns) == settings.max_turns:
+                record.ending = "truncated_turns"
+                return
+            action = await _ask_action(act, result.observation)
+            record.turns.append(
+                turn_record(
+                    _text_of(result.observation), json.dumps(action, default=str), fresh=not record.turns
+                )
+            )
+            record.tool_calls += "tool_name" in action
+            try:
+                result = await self._client.step(action)
+            except ValidationFailedError as error:
+                record.ending, record.reason = "refused_action", str(error)[:REASON_CHARS]
+                return
+
+
+async def _ask_action(act: Any, observation: Json) -> Json:
+    try:
+        action = act(observation)
+        if inspect.isawaitable(action):
+            action = await action
+    except OpenEnvError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"the policy raised\n{format_traceback(error)}") from error
+    if isinstance(action, BaseModel):
+        return action.model_dump(mode="json")
+    if not isinstance(action, Mapping):
+        raise PolicyError(f"expected the policy to return an action's fields as a dict, got {action!r:.200}")
+    return dict(action)
+
+
+def _text_of(observation: Json) -> str:
+    text = observation.get("text")
+    return text if isinstance(text, str) else json.dumps(observation, ensure_ascii=False, default=str)
+
+
+class ChatPlayer(_Player):
+    """A session on which a model plays, by calls of tools and in text."""
+
+    def __init__(self, arena: Arena, model: ChatModel) -> None:
+        super().__init__(arena)
+        self._model = model
+        self._episode = self._fresh()
+
+    def _fresh(self) -> TextEpisode:
+        timeout_s = self._arena.settings.timeout_s
+        return TextEpisode(
+            self._arena.url, token=self._arena.token, step_timeout_s=timeout_s, reset_timeout_s=timeout_s
+        )
+
+    async def open(self) -> None:
+        """See `ActionPlayer.open`."""
+        with suppress(ConnectionFailedError):
+            await self._episode.open()
+            await self._episode.connect()
+
+    async def leave(self) -> None:
+        """See `ActionPlayer.leave`."""
+        with suppress(ClientError):
+            await self._episode.close()
+        self._episode = self._fresh()
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._episode.close()
+
+    async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
+        """See `ActionPlayer.play`. PolicyLostError: the model did not answer."""
+        settings, game = self._arena.settings, self._episode
+        observation = await game.reset(**episode.options)
+        in_text = settings.mode == "text"
+        system = "\n\n".join(filter(None, [settings.system, game.instructions if in_text else None]))
+        told: list[Json] = [{"role": "system", "content": system}] if system else []
+        told.append({"role": "user", "content": observation})
+        chat = self._model.begin(told, [] if in_text else game.tools, settings.seed + episode.sibling)
+        record.ending = "completed"
+        while not game.over:
+            if len(record.turns) == settings.max_turns:
+                record.ending = "truncated_turns"
+                break
+            answer = await chat.answer()
+            if answer is None:
+                record.ending = "truncated_length"
+                break
+            shown = "\n\n".join(f"[{one['role']}] {one['content']}" for one in told)
+            record.turns.append(turn_record(shown, answer.shown, fresh=not record.turns))
+            told = []
+            for call in answer.calls:
+                record.tool_calls += 1
+                if isinstance(call.arguments, dict):
+                    said = await game.call(call.name, call.arguments)
+                else:
+                    said = f"error: the arguments are no JSON object: {call.arguments[:200]}"
+                told.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said})
+            if not answer.calls:
+                told.append({"role": "user", "content": await game.answer(answer.text)})
+            chat.tell(told)
+        if game.failure is not None:
+            record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
+            await self.leave()
+            return
+        if game.truncated:
+            record.ending = "truncated_environment"
+        record.reward = game.reward
+        if record.reward is None or not math.isfinite(record.reward):
+            record.ending, record.reward, record.reason = (
+                UNSCORED,
+                None,
+                game.unscored or "it has no finite reward",
+            )

@@ -1,0 +1,362 @@
+"""Who plays: random actions, a Python callable, a model behind the OpenAI protocol, a checkpoint."""
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from openenv_core.checker.drawing import Sampler
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
+from openenv_core.evaluation.records import EvaluationSettings
+from openenv_core.tools.specs import is_of_tools
+
+Json: TypeAlias = dict[str, Any]
+
+RANDOM: Final = "random"
+GROUP: Final = "ropewalk.evaluation"
+"""Entry points of packages above this one: `checkpoint` makes a `ChatModel` of a folder, `config` plays a run's."""
+
+MAX_ANSWER_BYTES: Final = 16 << 20
+
+
+class PolicyError(OpenEnvError):
+    """The policy itself is broken, or does not answer; the message says how. It is no episode's fault."""
+
+
+class PolicyLostError(OpenEnvError):
+    """The policy did not answer in time: one episode is lost by that, and may be played again."""
+
+
+Act: TypeAlias = Callable[[Json], Any]
+"""Given an observation's fields, returns an action's: a mapping or a model, or an awaitable of one."""
+
+
+class ActionPolicy(Protocol):
+    """Answers observations with actions."""
+
+    def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
+        """Begin an episode.
+
+        Args:
+            key: What its random numbers come from.
+            schema: Of actions, as the server has it.
+            tools: Of an environment of tools.
+        """
+
+
+class RandomPolicy:
+    """Draws actions from the environment's schema, or calls of its tools with arguments from theirs."""
+
+    def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
+        """See `ActionPolicy.begin`."""
+        source = random.Random(key)
+        if not is_of_tools(schema):
+            sampler = Sampler(schema, source)
+            return lambda observation: sampler.draw()
+        if not tools:
+            raise PolicyError("expected an environment of tools to list some for a random policy, got none")
+        samplers = {
+            str(tool["name"]): Sampler(tool.get("input_schema") or tool.get("inputSchema") or {}, source)
+            for tool in tools
+        }
+
+        def act(observation: Json) -> Json:
+            name = source.choice(list(samplers))
+            return {"type": "call_tool", "tool_name": name, "arguments": samplers[name].draw()}
+
+        return act
+
+
+@dataclass(frozen=True, slots=True)
+class CallablePolicy:
+    """A callable that is given observations; of a class, an object for each episode."""
+
+    found: Callable[..., Any]
+
+    def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
+        """See `ActionPolicy.begin`."""
+        return self.found() if isinstance(self.found, type) else self.found
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCall:
+    """A call that a model has asked for; `arguments` is the text of what is no JSON object."""
+
+    id: str
+    name: str
+    arguments: Json | str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """What a model has answered: its text, its calls, and both as they are shown to a reader."""
+
+    text: str
+    calls: tuple[RequestedCall, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """All of it as text."""
+        calls = (
+            f"<tool_call>{json.dumps({'name': one.name, 'arguments': one.arguments}, ensure_ascii=False)}</tool_call>"
+            for one in self.calls
+        )
+        return "\n".join(filter(None, [self.text, *calls]))
+
+
+class Chat(Protocol):
+    """One episode's conversation with a model."""
+
+    async def answer(self) -> ChatAnswer | None:
+        """Return the next answer; None where there is no room for one in the context.
+
+        Raises:
+            PolicyLostError: There was none in time.
+        """
+
+    def tell(self, messages: Sequence[Json]) -> None:
+        """Go on with what the answer led to, as messages of the roles `tool` and `user`."""
+
+
+class ChatModel(Protocol):
+    """Answers chats."""
+
+    def begin(self, messages: Sequence[Json], tools: Sequence[Json], seed: int) -> Chat:
+        """Begin a conversation.
+
+        Args:
+            messages: What it begins with.
+            tools: Function schemas in OpenAI's form; none where calls are written as text.
+            seed: What the model's random numbers come from, where it samples.
+        """
+
+    async def close(self) -> None:
+        """End what was started for it."""
+
+
+AnyPolicy: TypeAlias = ActionPolicy | ChatModel
+
+
+def is_url(policy: str) -> bool:
+    """Whether a policy is a server's URL."""
+    return policy.startswith(("http://", "https://"))
+
+
+@asynccontextmanager
+async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
+    """Make the policy that is named, and end it behind the block.
+
+    Raises:
+        ConfigurationError: It cannot be found, or made.
+    """
+    if settings.policy == RANDOM:
+        yield RandomPolicy()
+    elif is_url(settings.policy):
+        model = EndpointModel(settings)
+        try:
+            await model.start()
+            yield model
+        finally:
+            await model.close()
+    elif _is_folder(settings.policy):
+        checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
+        try:
+            yield checkpoint
+        finally:
+            await checkpoint.close()
+    else:
+        yield CallablePolicy(_import_callable(settings.policy))
+
+
+def _is_folder(policy: str) -> bool:
+    return Path(policy).expanduser().is_dir()
+
+
+def load_provided(name: str, what: str) -> Any:
+    """Return what a package above this one offers to evaluations. ConfigurationError: none does."""
+    point = next(iter(entry_points(group=GROUP, name=name)), None)
+    with installed_with("rl", what):
+        if point is None:
+            raise ImportError(f"no package offers the entry point {GROUP}:{name}")
+        return point.load()
+
+
+def _import_callable(text: str) -> Callable[..., Any]:
+    module, colon, attribute = text.rpartition(":" if ":" in text else ".")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise ConfigurationError(
+            f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
+            f"{text!r}"
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"cannot import the policy {text!r}: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"expected {text!r} to be callable, got {type(found).__name__}")
+    return found  # type: ignore[no-any-return]  # it is one
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str | Json = ""
+
+
+class _ToolCall(BaseModel):
+    id: str = ""
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _ChatChoice(BaseModel):
+    message: _Message
+
+
+class _ChatResponse(BaseModel):
+    choices: list[_ChatChoice]
+
+
+class EndpointModel:
+    """A model behind a server of the OpenAI chat protocol.
+
+    Args:
+        settings: Say where, which, and how it is asked.
+
+    Raises:
+        ConfigurationError: There is no key.
+    """
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        self.settings = settings
+        self.model = settings.model
+        self._http = EndpointClient(
+            settings.policy.rstrip("/"),
+            settings.key_variable,
+            connections=settings.sessions,
+            longest=MAX_ANSWER_BYTES,
+        )
+
+    async def start(self) -> None:
+        """See which models there are. ConfigurationError: not the one that is asked for."""
+        listed = await self.request("GET", "/models")
+        names = [str(one.get("id")) for one in listed.get("data", []) if isinstance(one, Mapping)]
+        if self.model is None and len(names) == 1:
+            self.model = names[0]
+        if self.model not in names:
+            told = ", ".join(map(plain, sorted(names)[:10])) or "none"
+            raise ConfigurationError(
+                f"expected --model as one of {told}, which {self.settings.policy} serves, got {self.model!r}"
+            )
+
+    async def request(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Ask the server, until it answers or the time is up."""
+        limit_s = self.settings.policy_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                content = await self._http.request(method, path, body)
+        except TimeoutError:
+            raise PolicyLostError(
+                f"expected an answer of {self.settings.policy} within {limit_s:g} s; last there was "
+                f"{self._http.trouble}"
+            ) from None
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise PolicyError(
+                f"expected JSON of {self.settings.policy}{path}, got {plain(repr(content[:200]))}"
+            )
+        return found
+
+    def begin(self, messages: Sequence[Json], tools: Sequence[Json], seed: int) -> "EndpointChat":
+        """See `ChatModel.begin`."""
+        return EndpointChat(self, list(messages), list(tools), seed)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+class EndpointChat:
+    """See `Chat`."""
+
+    def __init__(self, model: EndpointModel, messages: list[Json], tools: list[Json], seed: int) -> None:
+        self._model = model
+        self._messages = messages
+        self._tools = tools
+        self._seed = seed
+        self._answers = 0
+
+    async def answer(self) -> ChatAnswer | None:
+        """See `Chat.answer`."""
+        settings = self._model.settings
+        body: Json = {
+            "model": self._model.model,
+            "messages": self._messages,
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
+            **({"seed": self._seed + self._answers} if settings.temperature > 0 else {}),
+            **({"tools": self._tools} if self._tools else {}),
+        }
+        try:
+            found = await self._model.request("POST", "/chat/completions", body)
+        except RequestRefusedError as error:
+            if self._answers:  # the chat has grown beyond the context
+                return None
+            raise PolicyError(
+                f"{settings.policy} refuses the first request of an episode: {error}; --mode text does without tools"
+            ) from error
+        try:
+            message = _ChatResponse.model_validate(found).choices[0].message
+        except (ValidationError, IndexError) as error:
+            raise PolicyError(
+                f"expected an answer of the OpenAI chat protocol, got {plain(repr(found))}"
+            ) from error
+        self._answers += 1
+        calls = tuple(
+            RequestedCall(one.id or f"call_{number}", one.function.name, _arguments(one.function.arguments))
+            for number, one in enumerate(message.tool_calls or ())
+        )
+        self._messages.append(
+            {"role": "assistant", "content": message.content or ""}
+            | ({"tool_calls": [_call_as_json(call) for call in calls]} if calls else {})
+        )
+        return ChatAnswer(message.content or "", calls)
+
+    def tell(self, messages: Sequence[Json]) -> None:
+        """See `Chat.tell`."""
+        self._messages += messages
+
+
+def _arguments(text: str | Json) -> Json | str:
+    if isinstance(text, dict):
+        return text
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def _call_as_json(call: RequestedCall) -> Json:
+    arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -1,0 +1,316 @@
+"""What an evaluation leaves in its folder: its settings, a line for each episode, the figures."""
+
+import contextlib
+import fcntl
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal, Self, TextIO, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from openenv_core.errors import ConfigurationError, describe_faults
+from openenv_core.evaluation.statistics import figures, paired_figures
+
+SETTINGS_FILE: Final = "settings.json"
+RECORDS_FILE: Final = "rollouts/000001.jsonl"
+"""Where `ropewalk rollouts` looks for what it shows."""
+FIGURES_FILE: Final = "evaluation.json"
+
+MAX_TEXT_CHARS: Final = 60_000
+"""Of one text; of a longer one the middle is left out."""
+
+FAILED_ENVIRONMENT: Final = "failed_environment"
+FAILED_POLICY: Final = "failed_policy"
+UNSCORED: Final = "failed_reward"
+LOST: Final = frozenset({FAILED_ENVIRONMENT, FAILED_POLICY})
+"""Endings of episodes that are played again when the evaluation is resumed."""
+
+
+class EvaluationSettings(BaseModel):
+    """What is evaluated, and how; `ropewalk eval --help` says what each is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    environments: tuple[str, ...]
+    policy: str
+    model: str | None = None
+    mode: Literal["tools", "text"] = "tools"
+    system: str | None = None
+    temperature: float = 0.0
+    max_tokens: PositiveInt = 1024
+    key_variable: str | None = None
+    policy_timeout_s: PositiveFloat = 600.0
+    episodes: PositiveInt = 100
+    seed: NonNegativeInt = 0
+    split: str | None = None
+    repetitions: PositiveInt = 1
+    reset: dict[str, Any] = {}
+    max_turns: PositiveInt = 64
+    success: float | None = None
+    sessions: PositiveInt = 64
+    timeout_s: PositiveFloat = 60.0
+    patience_s: PositiveFloat = 60.0
+
+
+class EpisodeRecord(BaseModel):
+    """One episode: a line of the records, which `ropewalk rollouts` shows.
+
+    Attributes:
+        environment: Its name.
+        group: The task's number in the evaluation.
+        sibling: The task's repetition.
+        seed: Of the reset; of a task of a split its index.
+        ending: Why it ended, by the words of `rl_bridge.types.Ending`.
+        reward: What it earned; None where nobody can say.
+        reason: Why it has no reward, or what the environment refused.
+        tool_calls: How many tools were called.
+        turns: What the policy was shown, as `context`, and its `answer`, one after the other.
+        iteration, version, advantage: What records of training have, which stand for nothing here.
+    """
+
+    environment: str
+    group: int
+    sibling: int
+    seed: int
+    ending: str
+    reward: float | None
+    reason: str | None = None
+    tool_calls: int = 0
+    turns: list[dict[str, Any]] = []
+    iteration: int = 1
+    version: int = 0
+    advantage: float | None = None
+
+
+def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
+    """Return a turn as records have it: of a long text without its middle."""
+    left_out = None
+    if len(context) > MAX_TEXT_CHARS:
+        half = MAX_TEXT_CHARS // 2
+        left_out = {"at": half, "characters": len(context) - 2 * half}
+        context = context[:half] + context[-half:]
+    return {"fresh": fresh, "context": context, "left_out": left_out, "answer": answer[:MAX_TEXT_CHARS]}
+
+
+class EvaluationFolder:
+    """The folder of an evaluation, which one process writes to at a time.
+
+    Args:
+        path: Where.
+
+    Attributes:
+        records: The last of each episode, by (environment, task, repetition).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[tuple[str, int, int], EpisodeRecord] = {}
+        self._file: Any = None
+
+    @classmethod
+    def begin(cls, path: Path, settings: EvaluationSettings) -> Self:
+        """Make the folder. ConfigurationError: there is something already, or it cannot be made."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigurationError(
+                f"expected a new folder for the evaluation, {str(path)!r} is there already; choose another by --out, "
+                f"or go on with it by --resume {path}"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / SETTINGS_FILE).write_text(settings.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to {str(path)!r}: {error.strerror}") from error
+        return cls(path)
+
+    def settings(self) -> EvaluationSettings:
+        """Return what is evaluated here. ConfigurationError: it is no evaluation's folder."""
+        try:
+            return EvaluationSettings.model_validate_json((self.path / SETTINGS_FILE).read_bytes())
+        except OSError as error:
+            raise ConfigurationError(
+                f"expected an evaluation's folder with {SETTINGS_FILE}, got {str(self.path)!r}: {error.strerror}"
+            ) from error
+        except ValidationError as error:
+            raise ConfigurationError(
+                f"cannot read {str(self.path / SETTINGS_FILE)!r}: {describe_faults(error, 'settings')}"
+            ) from None
+
+    def read(self) -> Self:
+        """Read the records; a last line that was cut off is passed over."""
+        with contextlib.suppress(FileNotFoundError), (self.path / RECORDS_FILE).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self._note(EpisodeRecord.model_validate_json(line))
+                except ValidationError as error:
+                    raise ConfigurationError(
+                        f"cannot read line {number} of {str(self.path / RECORDS_FILE)!r}: "
+                        f"{describe_faults(error, 'record')}"
+                    ) from None
+        return self
+
+    def __enter__(self) -> Self:
+        try:
+            (self.path / RECORDS_FILE).parent.mkdir(exist_ok=True)
+            file = (self.path / RECORDS_FILE).open("ab+", buffering=0)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to {str(self.path)!r}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
+        self._file = file
+        self.read()
+        file.seek(0)
+        whole = file.read().rpartition(b"\n")
+        file.truncate(len(whole[0]) + len(whole[1]))  # without a line that a kill has cut off
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, record: EpisodeRecord) -> None:
+        """Append a record."""
+        self._file.write(record.model_dump_json().encode(errors="replace") + b"\n")
+        self._note(record)
+
+    def _note(self, record: EpisodeRecord) -> None:
+        record.turns = []  # they are in the file, and can be many
+        self.records[record.environment, record.group, record.sibling] = record
+
+    def finish(self, report: Mapping[str, Any]) -> None:
+        """Write the figures."""
+        (self.path / FIGURES_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+Rewards: TypeAlias = dict[tuple[str, int], list[float]]
+"""Of the scored episodes of each task: by the environment, and the seed or index."""
+
+
+def rewards_by_task(records: Iterable[EpisodeRecord]) -> Rewards:
+    """Return the rewards of each task's scored episodes."""
+    found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for record in records:
+        if record.reward is not None:
+            found[record.environment, record.seed].append(record.reward)
+    return dict(found)
+
+
+def summarize(
+    records: Sequence[EpisodeRecord], *, success: float | None = None, repetitions: int = 1
+) -> dict[str, Any]:
+    """Return what some episodes come to: see `statistics.figures`, and how many have no reward.
+
+    Returns:
+        The figures; `endings` of the scored episodes; how many were `dropped`, lost to failures that are not the
+        policy's, and `unscored`, played to an end that nobody can judge; and the `last_absence`, why.
+    """
+    rewards = rewards_by_task(records)
+    absent = [record for record in records if record.reward is None]
+    unscored = sum(record.ending == UNSCORED for record in absent)
+    return {
+        **figures(rewards, success=success, repetitions=repetitions),
+        "endings": dict(sorted(Counter(one.ending for one in records if one.reward is not None).items())),
+        "dropped": len(absent) - unscored,
+        "unscored": unscored,
+        "last_absence": absent[-1].reason if absent else None,
+    }
+
+
+def describe_missing(summary: dict[str, Any]) -> str:
+    """Return what is said of the episodes that have no reward."""
+    return (
+        f"{summary['dropped'] + summary['unscored']} episodes are no part of the mean, {summary['dropped']} dropped "
+        f"and {summary['unscored']} unscored, the last one because: {summary['last_absence']}"
+    )
+
+
+def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict[str, Any]]:
+    """Return `paired_figures` of two evaluations by environment, and each task's difference.
+
+    Raises:
+        ConfigurationError: They have no environment in common.
+    """
+    _require_same_tasks(first, second)
+    one, two = (rewards_by_task(folder.read().records.values()) for folder in (first, second))
+    names = [list(dict.fromkeys(environment for environment, _ in of)) for of in (one, two)]
+    found = {}
+    for name in [name for name in names[0] if name in names[1]]:
+        a, b = ({task: of[where, task] for where, task in sorted(of) if where == name} for of in (one, two))
+        tasks = {str(task): [fmean(a[task]), fmean(b[task])] for task in a if task in b}
+        found[name] = {**paired_figures(a, b), "by_task": tasks}
+    if not found:
+        told = [", ".join(one) or "none" for one in names]
+        raise ConfigurationError(
+            f"expected two evaluations with rewards in an environment in common, got {told[0]} in {first.path} and "
+            f"{told[1]} in {second.path}"
+        )
+    return found
+
+
+def _require_same_tasks(*folders: EvaluationFolder) -> None:
+    """Refuse where seeds stand for other tasks. Those of a training run's file have no settings to look at."""
+    if all((folder.path / SETTINGS_FILE).exists() for folder in folders):
+        first, second = (folder.settings() for folder in folders)
+        if (first.split, first.reset) != (second.split, second.reset):
+            raise ConfigurationError(
+                f"expected two evaluations of the same tasks, got split {first.split} with reset {first.reset} and "
+                f"split {second.split} with reset {second.reset}"
+            )
+
+
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table's lines: the first column to the left, the others to the right."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *rest in lines:
+        cells = [
+            first.ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)),
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+class ProgressBar:
+    """A bar on a terminal; elsewhere a line for every tenth of the way.
+
+    Args:
+        title: What it is about.
+        total: How many there are, at least 1.
+        sink: Where it is drawn; standard error by default.
+    """
+
+    WIDTH: Final = 30
+
+    def __init__(self, title: str, total: int, sink: TextIO | None = None) -> None:
+        self._title = title
+        self._total = total
+        self._sink = sink or sys.stderr
+        self._drawn = -1
+
+    def update(self, done: int) -> None:
+        """Say how many are done."""
+        live = self._sink.isatty()
+        part = done * (100 if live else 10) // self._total
+        if part <= self._drawn or (part == 0 and not live):
+            return
+        self._drawn = part
+        told = f"{self._title}: {done:,} of {self._total:,}"
+        if live:
+            full = "#" * (done * self.WIDTH // self._total)
+            told = f"\r{self._title} [{full:<{self.WIDTH}}] {done:,}/{self._total:,}"
+        self._sink.write(told if live else f"{told}\n")
+        self._sink.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn >= 0 and self._sink.isatty():
+            self._sink.write("\n")

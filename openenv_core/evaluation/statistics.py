@@ -1,0 +1,153 @@
+"""What rewards come to: means, shares and differences, and how sure one can be of them."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+TABLE: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t, two-sided at 95%, for 1 to 30 degrees of freedom."""
+NORMAL: Final = 1.959964
+Z95: Final = 1.96
+"""The same, as textbooks round it and as the reported intervals of shares were made."""
+
+
+def student_95(degrees: int) -> float:
+    """How many standard errors a mean's 95% interval reaches to each side, by Student's distribution (1908).
+
+    Beyond the table by the expansion in 1 / degrees (Abramowitz and Stegun, 26.7.5), which is within 1e-4 there.
+    """
+    if degrees <= len(TABLE):
+        return TABLE[degrees - 1]
+    z = NORMAL
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% interval of the mean of values that are drawn independently.
+
+    None with fewer than two values, and where all are the same: from no spread it would be without width, as if nothing
+    were uncertain any more.
+    """
+    if len(set(values)) < 2:
+        return None
+    mean = statistics.fmean(values)
+    half = student_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% interval of a share, by Wilson's score (1927), which holds near 0 and 1 too."""
+    share = successes / trials
+    centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
+    margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
+    return max(0.0, centre - margin), min(1.0, centre + margin)
+
+
+def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95% interval of the mean of one value a task.
+
+    Wilson's where all are 0 or 1, Student's otherwise. Repetitions of a task are not independent of each other, so a
+    task is one value, the mean of its repetitions: for as many repetitions of each task that is the clustered standard
+    error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
+    """
+    if values and set(values) <= {0.0, 1.0}:
+        return wilson_interval(round(sum(values)), len(values))
+    return mean_interval(values)
+
+
+def pass_at_k(count: int, successes: int, k: int) -> float:
+    """The probability that at least one of k attempts at a task succeeds, estimated without bias from more of them.
+
+    1 - C(n - c, k) / C(n, k), by Chen et al., "Evaluating Large Language Models Trained on Code" (2021), equation 1.
+
+    Args:
+        count: Attempts that were scored (n), at least k.
+        successes: How many of them succeeded (c).
+        k: At most `count`.
+    """
+    return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
+
+
+def figures(
+    rewards: Mapping[Any, Sequence[float]], *, success: float | None = None, repetitions: int = 1
+) -> dict[str, Any]:
+    """What scored episodes come to; those without a reward are no part of any figure.
+
+    Args:
+        rewards: Of each task, one a repetition that was scored.
+        success: An episode with this reward, or more, is a success; None: with any above 0.
+        repetitions: How many of each task were to be played.
+
+    Returns:
+        `episodes`, `mean_reward` and its `ci95`; `win_rate`, the share of successes (pass@1), and its `win_ci95`; where
+        tasks are repeated `pass_at`, by k above 1: [estimate, interval, tasks that were scored so often].
+    """
+    scored = {task: list(values) for task, values in rewards.items() if values}
+    wins = {task: [is_success(value, success) for value in values] for task, values in scored.items()}
+    return {
+        "episodes": sum(map(len, scored.values())),
+        **_estimate("mean_reward", "ci95", scored),
+        **_estimate("win_rate", "win_ci95", wins),
+        **({"pass_at": _pass_at(wins, repetitions)} if repetitions > 1 else {}),
+    }
+
+
+def is_success(reward: float, success: float | None) -> bool:
+    """Whether a reward is a success's."""
+    return reward > 0.0 if success is None else reward >= success
+
+
+def _estimate(name: str, interval: str, values: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
+    groups = [[float(value) for value in one] for one in values.values()]
+    # Of one task alone the repetitions are all that varies.
+    means = groups[0] if len(groups) == 1 else [statistics.fmean(one) for one in groups]
+    found = interval_of_tasks(means)
+    return {
+        name: statistics.fmean(means) if means else None,
+        interval: None if found is None else list(found),
+    }
+
+
+def _pass_at(wins: Mapping[Any, Sequence[bool]], repetitions: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for k in sorted({repetitions} | {2**power for power in range(1, repetitions.bit_length())}):
+        values = [pass_at_k(len(one), sum(one), k) for one in wins.values() if len(one) >= k]
+        interval = interval_of_tasks(values) if len(values) > 1 else None
+        estimate = statistics.fmean(values) if values else None
+        found[str(k)] = [estimate, None if interval is None else list(interval), len(values)]
+    return found
+
+
+def paired_figures(
+    first: Mapping[Any, Sequence[float]], second: Mapping[Any, Sequence[float]]
+) -> dict[str, Any]:
+    """How much better a second policy did than a first one at the tasks that both have a reward of.
+
+    The interval is Student's of the differences task by task (Miller 2024, section 3.2): what a task's difficulty adds
+    to both cancels out.
+
+    Returns:
+        `tasks`, how many both have; `unpaired`, how many only one has; both means over the common ones; `difference`,
+        second less first, and its `ci95`; and on how many tasks the second was `better`, `equal` and `worse`.
+    """
+    common = [task for task in first if first[task] and second.get(task)]
+    one, two = ([statistics.fmean(of[task]) for task in common] for of in (first, second))
+    differences = [after - before for before, after in zip(one, two, strict=True)]
+    interval = mean_interval(differences)
+    every = {task for of in (first, second) for task in of if of[task]}
+    return {
+        "tasks": len(common),
+        "unpaired": len(every) - len(common),
+        "first_mean": statistics.fmean(one) if one else None,
+        "second_mean": statistics.fmean(two) if two else None,
+        "difference": statistics.fmean(differences) if differences else None,
+        "ci95": None if interval is None else list(interval),
+        "better": sum(value > 0 for value in differences),
+        "equal": sum(value == 0 for value in differences),
+        "worse": sum(value < 0 for value in differences),
+    }

@@ -1,0 +1,368 @@
+"""Clients of language models, for judges and for drivers of agents, by the released names.
+
+    client = OpenAIClient("http://localhost", 8000, model="Qwen/Qwen3-4B")
+    text = await client.complete("What is 2 + 2?")
+
+`OpenAIClient` is for every server of OpenAI's chat completions, vLLM and Ollama among them, and needs no package beside
+httpx; `AnthropicClient` stands on the package `anthropic`.
+"""
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+import httpx
+
+from openenv_core.errors import LLMError
+from openenv_core.tools.specs import openai_tools
+
+REQUEST_TIMEOUT_S: Final = 600.0
+"""Of one answer. Who cannot wait so long has a limit around it, as `LLMJudge` has."""
+
+ATTEMPTS: Final = 3
+"""At a server that is busy, fails, or is not there."""
+RETRY_DELAY_S: Final = 0.5
+"""Before the second attempt; doubles with each further one."""
+
+FIXED_SAMPLING_MODELS: Final = ("gpt-5-mini", "o1", "o3", "o4-mini")
+"""How models of OpenAI's begin that take no temperature, and `max_completion_tokens` for `max_tokens`."""
+
+
+@dataclass
+class ToolCall:
+    """A call of a tool in an answer."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+@dataclass
+class LLMResponse:
+    """An answer: its text, and the tools that it calls."""
+
+    content: str
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def to_message_dict(self) -> dict[str, Any]:
+        """Return it as a message of OpenAI's chat format."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.args)},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class LLMClient(ABC):
+    """A language model behind a server.
+
+    Args:
+        endpoint: The server, as `http://localhost`.
+        port: Where it listens.
+    """
+
+    def __init__(self, endpoint: str, port: int) -> None:
+        self.endpoint = endpoint
+        self.port = port
+
+    @property
+    def base_url(self) -> str:
+        """The server's URL."""
+        return f"{self.endpoint}:{self.port}"
+
+    @abstractmethod
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the answer to a prompt; `temperature` and `max_tokens` may be given."""
+
+    async def complete_with_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
+    ) -> LLMResponse:
+        """Return the answer to a chat of a model that may call tools.
+
+        Args:
+            messages: In OpenAI's chat format.
+            tools: As MCP lists them.
+            kwargs: As `complete` takes them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} calls no tools")
+
+
+class _HostedClient(LLMClient):
+    """What the two below share.
+
+    Args:
+        endpoint: The server.
+        port: Where it listens.
+        model: The name of the model there.
+        api_key: The server's key, where it wants one.
+        system_prompt: Before every prompt.
+        temperature: Of sampling.
+        max_tokens: Of an answer.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        port: int,
+        model: str,
+        api_key: str | None = None,
+        system_prompt: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int = 256,
+    ) -> None:
+        super().__init__(endpoint, port)
+        self.model = model
+        self.system_prompt = system_prompt
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self._client = self._connect(api_key or "not-needed")
+
+    @abstractmethod
+    def _connect(self, api_key: str) -> Any:
+        """Return what sends the requests."""
+
+    def _asked(
+        self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        sampling = {name: overrides.get(name, getattr(self, name)) for name in ("temperature", "max_tokens")}
+        return {"model": self.model, "messages": messages, **sampling, **({"tools": tools} if tools else {})}
+
+
+class OpenAIClient(_HostedClient):
+    """A model behind a server of OpenAI's chat completions, `/v1/chat/completions`.
+
+    With `use_max_completion_tokens`, what newer models of OpenAI's want is sent. The other arguments are those of
+    every hosted model: endpoint, port, model, api_key, system_prompt, temperature, max_tokens.
+
+    Raises:
+        LLMError: When asked: there is no answer, or none that can be read.
+    """
+
+    def __init__(self, *args: Any, use_max_completion_tokens: bool = False, **options: Any) -> None:
+        self._fixed_sampling = use_max_completion_tokens
+        super().__init__(*args, **options)
+
+    def _connect(self, api_key: str) -> Any:
+        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=api_key)
+
+    def _asked(
+        self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        asked = super()._asked(messages, overrides, tools)
+        if self._fixed_sampling:
+            del asked["temperature"]
+            asked["max_completion_tokens"] = asked.pop("max_tokens")
+        return asked
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """See `LLMClient.complete`."""
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        asked = self._asked([*system, {"role": "user", "content": prompt}], kwargs)
+        return (await self._message(asked)).content or ""
+
+    async def complete_with_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
+    ) -> LLMResponse:
+        """See `LLMClient.complete_with_tools`."""
+        message = await self._message(self._asked(messages, kwargs, _mcp_tools_to_openai(tools)))
+        calls = getattr(message, "tool_calls", None) or ()
+        try:
+            read = [
+                ToolCall(call.id, call.function.name, json.loads(call.function.arguments)) for call in calls
+            ]
+        except ValueError as error:
+            raise LLMError(f"expected arguments of tools in JSON, got {error}") from error
+        return LLMResponse(message.content or "", read)
+
+    async def _message(self, asked: dict[str, Any]) -> Any:
+        answer = await self._client.chat.completions.create(**asked)
+        try:
+            return answer.choices[0].message
+        except (AttributeError, IndexError, TypeError) as error:
+            raise LLMError(f"expected a chat completion of {self.base_url}, got {answer!s:.200}") from error
+
+
+class AnthropicClient(_HostedClient):
+    """A model behind Anthropic's Messages API.
+
+    Raises:
+        ImportError: The package `anthropic` is not installed.
+    """
+
+    def _connect(self, api_key: str) -> Any:
+        try:
+            from anthropic import AsyncAnthropic
+        except ImportError as error:
+            raise ImportError(
+                "AnthropicClient stands on the package anthropic; pip install anthropic"
+            ) from error
+        return AsyncAnthropic(base_url=self.base_url, api_key=api_key)
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """See `LLMClient.complete`."""
+        messages = [{"role": "user", "content": prompt}]
+        return (await self.complete_with_tools(messages, [], **kwargs)).content
+
+    async def complete_with_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
+    ) -> LLMResponse:
+        """See `LLMClient.complete_with_tools`."""
+        told, chat = _openai_msgs_to_anthropic(messages)
+        system = {"system": said} if (said := told or self.system_prompt) else {}
+        answer = await self._client.messages.create(
+            **self._asked(chat, kwargs, _mcp_tools_to_anthropic(tools)), **system
+        )
+        return LLMResponse(
+            "".join(block.text for block in answer.content if block.type == "text"),
+            [ToolCall(b.id, b.name, dict(b.input)) for b in answer.content if b.type == "tool_use"],
+        )
+
+
+def create_llm_client(
+    provider: str,
+    model: str,
+    api_key: str,
+    *,
+    system_prompt: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int = 4096,
+) -> LLMClient:
+    """Return a client of a model that a company hosts.
+
+    Args:
+        provider: "openai" or "anthropic".
+        model: Its name there.
+        api_key: The account's key.
+        system_prompt: Before every prompt.
+        temperature: Of sampling.
+        max_tokens: Of an answer.
+
+    Raises:
+        ValueError: There is no such provider.
+    """
+    given: dict[str, Any] = {
+        "api_key": api_key,
+        "system_prompt": system_prompt,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+    }
+    match provider.lower():
+        case "openai":
+            fixed = model.startswith(FIXED_SAMPLING_MODELS)
+            return OpenAIClient(
+                "https://api.openai.com", 443, model, use_max_completion_tokens=fixed, **given
+            )
+        case "anthropic":
+            return AnthropicClient("https://api.anthropic.com", 443, model, **given)
+    raise ValueError(f"expected provider to be 'openai' or 'anthropic', got {provider!r}")
+
+
+class AsyncOpenAI:
+    """What `OpenAIClient` uses of the `openai` package's client, which may stand in its place.
+
+    Each request has a connection of its own, so that a client belongs to no event loop and need not be closed.
+    """
+
+    def __init__(self, *, base_url: str, api_key: str) -> None:
+        self._url = f"{base_url}/chat/completions"
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+
+    async def _create(self, **request: Any) -> Any:
+        wrong = f"nothing within {REQUEST_TIMEOUT_S:g} s"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                for attempt in range(ATTEMPTS):
+                    if attempt:
+                        await asyncio.sleep(RETRY_DELAY_S * 2 ** (attempt - 1))
+                    try:
+                        async with httpx.AsyncClient(timeout=None) as client:
+                            reply = await client.post(self._url, headers=self._headers, json=request)
+                    except httpx.TransportError as error:
+                        wrong = f"{type(error).__name__}: {error}"
+                        continue
+                    if reply.is_success:
+                        return _read(reply.text)
+                    wrong = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                    if reply.status_code != httpx.codes.TOO_MANY_REQUESTS and not reply.is_server_error:
+                        break
+        raise LLMError(f"expected an answer of {self._url}, got {wrong}")
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
+    except ValueError as error:
+        raise LLMError(f"expected a chat completion, got {text[:200]!r}") from error
+
+
+def _clean_mcp_schema(schema: Any) -> dict[str, Any]:
+    """Return what models are told of a tool's arguments: one plain object, whatever the schema is made of."""
+    empty: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+    if not isinstance(schema, Mapping):
+        return empty
+    for union in ("oneOf", "anyOf"):
+        options = [one for one in schema.get(union, ()) if isinstance(one, Mapping)]
+        if union in schema:
+            schema = next((one for one in options if one.get("type") == "object"), empty)
+    if "allOf" in schema:
+        parts = [part for part in schema["allOf"] if isinstance(part, Mapping)]
+        schema = {
+            "properties": {name: told for part in parts for name, told in part.get("properties", {}).items()},
+            "required": [name for part in parts for name in part.get("required", ())],
+        }
+    return {**empty, **schema}
+
+
+_mcp_tools_to_openai: Final = openai_tools
+
+
+def _mcp_tools_to_anthropic(mcp_tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": tool["name"],
+            "description": tool.get("description", ""),
+            "input_schema": _clean_mcp_schema(tool.get("inputSchema")),
+        }
+        for tool in mcp_tools
+    ]
+
+
+def _openai_msgs_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """Return what the system messages say, and the others as Anthropic has them: results of tools are the user's."""
+    system: list[str] = []
+    chat: list[dict[str, Any]] = []
+    for message in messages:
+        role, content = message["role"], message.get("content") or ""
+        if role == "system":
+            system.append(content)
+        elif role == "tool":
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
+            if chat and chat[-1]["role"] == "user" and isinstance(chat[-1]["content"], list):
+                chat[-1]["content"].append(block)
+            else:
+                chat.append({"role": "user", "content": [block]})
+        elif calls := message.get("tool_calls"):
+            said = [{"type": "text", "text": content}] if content else []
+            chat.append({"role": role, "content": [*said, *map(_tool_use, calls)]})
+        else:
+            chat.append({"role": role, "content": content})
+    return "\n\n".join(system), chat
+
+
+def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    asked = call["function"]
+    arguments = asked["arguments"]
+    read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {"type": "tool_use", "id": call["id"], "name": asked["name"], "input": read}

@@ -1,0 +1,712 @@
+"""Serves a whole sandbox from inside: commands, files, watched folders, code. One thread, one channel to the host.
+
+A frame is two lengths, a header of JSON, and bytes. The host asks `{"id", "op", ...}` and is answered `{"id", ...}`,
+with `error` and `message` where it is refused; what comes by itself names a `stream`: a command (`p` and its number),
+a context, a watcher. Needs the standard library and `cells.py` alone, so that it runs in containers as well, by their
+own Python. Whoever reads what it sends must believe nothing of it: it shares its user with the code.
+"""
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import pwd
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
+
+FRAME: Final = struct.Struct("!II")
+PIECE: Final = 1 << 16
+"""Bytes of output in one frame."""
+
+WINDOW: Final = 1 << 20
+"""Bytes of one stream that may be on their way to whoever reads it; beyond that its pipes are not read."""
+
+FILE_PIECE: Final = 1 << 20
+MAX_ENTRIES: Final = 4096
+"""Of a listing, and of a watched folder."""
+
+_EVENTS: Final = 32
+"""In one frame, whose header the host takes to a bound."""
+
+WATCH_INTERVAL_S: Final = 0.1
+INTERRUPT_GRACE_S: Final = 1.0
+SHOWN_BYTES: Final = 8 << 20
+ALIAS: Final = "/home/user"
+"""What clients call the home folder, wherever it is."""
+
+_FORMATS: Final = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "text/latex": "latex",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "application/javascript": "javascript",
+}
+_CODES: Final = {
+    errno.ENOENT: "not_found",
+    errno.ESRCH: "not_found",
+    errno.EEXIST: "already_exists",
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.ENOSPC: "resource_exhausted",
+    errno.EDQUOT: "resource_exhausted",
+    errno.EFBIG: "resource_exhausted",
+    errno.EAGAIN: "resource_exhausted",
+    errno.EMFILE: "resource_exhausted",
+}
+_KINDS: Final = {stat.S_IFREG: "FILE", stat.S_IFDIR: "DIRECTORY", stat.S_IFLNK: "SYMLINK"}
+
+
+class _RefusedError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
+    """Read one frame. EOFError: the other side is gone."""
+
+    def exactly(size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = read(min(size - len(parts), FILE_PIECE))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+    head, size = FRAME.unpack(exactly(FRAME.size))
+    return json.loads(exactly(head)), exactly(size)
+
+
+def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
+    """Return the bytes of a frame."""
+    head = json.dumps(header, separators=(",", ":")).encode("utf-8", "replace")
+    return FRAME.pack(len(head), len(blob)) + head + blob
+
+
+class _Pipes:
+    """The output of one command or context, read for as long as whoever reads it keeps up."""
+
+    def __init__(self, agent: "Agent", stream: str, pipes: dict[int, str]) -> None:
+        self._agent, self._stream, self._pipes = agent, stream, pipes
+        self._owed = 0
+        agent.pipes[stream] = self
+        for descriptor in pipes:
+            os.set_blocking(descriptor, False)
+            agent.watch(descriptor, self._read)
+
+    def acknowledge(self, size: int) -> None:
+        """Note that so many bytes have arrived."""
+        before, self._owed = self._owed, max(0, self._owed - size)
+        if before >= WINDOW > self._owed:
+            for descriptor in self._pipes:
+                self._agent.watch(descriptor, self._read)
+
+    def close(self, *, drain: bool = False) -> None:
+        """Read no more; first what is there by now, if that is wanted."""
+        if drain:
+            self.drain()
+        self._agent.pipes.pop(self._stream, None)
+        for descriptor in list(self._pipes):
+            self._drop(descriptor)
+
+    def drain(self) -> None:
+        """Read what is there by now, which is no more than pipes hold."""
+        for descriptor in list(self._pipes):
+            for _ in range(32):
+                if not self._read(descriptor):
+                    break
+
+    def _read(self, descriptor: int) -> bool:
+        try:
+            data = os.read(descriptor, PIECE)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._drop(descriptor)
+            return False
+        self._agent.send({"stream": self._stream, "pipe": self._pipes[descriptor]}, data)
+        self._owed += len(data)
+        if self._owed >= WINDOW:
+            for each in self._pipes:
+                self._agent.forget(each)
+        return True
+
+    def _drop(self, descriptor: int) -> None:
+        self._agent.forget(descriptor)
+        if self._pipes.pop(descriptor) == "data":
+            self._agent.send({"stream": self._stream, "end": 0})
+        os.close(descriptor)
+
+
+class _Feed:
+    """Where bytes go that are read at somebody's leisure: a command's standard input, a connection."""
+
+    def __init__(self, agent: "Agent", descriptor: int) -> None:
+        self._agent, self._descriptor = agent, descriptor
+        self._unread = bytearray()
+        self.closing = False
+        os.set_blocking(descriptor, False)
+
+    def write(self, data: bytes) -> None:
+        if self.closing:
+            raise _RefusedError(
+                "failed_precondition", "expected a standard input that is open, got a closed one"
+            )
+        if len(self._unread) > WINDOW:
+            raise _RefusedError("resource_exhausted", "expected it to read its input, which it does not")
+        self._unread += data
+        self._agent.watch(self._descriptor, self._flush, selectors.EVENT_WRITE)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End it, after what still waits to be read. Idempotent."""
+        self.closing = True
+        if at_once:
+            self._unread.clear()
+        if not self._unread and self._descriptor >= 0:
+            self._agent.forget(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _flush(self, descriptor: int) -> None:
+        try:
+            del self._unread[: os.write(descriptor, self._unread[:PIECE])]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unread.clear()  # nobody reads any more
+        if not self._unread:
+            self._agent.forget(descriptor)
+            if self.closing:
+                self.close()
+
+
+class _Command:
+    """A running command."""
+
+    def __init__(
+        self, agent: "Agent", process: "subprocess.Popen[bytes]", stream: str, config: dict[str, Any]
+    ) -> None:
+        self.process, self.stream, self.config = process, stream, config
+        self._agent = agent
+        outputs = {}
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert pipe is not None
+            outputs[os.dup(pipe.fileno())] = name
+            pipe.close()
+        self.pipes = _Pipes(agent, stream, outputs)
+        self.feed = None if process.stdin is None else _Feed(agent, os.dup(process.stdin.fileno()))
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def end(self, code: int) -> None:
+        self.pipes.close(drain=True)
+        if self.feed is not None:
+            self.feed.close(at_once=True)
+        status = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
+        self._agent.send({"stream": self.stream, "end": max(code, -1), "status": status})
+
+
+class _Context:
+    """An interpreter in a process of its own, which runs cells one after the other."""
+
+    def __init__(self, agent: "Agent", name: str, cwd: str) -> None:
+        self._agent, self._name, self._cwd = agent, name, cwd
+        self._kill_at: float | None = None
+        self._running = False
+        self._begin()
+
+    def run(self, code: str, envs: dict[str, str]) -> None:
+        if self._running:
+            raise _RefusedError("failed_precondition", "something runs in this context already")
+        self._running = True
+        self._control.sendall(pack({"code": code, "envs": envs}))
+
+    def interrupt(self) -> None:
+        if self._running and self._kill_at is None:
+            self._kill_at = time.monotonic() + INTERRUPT_GRACE_S
+            os.kill(self.process, signal.SIGINT)
+
+    def tick(self) -> None:
+        """Kill an interpreter that was interrupted in vain."""
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            os.kill(self.process, signal.SIGKILL)
+
+    def restart(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        self.ended(os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1]))
+
+    def ended(self, code: int) -> None:
+        """Tell whoever waits that its process is gone, and begin anew."""
+        if self._running:
+            self.pipes.drain()
+            value = f"the interpreter has ended ({code}); its variables are gone"
+            line = {"type": "error", "name": "InterpreterLost", "value": value, "traceback": value}
+            self._agent.send({"stream": self._name, "line": True}, json.dumps(line).encode())
+            self._done()
+        self.close()
+        self._begin()
+
+    def close(self) -> None:
+        """Let go of what belongs to its process."""
+        self._agent.forget(self._control.fileno())
+        self._control.close()
+        self.pipes.close()
+
+    def _done(self) -> None:
+        self._running, self._kill_at = False, None
+        self._agent.send({"stream": self._name, "end": 0})
+
+    def _begin(self) -> None:
+        self._control, theirs = socket.socketpair()
+        (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # in a container it is the host's
+                os.dup2(to_stdout, 1)
+                os.dup2(to_stderr, 2)
+                channel = os.dup2(theirs.fileno(), 3) if theirs.fileno() != 3 else 3
+                os.closerange(4, 4096)
+                os.chdir(self._cwd)
+                _interpret(socket.socket(fileno=channel))
+            finally:
+                os._exit(1)
+        theirs.close()
+        os.close(to_stdout)
+        os.close(to_stderr)
+        self.pipes = _Pipes(self._agent, self._name, {stdout: "stdout", stderr: "stderr"})
+        self._agent.watch(self._control.fileno(), self._heard)
+
+    def _heard(self, _: int) -> None:
+        try:
+            header, blob = receive(self._control.recv)
+        except (OSError, EOFError, ValueError):
+            # The code has closed or spoilt the channel: what cannot be asked is of no use.
+            self._agent.forget(self._control.fileno())
+            os.kill(self.process, signal.SIGKILL)
+            return
+        self.pipes.drain()
+        if "end" in header:
+            self._done()
+        else:
+            self._agent.send({"stream": self._name, "line": True}, blob)
+
+
+class _Streamed(ShownBundles):
+    """Bundles that are sent as soon as they are shown."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(SHOWN_BYTES)
+        self._send = send
+
+    def add(self, kind: str, data: dict[str, str]) -> None:
+        super().add(kind, data)
+        while self.bundles:
+            kind, data = self.bundles.pop()
+            known = {_FORMATS[mime]: text for mime, text in data.items() if mime in _FORMATS}
+            extra = {mime: text for mime, text in data.items() if mime not in _FORMATS}
+            more = {"extra": extra} if extra else {}
+            self._send({"type": "result", "is_main_result": kind == "execute_result", **known, **more})
+
+
+def _interpret(control: socket.socket) -> None:
+    """Run cells until the agent is gone."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    running = False
+
+    def interrupted(*_: object) -> None:
+        if running:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    # Line by line, so that what is printed streams, and keeps its place among what programs print.
+    out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
+    sys.stdout, sys.stderr = out, err
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    cells = Cells()
+    cells.install()
+    pid = os.getpid()
+
+    def send(line: dict[str, Any]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it is whatever the code has put there
+                stream.flush()
+        control.sendall(pack({}, json.dumps(line).encode("utf-8", "replace")))
+
+    while True:
+        try:
+            header, _ = receive(control.recv)
+        except (EOFError, OSError):
+            os._exit(0)
+        before = dict(os.environ)
+        os.environ.update(header["envs"])
+        try:
+            running = True
+            cells.run(header["code"], _Streamed(send))
+            running = False
+        except BaseException as error:
+            running = False
+            if not isinstance(error, SystemExit) or error.code:
+                told = describe(error)
+                text = "".join(told["traceback"])
+                send({"type": "error", "name": told["ename"], "value": told["evalue"], "traceback": text})
+        if os.getpid() != pid:
+            os._exit(0)  # the code has forked, and this is not the interpreter
+        for name in header["envs"]:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+        send({"type": "number_of_executions", "execution_count": cells.count})
+        control.sendall(pack({"end": True}))
+
+
+class _Watcher:
+    """A folder that is looked at again and again; nothing else is allowed everywhere."""
+
+    def __init__(self, agent: "Agent", name: str, path: str, recursive: bool) -> None:
+        self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
+        self._seen = self._look()
+
+    def tick(self) -> None:
+        now, before = self._look(), self._seen
+        self._seen = now
+        gone = {before[name][0]: name for name in before.keys() - now.keys()}
+        events = []
+        for name in sorted(now):
+            if name not in before:
+                if (old := gone.pop(now[name][0], None)) is not None:
+                    events.append(("RENAME", old))
+                events.append(("CREATE", name))
+            elif now[name][1] != before[name][1]:
+                events.append(("WRITE", name))
+            elif now[name][2] != before[name][2]:
+                events.append(("CHMOD", name))
+        events += [("REMOVE", name) for name in sorted(gone.values())]
+        for begin in range(0, len(events), _EVENTS):
+            self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
+
+    def _look(self) -> dict[str, tuple[int, tuple[int, int], int]]:
+        found = {}
+        for path, told in _walk(self._path, 64 if self._recursive else 1):
+            changed = (0, 0) if stat.S_ISDIR(told.st_mode) else (told.st_mtime_ns, told.st_size)
+            found[os.path.relpath(path, self._path)] = (told.st_ino, changed, told.st_mode)
+        return found
+
+
+def _walk(path: str, depth: int) -> list[tuple[str, os.stat_result]]:
+    """Return what is below a folder, sorted, so many levels deep; links are not followed."""
+    found: list[tuple[str, os.stat_result]] = []
+    left = [(path, depth)]
+    while left:
+        folder, deeper = left.pop()
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            if folder == path:
+                raise
+            continue
+        for name in names:
+            here = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                told = os.lstat(here)
+                found.append((here, told))
+                if stat.S_ISDIR(told.st_mode) and deeper > 1:
+                    left.append((here, deeper - 1))
+            if len(found) > MAX_ENTRIES:
+                raise _RefusedError(
+                    "resource_exhausted", f"there are more than {MAX_ENTRIES} entries below {path}"
+                )
+    return sorted(found)
+
+
+def _entry(path: str, told: os.stat_result) -> dict[str, Any]:
+    when = datetime.datetime.fromtimestamp(told.st_mtime, datetime.UTC)
+    entry = {
+        "name": os.path.basename(path),
+        "type": f"FILE_TYPE_{_KINDS.get(stat.S_IFMT(told.st_mode), 'UNSPECIFIED')}",
+        "path": path,
+        "size": str(told.st_size),
+        "mode": stat.S_IMODE(told.st_mode),
+        "permissions": stat.filemode(told.st_mode)[1:],
+        "owner": _user(told.st_uid),
+        "group": str(told.st_gid),
+        "modifiedTime": when.isoformat().replace("+00:00", "Z"),
+    }
+    if stat.S_ISLNK(told.st_mode):
+        entry["symlinkTarget"] = os.readlink(path)
+    return entry
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return "user" if uid == os.getuid() else str(uid)
+
+
+class Agent:
+    """Answers the host until it is gone.
+
+    Args:
+        reads: The descriptor that the host's frames come from.
+        writes: The one that ours go to.
+        home: Where relative paths begin, and commands.
+        sessions: Whether commands may have sessions of their own, so that signals reach all of their processes.
+    """
+
+    def __init__(self, reads: int, writes: int, home: str, *, sessions: bool) -> None:
+        self._reads, self._writes, self._home, self._sessions = reads, writes, home, sessions
+        self.pipes: dict[str, _Pipes] = {}
+        self._selector = selectors.DefaultSelector()
+        self._commands: dict[int, _Command] = {}
+        self._contexts: dict[str, _Context] = {}
+        self._watchers: dict[str, _Watcher] = {}
+        self._connections: dict[str, _Feed] = {}
+
+    def serve(self) -> None:
+        """Answer until the host is gone."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        os.set_blocking(self._reads, True)
+        os.set_blocking(self._writes, True)
+        self.watch(woken, lambda descriptor: self._reap(os.read(descriptor, 4096)))
+        self.watch(self._reads, self._serve_one)
+        self.send({"hello": True, "home": self._home, "user": _user(os.getuid())})
+        while True:
+            pending = self._watchers or self._contexts
+            for key, _ in self._selector.select(WATCH_INTERVAL_S if pending else None):
+                if key.fd in self._selector.get_map():  # one before it may have closed it
+                    key.data(key.fd)
+            for context in self._contexts.values():
+                context.tick()
+            for name, watcher in list(self._watchers.items()):
+                try:
+                    watcher.tick()
+                except (OSError, _RefusedError) as error:
+                    del self._watchers[name]
+                    self.send({"stream": name, "end": 1, "status": str(error)})
+
+    def watch(self, descriptor: int, act: Callable[[int], Any], events: int = selectors.EVENT_READ) -> None:
+        """Call something whenever a descriptor is ready."""
+        with contextlib.suppress(KeyError):
+            self._selector.register(descriptor, events, act)
+
+    def forget(self, descriptor: int) -> None:
+        """No longer do so."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(descriptor)
+
+    def send(self, header: dict[str, Any], blob: bytes = b"") -> None:
+        """Send a frame; wait until the host takes it."""
+        left = memoryview(pack(header, blob))
+        while left:
+            left = left[os.write(self._writes, left) :]
+
+    def _reap(self, _: bytes) -> None:
+        for pid, command in list(self._commands.items()):
+            if (code := command.process.poll()) is not None:
+                del self._commands[pid]
+                command.end(code)
+        for context in self._contexts.values():
+            pid, status = os.waitpid(context.process, os.WNOHANG)
+            if pid:
+                context.ended(os.waitstatus_to_exitcode(status))
+
+    def _serve_one(self, _: int) -> None:
+        try:
+            header, blob = receive(lambda size: os.read(self._reads, size))
+        except (EOFError, OSError):
+            os._exit(0)
+        answer: dict[str, Any] = {"id": header.pop("id")}
+        data = b""
+        try:
+            told = getattr(self, f"_op_{header.pop('op')}")(header, blob)
+            if isinstance(told, bytes):
+                data = told
+            elif told is not None:
+                answer.update(told)
+        except _RefusedError as error:
+            answer.update(error=error.code, message=str(error))
+        except OSError as error:
+            text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+            answer.update(error=_CODES.get(error.errno or 0, "invalid_argument"), message=text)
+        except (KeyError, ValueError) as error:  # a NUL in a path, for one
+            answer.update(error="invalid_argument", message=str(error))
+        if answer["id"]:
+            self.send(answer, data)
+
+    def _path(self, path: str) -> str:
+        if path == "~" or path.startswith("~/"):
+            path = self._home + path[1:]
+        elif path == ALIAS or path.startswith(ALIAS + "/"):
+            path = self._home + path[len(ALIAS) :]
+        return os.path.normpath(os.path.join(self._home, path))
+
+    def _op_setup(self, asked: dict[str, Any], _: bytes) -> None:
+        os.environ.update(asked["envs"])
+
+    def _op_start(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        cwd = self._path(asked["cwd"])
+        if not os.path.isdir(cwd):
+            raise _RefusedError("invalid_argument", f"expected a folder to start in, got {cwd!r}")
+        cmd = asked["cmd"]
+        if cmd == "/bin/bash" and not os.path.exists(cmd):
+            cmd = "/bin/sh"
+        process = subprocess.Popen(
+            [cmd, *asked["args"]],
+            cwd=cwd,
+            env={**os.environ, **asked["envs"], "PWD": cwd},
+            stdin=subprocess.PIPE if asked["stdin"] else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=self._sessions,
+        )
+        self._commands[process.pid] = _Command(self, process, asked.pop("stream"), asked)
+        return {"pid": process.pid}
+
+    def _op_commands(self, asked: dict[str, Any], _: bytes) -> bytes:
+        return json.dumps(
+            [{"pid": pid, **command.config} for pid, command in self._commands.items()]
+        ).encode()
+
+    def _op_find(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        return {"name": self._command(asked).stream}
+
+    def _command(self, asked: dict[str, Any]) -> _Command:
+        for pid, command in self._commands.items():
+            if asked.get("pid") == pid or asked.get("stream") == command.stream:
+                return command
+        raise _RefusedError("not_found", f"expected a running process, got {asked.get('pid')}")
+
+    def _op_input(self, asked: dict[str, Any], blob: bytes) -> None:
+        if (feed := self._command(asked).feed) is None:
+            raise _RefusedError("failed_precondition", "expected a command with stdin=True, got one without")
+        feed.write(blob)
+
+    def _op_close_stdin(self, asked: dict[str, Any], _: bytes) -> None:
+        if (feed := self._command(asked).feed) is not None:
+            feed.close()
+
+    def _op_connect(self, asked: dict[str, Any], _: bytes) -> None:
+        connection = socket.create_connection(("127.0.0.1", asked["port"]), timeout=5.0)
+        feed = _Feed(self, os.dup(connection.fileno()))
+        self._connections[asked["stream"]] = feed
+        _Pipes(self, asked["stream"], {connection.detach(): "data"})
+
+    def _op_send(self, asked: dict[str, Any], blob: bytes) -> None:
+        self._connections[asked["stream"]].write(blob)
+
+    def _op_disconnect(self, asked: dict[str, Any], _: bytes) -> None:
+        self._connections.pop(asked["stream"]).close()
+        if (pipes := self.pipes.get(asked["stream"])) is not None:
+            pipes.close()
+
+    def _op_signal(self, asked: dict[str, Any], _: bytes) -> None:
+        command = self._command(asked)
+        (os.killpg if self._sessions else os.kill)(command.process.pid, asked["signal"])
+
+    def _op_acknowledge(self, asked: dict[str, Any], _: bytes) -> None:
+        if (pipes := self.pipes.get(asked["stream"])) is not None:
+            pipes.acknowledge(asked["bytes"])
+
+    def _op_stat(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        path = self._path(asked["path"])
+        return {"entry": _entry(path, os.lstat(path))}
+
+    def _op_list(self, asked: dict[str, Any], _: bytes) -> bytes:
+        path = self._path(asked["path"])
+        return json.dumps([_entry(*each) for each in _walk(path, asked["depth"])]).encode("utf-8", "replace")
+
+    def _op_mkdir(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        path = self._path(asked["path"])
+        if os.path.exists(path):
+            raise _RefusedError(
+                "already_exists" if os.path.isdir(path) else "invalid_argument", f"{path} is there"
+            )
+        os.makedirs(path)
+        return {"entry": _entry(path, os.lstat(path))}
+
+    def _op_move(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        source, path = self._path(asked["source"]), self._path(asked["destination"])
+        os.lstat(source)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.rename(source, path)
+        return {"entry": _entry(path, os.lstat(path))}
+
+    def _op_remove(self, asked: dict[str, Any], _: bytes) -> None:
+        path = self._path(asked["path"])
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)
+
+    def _op_read(self, asked: dict[str, Any], _: bytes) -> bytes:
+        with open(self._file(self._path(asked["path"]), os.O_RDONLY), "rb") as file:
+            file.seek(asked["offset"])
+            return file.read(FILE_PIECE)
+
+    def _op_write(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        path = self._path(asked["path"])
+        begin = asked["offset"] == 0
+        if begin:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(self._file(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if begin else 0)), "wb") as file:
+            file.seek(asked["offset"])
+            file.write(blob)
+        return {"entry": {"name": os.path.basename(path), "type": "file", "path": path}}
+
+    def _file(self, path: str, flags: int) -> int:
+        file = os.open(path, flags | os.O_NONBLOCK, 0o644)  # a pipe would keep us waiting
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise _RefusedError("invalid_argument", f"expected a plain file, got {path!r}")
+        return file
+
+    def _op_watch(self, asked: dict[str, Any], _: bytes) -> None:
+        self._watchers[asked["name"]] = _Watcher(
+            self, asked["name"], self._path(asked["path"]), asked["recursive"]
+        )
+
+    def _op_unwatch(self, asked: dict[str, Any], _: bytes) -> None:
+        self._watchers.pop(asked["name"], None)
+
+    def _op_context(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
+        cwd = self._path(asked["cwd"])
+        os.makedirs(cwd, exist_ok=True)
+        self._contexts[asked["name"]] = _Context(self, asked["name"], cwd)
+        return {"cwd": cwd}
+
+    def _op_run(self, asked: dict[str, Any], _: bytes) -> None:
+        self._contexts[asked["name"]].run(asked["code"], asked["envs"])
+
+    def _op_interrupt(self, asked: dict[str, Any], _: bytes) -> None:
+        self._contexts[asked["name"]].interrupt()
+
+    def _op_restart(self, asked: dict[str, Any], _: bytes) -> None:
+        self._contexts[asked["name"]].restart()
+
+    def _op_drop(self, asked: dict[str, Any], _: bytes) -> None:
+        context = self._contexts.pop(asked["name"])
+        os.kill(context.process, signal.SIGKILL)
+        os.waitpid(context.process, 0)
+        context.close()

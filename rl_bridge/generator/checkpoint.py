@@ -1,0 +1,161 @@
+"""A checkpoint in vLLM's engine, as a policy of `ropewalk eval`."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.evaluation.policies import ChatAnswer, PolicyError, RequestedCall
+from openenv_core.evaluation.records import EvaluationSettings
+from rl_bridge.config import Config
+from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
+from rl_bridge.generator.base import Engine
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
+from rl_bridge.tokens.conversation import Conversation
+from rl_bridge.tokens.tool_calls import CallStyle, UnparsableCall, parse_tool_calls
+from rl_bridge.types import SamplingSettings
+
+MAX_LENGTH = 32_768
+"""Of prompt and answer together, where a checkpoint would take more: its cache has to fit."""
+
+
+class CheckpointModel:
+    """See `openenv_core.evaluation.policies.ChatModel`.
+
+    Args:
+        settings: Say where the checkpoint is, and how it is sampled.
+        engine: Serves it.
+        max_length: Tokens of a prompt and its answer at most.
+    """
+
+    def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
+        self.tokenizer = ChatTokenizer(Path(settings.policy).expanduser())
+        self.engine = engine
+        self.longest_prompt = max_length - settings.max_tokens
+        self.sampling = SamplingSettings(
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_tokens,
+            stop_token_ids=self.tokenizer.stop_token_ids,
+        )
+
+    @classmethod
+    async def open(cls, settings: EvaluationSettings) -> "CheckpointModel":
+        """Start the engine.
+
+        Raises:
+            ConfigurationError: It is no checkpoint, or a package or a setting is missing.
+        """
+        with _of_the_core():
+            engine, longest = await asyncio.to_thread(_engine, settings)
+            try:
+                await asyncio.wrap_future(engine.start())
+                return cls(settings, engine, longest)
+            except BaseException:
+                await asyncio.to_thread(engine.close)
+                raise
+
+    def begin(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], seed: int
+    ) -> "CheckpointChat":
+        """See `ChatModel.begin`."""
+        with _of_the_core():
+            chat = Conversation(self.tokenizer, [_message(one) for one in messages], tools)
+        if tools and self.tokenizer.call_style is None:
+            raise PolicyError(
+                "expected a chat template that tells how calls of tools are written, got one that does not; "
+                "--mode text has them written as text"
+            )
+        return CheckpointChat(self, chat, seed, calls=bool(tools))
+
+    async def close(self) -> None:
+        """End the engine."""
+        await asyncio.to_thread(self.engine.close)
+
+
+class CheckpointChat:
+    """See `openenv_core.evaluation.policies.Chat`. Nothing is tokenized twice."""
+
+    def __init__(self, model: CheckpointModel, chat: Conversation, seed: int, *, calls: bool) -> None:
+        self._model = model
+        self._chat = chat
+        self._seed = seed
+        self._calls = calls
+        self._answer: Sequence[int] = ()
+
+    async def answer(self) -> ChatAnswer | None:
+        """See `Chat.answer`. An answer that is cut off leaves no room either: what it lacks nobody knows."""
+        model, prompt = self._model, self._chat.prompt
+        if len(prompt) > model.longest_prompt:
+            return None
+        seeds = [self._seed] if model.sampling.temperature > 0 else None
+        with _of_the_core():
+            (completion,) = await asyncio.wrap_future(model.engine.generate([prompt], model.sampling, seeds))
+        self._seed += 1
+        if not completion.stopped:
+            return None
+        self._answer = completion.tokens
+        if not self._calls:
+            return ChatAnswer(model.tokenizer.text(completion.tokens))
+        found = parse_tool_calls(
+            model.tokenizer.decode_written(completion.tokens),
+            style=model.tokenizer.call_style or CallStyle.HERMES,
+            repair=False,
+            in_thought=model.tokenizer.opens_thought(prompt),
+        )
+        text = model.tokenizer.text(completion.tokens)
+        if isinstance(found, UnparsableCall):  # `tell` will say what was expected
+            return ChatAnswer(text)
+        calls = tuple(RequestedCall("", call.name, dict(call.arguments)) for call in found)
+        return ChatAnswer(text, calls)
+
+    def tell(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `Chat.tell`."""
+        with _of_the_core():
+            self._chat.go_on(self._answer, [_message(one) for one in messages])
+
+
+def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:
+    """Make an engine of a checkpoint; return it, and the greatest length of what it takes."""
+    folder = Path(settings.policy).expanduser().absolute()
+    try:
+        described = json.loads((folder / "config.json").read_bytes())
+        max_length = min(int(described.get("max_position_embeddings", MAX_LENGTH)), MAX_LENGTH)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"expected a checkpoint in the Hugging Face layout at {str(folder)!r}: {error}"
+        ) from error
+    if settings.max_tokens >= max_length:
+        raise ConfigError(
+            f"expected --max-tokens below {max_length}, which is all that the checkpoint takes, got "
+            f"{settings.max_tokens}"
+        )
+    try:
+        from rl_bridge.generator.replica import make_engine
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(str(error.name)) from error
+    rollout = {
+        "max_length": max_length,
+        "max_new_tokens": settings.max_tokens,
+        "max_num_seqs": min(settings.sessions, 256),
+        "generate_timeout_s": settings.policy_timeout_s,
+    }
+    config = Config.model_validate({"rollout": rollout})
+    return make_engine(config, folder, seed=settings.seed), max_length
+
+
+def _message(message: Mapping[str, Any]) -> ChatMessage:
+    return {key: message[key] for key in ("role", "content", "name") if key in message}  # type: ignore[return-value]
+
+
+@contextmanager
+def _of_the_core() -> Iterator[None]:
+    """Raise the bridge's errors as the core's."""
+    try:
+        yield
+    except (ConfigError, MissingDependencyError) as error:
+        raise ConfigurationError(str(error)) from error
+    except BridgeError as error:
+        raise PolicyError(str(error)) from error

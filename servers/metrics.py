@@ -1,0 +1,359 @@
+"""What a server counts of itself, and `GET /metrics`, which tells it in Prometheus's format (docs/observing.md).
+
+A step costs a few additions to plain numbers in one list. The workers of a fleet copy their lists into a file that all
+of them map, so that any of them answers for all, and a worker that is started again counts on.
+"""
+
+import asyncio
+import mmap
+import os
+import tempfile
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Send
+
+from openenv_core.protocol import errors, jsonrpc
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+METRICS_PATH: Final = "/metrics"
+
+BUCKETS_S: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""Upper bounds of the histogram's buckets, but the last, which has none."""
+
+CODES: Final = (
+    errors.INVALID_JSON,
+    errors.UNKNOWN_TYPE,
+    errors.VALIDATION_ERROR,
+    errors.EXECUTION_ERROR,
+    errors.CAPACITY_REACHED,
+    errors.FACTORY_ERROR,
+    errors.SESSION_ERROR,
+    errors.NOT_EXECUTED,
+    *map(
+        str,
+        (
+            jsonrpc.PARSE_ERROR,
+            jsonrpc.INVALID_REQUEST,
+            jsonrpc.METHOD_NOT_FOUND,
+            jsonrpc.INVALID_PARAMS,
+            jsonrpc.INTERNAL_ERROR,
+            jsonrpc.SERVER_ERROR,
+        ),
+    ),
+    "OTHER",
+)
+"""Of errors that callers are told: codes of frames and of plain HTTP, then those of JSON-RPC."""
+
+CALLS: Final = ("reset", "step", "tool")
+RESET, STEP, TOOL = range(len(CALLS))
+_CALL_SIZE: Final = len(BUCKETS_S) + 4
+SIZE: Final = len(CALLS) * _CALL_SIZE + 5 + len(CODES)
+"""Numbers of one worker."""
+
+PUBLISH_INTERVAL_S: Final = 0.5
+"""Between two copies that a worker makes for the others of its fleet."""
+
+_NUMBER_BYTES: Final = 8
+
+
+class SharedCounts:
+    """The numbers of every worker, in a file that all map; each writes its own row.
+
+    Args:
+        fd: The file.
+        worker: Whose row is this process's.
+        workers: How many there are.
+    """
+
+    def __init__(self, fd: int, worker: int, workers: int) -> None:
+        self._memory = memoryview(mmap.mmap(fd, workers * SIZE * _NUMBER_BYTES)).cast("d")
+        self._worker = worker
+        self._workers = workers
+
+    @staticmethod
+    def create(workers: int) -> int:
+        """Return a descriptor of a new file without a name, of zeros."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(workers * SIZE * _NUMBER_BYTES)
+            return os.dup(file.fileno())
+
+    def own(self) -> list[float]:
+        """Return this worker's row: what the process before it has counted, where that died."""
+        return self._rows()[self._worker]
+
+    def _rows(self) -> list[list[float]]:
+        numbers: list[float] = self._memory.tolist()  # type: ignore[assignment]  # of doubles, whatever the stubs say
+        return [numbers[at : at + SIZE] for at in range(0, self._workers * SIZE, SIZE)]
+
+    def publish(self, values: list[float]) -> list[list[float]]:
+        """Write this worker's row; return those of all."""
+        at = self._worker * SIZE
+        self._memory[at : at + SIZE] = memoryview(array("d", values))
+        return self._rows()
+
+
+class _Slots(Protocol):
+    """The slots of a server."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def by_worker(self) -> list[int]: ...
+    @property
+    def waiting(self) -> int: ...
+
+
+class _Call(Protocol):
+    """One call of many in a request."""
+
+    spent_s: float
+
+    @property
+    def reads(self) -> bool: ...
+    @property
+    def outcome(self) -> Any: ...
+    @property
+    def options(self) -> Any: ...
+
+
+class CallCounts:
+    """Calls of one kind that have been answered.
+
+    Attributes:
+        buckets: How many took how long, one a bucket.
+        seconds: From their frames to their replies.
+        environment_s: Of these, in the environment.
+        together_s: Of calls in one request: seconds that each waited for the others.
+    """
+
+    __slots__ = ("buckets", "environment_s", "seconds", "together_s")
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        *buckets, self.seconds, self.environment_s, self.together_s = numbers
+        self.buckets = list(map(int, buckets))
+
+    def observe(self, seconds: float, environment_s: float) -> None:
+        """Count one."""
+        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+        self.environment_s += environment_s
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.buckets)
+
+    @property
+    def server_s(self) -> float:
+        """Seconds of their requests outside of the environment."""
+        return self.seconds - self.environment_s - self.together_s
+
+    def numbers(self) -> list[float]:
+        """Return all of it."""
+        return [*self.buckets, self.seconds, self.environment_s, self.together_s]
+
+
+class Counts:
+    """The numbers of one worker, or the sum of several.
+
+    Args:
+        numbers: What `numbers` has returned.
+
+    Attributes:
+        calls: By their kind: RESET, STEP, TOOL.
+        received: Bytes of requests.
+        sent: Bytes of what answers them.
+        opened: Sessions.
+        admitted: Slots that newcomers have got.
+        waited_s: Seconds that they waited for them.
+        errors: By the number of their code.
+    """
+
+    __slots__ = ("admitted", "calls", "errors", "opened", "received", "sent", "waited_s")
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.calls = [
+            CallCounts(numbers[kind * _CALL_SIZE : (kind + 1) * _CALL_SIZE]) for kind in range(len(CALLS))
+        ]
+        rest = numbers[len(CALLS) * _CALL_SIZE :]
+        self.received, self.sent, self.opened, self.admitted = map(int, rest[:4])
+        self.waited_s = rest[4]
+        self.errors = list(map(int, rest[5:]))
+
+    def numbers(self) -> list[float]:
+        """Return all of it."""
+        of_calls = [number for calls in self.calls for number in calls.numbers()]
+        return [*of_calls, self.received, self.sent, self.opened, self.admitted, self.waited_s, *self.errors]
+
+
+class ServerMetrics:
+    """What one worker process counts.
+
+    Args:
+        environment: What it serves, for the label.
+        enabled: Whether calls are timed, bytes counted and /metrics served.
+        shared: Where the workers of a fleet have theirs.
+
+    Attributes:
+        enabled: As given; who is in a step looks at it first.
+        counts: The numbers.
+        slots: The slots of the whole server.
+    """
+
+    slots: _Slots
+
+    def __init__(self, environment: str, enabled: bool = True, shared: SharedCounts | None = None) -> None:
+        self.environment = environment
+        self.enabled = enabled
+        self._shared = shared
+        self.counts = Counts([0.0] * SIZE if shared is None else shared.own())
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What happens
+
+    def observe_together(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
+        """Count calls that one frame has answered.
+
+        Args:
+            calls: They; those that have failed are none.
+            seconds: From the request to that frame.
+            in_turn: The environments ran one after the other; else at once, and the longest counts for the request.
+        """
+        done = [call for call in calls if not call.reads and not isinstance(call.outcome, BaseException)]
+        for kind in (RESET, STEP):
+            of_kind = [call.spent_s for call in done if (call.options is not None) is (kind == RESET)]
+            if of_kind:
+                counts, count, spent_s = self.counts.calls[kind], len(of_kind), sum(of_kind)
+                counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
+                counts.seconds += count * seconds
+                counts.environment_s += spent_s
+                server_s = max(0.0, seconds - (spent_s if in_turn else max(of_kind)))
+                counts.together_s += count * seconds - spent_s - server_s
+
+    def count_bytes(self, received: str | bytes, sent: str | bytes) -> None:
+        """Count a frame and its reply."""
+        counts = self.counts
+        counts.received += len(received) if received.isascii() else size_of(received)
+        counts.sent += len(sent) if sent.isascii() else size_of(sent)
+
+    def count_error(self, code: str | int) -> None:
+        """Count an error that a caller is told."""
+        code = str(code)
+        self.counts.errors[CODES.index(code if code in CODES else "OTHER")] += 1
+
+    def count_admitted(self, slots: int, waited_s: float) -> None:
+        """Count slots that a newcomer gets, after how long."""
+        self.counts.admitted += slots
+        self.counts.waited_s += slots * waited_s
+
+    def http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Return the same, of a request over HTTP whose bytes are counted."""
+
+        async def received() -> Message:
+            message = await receive()
+            self.count_bytes(message.get("body", b""), b"")
+            return message
+
+        async def sent(message: Message) -> None:
+            self.count_bytes(b"", message.get("body", b""))
+            await send(message)
+
+        return received, sent
+
+    # Who asks
+
+    def start(self) -> None:
+        """Begin to publish for the other workers, where there are any."""
+        if self.enabled and self._shared is not None:
+            self._shared.publish(self.counts.numbers())
+            self._timer = asyncio.get_running_loop().call_later(PUBLISH_INTERVAL_S, self.start)
+
+    def stop(self) -> None:
+        """Publish for the last time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._shared is not None:
+            self._shared.publish(self.counts.numbers())
+
+    async def serve(self, request: Request) -> Response:
+        """Answer GET /metrics, for all workers."""
+        from prometheus_client.exposition import choose_encoder
+
+        registry: Any = self  # of a registry no more than `collect` is asked for
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": kind})
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield every metric, as collectors of prometheus_client do."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+            SummaryMetricFamily,
+        )
+
+        if self._shared is None:
+            rows, total = [self.counts], self.counts
+        else:
+            numbers = self._shared.publish(self.counts.numbers())
+            rows, total = list(map(Counts, numbers)), Counts(list(map(sum, zip(*numbers, strict=True))))
+        slots, environment = self.slots, self.environment
+
+        def family(
+            kind: Any, name: str, text: str, found: Mapping[tuple[str, ...], Any], *labels: str
+        ) -> Any:
+            made = kind(f"ropewalk_{name}", text, labels=("environment", *labels))
+            for of, value in found.items():
+                made.add_metric((environment, *of), *(value if isinstance(value, tuple) else (value,)))
+            return made
+
+        def of_calls(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
+            return {(name,): value(calls) for name, calls in zip(CALLS, total.calls, strict=True)}
+
+        def of_workers(values: Iterable[float]) -> dict[tuple[str, ...], float]:
+            return {(str(number),): value for number, value in enumerate(values)}
+
+        def seconds(calls: CallCounts) -> tuple[list[tuple[str, float]], float]:
+            bounds = [*map(str, BUCKETS_S), "+Inf"]
+            return list(zip(bounds, accumulate(calls.buckets), strict=True)), calls.seconds
+
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        text = "From the frame of a call to its reply: time in the server and in the environment."
+        yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
+        text = "Time of these calls in the environment's own methods."
+        found = of_calls(lambda calls: calls.environment_s)
+        yield family(counter, "environment_seconds", text, found, "call")
+        text = "Time of their requests outside of them: reading, validating, waiting for a turn or a thread, writing."
+        yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
+        found = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
+        yield family(counter, "errors", "Errors that callers were told.", found, "code")
+        text = "Of requests to sessions: frames, and bodies over HTTP."
+        yield family(counter, "received_bytes", text, {(): total.received})
+        yield family(counter, "sent_bytes", "Of what answers them.", {(): total.sent})
+        yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total.opened})
+        text = "Steps that each worker process has answered."
+        found = of_workers(row.calls[STEP].count for row in rows)
+        yield family(counter, "worker_steps", text, found, "worker")
+        yield family(gauge, "slots", "Sessions that there may be at once.", {(): slots.total})
+        text = "Slots taken, in each worker process."
+        yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
+        yield family(gauge, "queue_waiting", "Newcomers that wait for a slot.", {(): slots.waiting})
+        text = "Time that newcomers waited for the slots that they got."
+        yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
+
+
+def size_of(part: str | bytes) -> int:
+    """Return the bytes of a frame, as it is sent."""
+    return len(part.encode() if isinstance(part, str) else part)

@@ -1,0 +1,276 @@
+// Puts the page together: what is shown of the game, and what buttons and keys do.
+
+const TOKEN = "ropewalk token";
+const LEADING = ["text", "prompt", "task", "message", "error", "stdout", "stderr", "outputs", "result"];
+
+function session(name, value) {
+  try {
+    if (value !== undefined) sessionStorage.setItem(name, value);
+    return sessionStorage.getItem(name);
+  } catch {
+    return null; // a page in somebody's frame may have no memory
+  }
+}
+
+/** What an action does, in one line. */
+function summaryOf(action) {
+  const { type, tool_name: tool, arguments: given, metadata, ...rest } = action;
+  const values = Object.entries(tool ? given ?? {} : rest);
+  const short = (value) => (typeof value === "string" ? value : JSON.stringify(value)).replace(/\s+/g, " ").slice(0, 80);
+  const told = values.length === 1 && !tool ? short(values[0][1]) : values.map(([name, value]) => `${name}: ${short(value)}`).join(", ");
+  return [tool ?? (type && type !== "call_tool" ? type.replaceAll("_", " ") : ""), told].filter(Boolean).join("  ");
+}
+
+class Main {
+  constructor(told) {
+    this.told = told;
+    this.game = new Game(told, () => this.draw());
+    this.raw = false;
+    this.view = null; // the episode and the step that are looked at; null: the last ones
+    this.drawnTools = null;
+    document.title = `${told.title} · play`;
+    byId("title").textContent = told.title;
+    this.reset = new FormView({ ...formsOf(told.reset)[0], title: "reset" }, "New episode", (options) => this.begin(options), "n");
+    const seed = this.reset.fields.find((one) => one.field.name === "seed");
+    const others = this.reset.fields.filter((one) => one !== seed && one.field.name !== "episode_id");
+    this.reset.fields.find((one) => one.field.name === "episode_id")?.element.remove();
+    const more = make("details", {}, make("summary", { textContent: "options" }), ...others.map((one) => one.element));
+    this.reset.element.prepend(this.reset.element.querySelector(".buttons"), seed?.element ?? "", others.length ? more : "");
+    byId("reset").append(this.reset.element);
+    this.#about();
+    byId("leave").onclick = () => this.game.leave();
+    byId("state-button").onclick = () => this.showState();
+    byId("raw").onclick = () => this.toggleRaw();
+    byId("now").onclick = () => this.look(null);
+    for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => this.#awake(), { passive: true });
+    addEventListener("pagehide", () => this.game.leave());
+    this.draw();
+    document.body.dataset.ready = "yes";
+  }
+
+  #about() {
+    const { name, description, version, author, documentation_url: url, readme_content: readme } = this.told.about;
+    const link = /^https?:\/\//.test(url ?? "") ? make("a", { href: url, rel: "noopener noreferrer", target: "_blank", textContent: "documentation" }) : null;
+    byId("about").append(make("p", { textContent: description }),
+      make("p", { className: "none" }, [name, version, author].filter(Boolean).join(" · "), link && " · ", link),
+      readme ? make("details", {}, make("summary", { textContent: "readme" }), make("div", { className: "text", textContent: readme.replace(/^---\n[\s\S]*?\n---\n/, "").trim() })) : "");
+  }
+
+  /** A session that nobody plays in is given back. */
+  #awake() {
+    clearTimeout(this.sleep);
+    const minutes = this.told.idle_s / 60;
+    this.sleep = setTimeout(() => this.game.leave(`Nothing was done for ${minutes >= 1 ? counted(Math.round(minutes), "minute") : counted(this.told.idle_s, "second")}, so the session was given back.`), 1000 * this.told.idle_s);
+  }
+
+  async begin(options) {
+    this.view = null;
+    this.#awake();
+    try {
+      await this.game.reset(options, session(TOKEN));
+    } catch (error) {
+      if (error.errors || this.game.link) throw error; // else the notice says it
+    }
+    this.focusAction();
+  }
+
+  async step(action) {
+    this.view = null;
+    await this.game.step(action);
+    if (this.game.over) this.reset.element.querySelector(".do").focus();
+  }
+
+  focusAction() {
+    if (!this.game.over) this.forms?.find((form) => form.element.isConnected)?.focus();
+  }
+
+  look(view) {
+    this.view = view;
+    this.draw();
+  }
+
+  move(by) {
+    const { episode, at } = this.shown();
+    if (!episode) return;
+    const to = Math.max(0, Math.min(episode.steps.length - 1, at + by));
+    this.look(episode === this.game.episode && to === episode.steps.length - 1 ? null : { episode, at: to });
+  }
+
+  shown() {
+    const episode = this.view?.episode ?? this.game.episode;
+    return { episode, at: this.view?.at ?? (episode ? episode.steps.length - 1 : 0) };
+  }
+
+  toggleRaw() {
+    this.raw = !this.raw;
+    this.draw();
+  }
+
+  async showState() {
+    if (!this.game.link || this.game.busy) return;
+    try {
+      byId("state-box").replaceChildren(valueBox(await this.game.state()));
+    } catch (error) {
+      byId("state-box").replaceChildren(make("p", { className: "wrong", textContent: error.message }));
+    }
+    byId("state").showModal();
+  }
+
+  draw() {
+    const { game } = this;
+    document.body.dataset.mode = game.mode;
+    document.body.classList.toggle("busy", game.busy);
+    byId("leave").hidden = !game.link;
+    byId("leave").textContent = game.mode === "waiting" ? "leave the queue" : "leave";
+    byId("state-button").hidden = game.mode !== "playing";
+    byId("status").textContent = { new: "", opening: "connecting …", waiting: "in the queue", playing: "playing", broken: "reconnecting …", ended: "ended" }[game.mode];
+    this.#notice();
+    this.#observation();
+    this.#actions();
+    this.#history();
+  }
+
+  #notice() {
+    const { mode, place, why, episode } = this.game, box = byId("notice");
+    const say = (kind, title, words) => {
+      box.className = `notice ${kind}`;
+      box.replaceChildren(make("h2", { textContent: title }), make("p", { textContent: words }));
+    };
+    box.hidden = false;
+    if (mode === "waiting") {
+      const about = place.estimate_s === null ? "" : ` That takes about ${counted(Math.max(1, Math.round(place.estimate_s)), "second")}.`;
+      say("", `You are number ${place.place} of ${place.waiting} in the queue`, `Every session is taken. Yours begins as soon as one is given back.${about}`);
+    } else if (mode === "broken") say("", "The connection broke", "Trying to get back to your session; nothing is lost yet.");
+    else if (mode === "ended") say("wrong", "The session has ended", `${why} A new episode opens another.`);
+    else if (!episode) say("", this.told.about.description, "“New episode” opens a session that is yours alone. A seed gives the same episode again, where the environment keeps to it.");
+    else if (episode.done && !this.view) say(episode.total < 0 ? "bad" : episode.total > 0 ? "good" : "", `Episode ${episode.number} is over: ${signed(episode.total)}`, `${counted(episode.steps.length - 1, "step")}. Begin another with “New episode”.`);
+    else box.hidden = true;
+  }
+
+  #observation() {
+    const { episode, at } = this.shown(), box = byId("observation"), step = episode?.steps[at];
+    byId("head").hidden = !episode;
+    byId("past").hidden = !this.view;
+    if (!episode) return box.replaceChildren();
+    byId("where").textContent = `episode ${episode.number}, ${at ? `step ${at} of ${episode.steps.length - 1}` : "reset"}`;
+    byId("reward").textContent = typeof step.reward === "number" ? `reward ${signed(step.reward)}` : "";
+    byId("reward").className = `reward ${shade(step.reward ?? 0)}`;
+    byId("raw").ariaPressed = `${this.raw}`;
+    if (this.drawn === step && this.drawnRaw === this.raw) return null;
+    [this.drawn, this.drawnRaw] = [step, this.raw];
+    if (!step.observation) return box.replaceChildren(make("p", { className: "none", textContent: "This observation was forgotten: the play got long." }));
+    if (this.raw) return box.replaceChildren(make("div", { className: "text", textContent: JSON.stringify(step.observation, null, 2) }));
+    const names = Object.keys(step.observation).filter((name) => !["metadata", "reward", "done"].includes(name));
+    const isWords = (name) => typeof step.observation[name] === "string" && step.observation[name] && !pictureOf(step.observation[name]);
+    const [words] = ["text", "prompt", "task"].filter((name) => isWords(name));
+    const rest = names.filter((name) => name !== words && !(step.observation[name] === null || step.observation[name] === ""));
+    rest.sort((a, b) => (LEADING.indexOf(a) + 1 || 99) - (LEADING.indexOf(b) + 1 || 99));
+    const metadata = Object.keys(step.metadata ?? {}).length ? make("details", {}, make("summary", { textContent: "metadata" }), valueBox(step.metadata)) : "";
+    box.replaceChildren(words ? make("div", { className: "lead", textContent: step.observation[words] }) : "", rest.length ? fieldsBox(step.observation, 0, rest) : "", metadata);
+    return null;
+  }
+
+  #actions() {
+    const { game } = this, box = byId("actions");
+    box.hidden = game.over;
+    box.inert = game.busy || game.mode !== "playing";
+    if (game.over || this.drawnTools === game.tools) return;
+    this.drawnTools = game.tools;
+    const kinds = formsOf(this.told.action).filter((form) => !form.listsTools && !(form.callsTools && game.tools.length));
+    const parts = kinds.map((form) => ({ name: form.title.replace(/Action$/, ""), about: form.description, view: new FormView(form, kinds.length > 1 ? form.title : "Step", (values) => this.step(values)) }));
+    for (const tool of game.tools) {
+      const form = { ...formsOf(tool.inputSchema ?? tool.input_schema ?? {})[0], fixed: {} };
+      const call = (values) => this.step({ type: "call_tool", tool_name: tool.name, arguments: values });
+      parts.push({ name: tool.name, about: tool.description ?? "", view: new FormView(form, `Call ${tool.name}`, call) });
+    }
+    this.forms = parts.map((part) => part.view);
+    const place = make("div", { id: "form" }), tabs = make("div", { id: "kinds", role: "tablist" });
+    const open = (at, focus = true) => {
+      [...tabs.children].forEach((tab, n) => ((tab.ariaSelected = `${n === at}`), (tab.tabIndex = n === at ? 0 : -1)));
+      const about = parts[at].about.split(/\n\s*\n|\nAttributes:/)[0].trim();
+      place.replaceChildren(make("p", { className: "hint", textContent: about }), parts[at].view.element);
+      if (focus) tabs.children[at].focus();
+    };
+    parts.forEach((part, at) => tabs.append(make("button", { type: "button", role: "tab", textContent: part.name, title: part.about, onclick: () => (open(at), parts[at].view.focus()) })));
+    tabs.onkeydown = (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const at = [...tabs.children].indexOf(document.activeElement);
+      if (by) open((at + by + parts.length) % parts.length);
+    };
+    tabs.hidden = parts.length === 1;
+    box.replaceChildren(tabs, place);
+    open(0, false);
+  }
+
+  #history() {
+    const { episode, at } = this.shown();
+    const taken = episode?.steps.slice(1) ?? [];
+    const seen = (episode?.steps ?? []).map((step) => step.observation).filter(Boolean);
+    const earns = taken.some((step) => typeof step.reward === "number");
+    byId("rewards").hidden = !earns;
+    if (earns) {
+      byId("total").textContent = signed(episode.total);
+      byId("total").className = shade(episode.total);
+      byId("chart").replaceChildren(rewardChart(taken.map((step) => step.reward ?? 0)), ...numberCurves(seen));
+    }
+    byId("steps").replaceChildren(...(episode?.steps ?? []).map((step, n) => {
+      const words = n ? summaryOf(step.action) : `reset${Object.entries(episode.options).map(([name, value]) => ` ${name} ${JSON.stringify(value)}`).join(",")}`;
+      const button = make("button", { type: "button", onclick: () => this.look({ episode, at: n }) },
+        make("span", { className: "none", textContent: n }), make("span", { className: "what", textContent: words }),
+        make("span", { className: `reward ${shade(step.reward ?? 0)}`, textContent: n && typeof step.reward === "number" ? signed(step.reward) : "" }));
+      button.ariaCurrent = n === at ? "step" : "false";
+      return make("li", {}, button);
+    }));
+    byId("no-steps").hidden = Boolean(episode);
+    byId("steps").scrollTop = (byId("steps").querySelector("[aria-current=step]")?.offsetTop ?? 0) - byId("steps").clientHeight / 2;
+    byId("episodes").replaceChildren(...(this.game.episodes.length > 1 ? this.game.episodes : []).map((one) => {
+      const button = make("button", { type: "button", className: shade(one.total), textContent: `${one.number}: ${signed(one.total)}`, title: `episode ${one.number}` });
+      button.ariaPressed = `${one === episode}`;
+      button.onclick = () => this.look(one === this.game.episode ? null : { episode: one, at: one.steps.length - 1 });
+      return button;
+    }));
+  }
+}
+
+function keyTable(main) {
+  return [
+    [["n"], "new episode, with what is filled in", () => main.game.busy || main.reset.send()],
+    [[..."123456789"], "a choice of the action", (digit) => main.game.over || main.game.busy || main.forms.find((form) => form.element.isConnected).press(digit)],
+    [["a"], "go to the action", () => main.focusAction()],
+    [["k", "["], "the step before", () => main.move(-1)],
+    [["j", "]"], "the step after", () => main.move(1)],
+    [["Escape"], "leave a field; back to the present", () => (document.activeElement.blur(), main.look(null))],
+    [["x"], "the observation as JSON", () => main.toggleRaw()],
+    [["s"], "the state", () => main.showState()],
+    [["t"], "light, dark, or as the system has it", nextTheme],
+    [["?"], "this help", () => byId("help").showModal()],
+  ];
+}
+
+/** What the page is told; a server with tokens is asked with the visitor's. */
+async function load() {
+  const token = session(TOKEN);
+  const answer = await fetch("page.json", { headers: token ? { Authorization: `Bearer ${token}` } : {} });
+  if (answer.status === 401) {
+    byId("token-wrong").hidden = !token;
+    byId("token").showModal();
+    return;
+  }
+  if (!answer.ok) throw new Error(`expected the environment's description, got ${answer.status}`);
+  listenToKeys(keyTable(new Main(await answer.json())));
+}
+
+function start() {
+  byId("notice").hidden = true;
+  load().catch((error) => {
+    byId("notice").hidden = false;
+    byId("notice").replaceChildren(make("h2", { textContent: "The page could not be filled" }), make("p", { textContent: error.message }));
+  });
+}
+
+byId("token").oncancel = (event) => event.preventDefault();
+byId("token-form").onsubmit = () => {
+  session(TOKEN, byId("token-input").value.trim());
+  start();
+};
+start();

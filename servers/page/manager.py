@@ -1,0 +1,292 @@
+"""The released page's routes, and the object that a page of Gradio's is given: both play in sessions of the table."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from openenv_core import EnvironmentMetadata
+from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import encode_model, encode_observation
+from openenv_core.protocol.requests import RequestDecoder, read_json
+from servers.execution import FATAL, EnvironmentRunner
+from servers.routes.http import (
+    json_answer,
+    json_body,
+    refused,
+    reported,
+    respond,
+    session_named_by,
+    while_connected,
+)
+from servers.security import owner_of
+from servers.sessions import EnvironmentSession, SessionTable
+
+WEB_SESSION: Final = "web"
+"""The id of the session of whoever names none: the released server has one for all visitors."""
+
+_MAX_LOGS: Final = 1000
+
+_visitor: ContextVar[tuple[str, str]] = ContextVar("visitor of the page", default=("", WEB_SESSION))
+"""Owner and id of the session of whoever asks."""
+
+
+class ActionLog(BaseModel):
+    """One step, as released pages read it."""
+
+    timestamp: str
+    action: dict[str, Any]
+    observation: dict[str, Any]
+    reward: float | None = None
+    done: bool = False
+    step_count: int = 0
+
+
+class EpisodeState(BaseModel):
+    """The episode of one session, as released pages read it."""
+
+    episode_id: str | None = None
+    step_count: int = 0
+    current_observation: dict[str, Any] | None = None
+    action_logs: list[ActionLog] = []
+    is_reset: bool = True
+
+
+@dataclass(slots=True)
+class _Visit:
+    """What is known of a session here: its episode, and the state after its last call."""
+
+    session: EnvironmentSession
+    episode: EpisodeState = field(default_factory=EpisodeState)
+    state: dict[str, Any] | None = None
+
+
+class WebInterfaceManager:
+    """Resets and steps for pages: in a session for each visitor of a page of Gradio's, and each caller of `/web`.
+
+    A session takes a slot, is opened when it is first asked for something, and ends when it goes unused.
+
+    Args:
+        sessions: Where sessions come from.
+        decoder: Reads actions.
+        action_cls: The action model.
+        about: Tells a caller of the environment.
+        send_timeout_s: Seconds that one who watches may leave a frame unread.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        decoder: RequestDecoder[Any],
+        action_cls: Any,
+        about: Callable[[str], Awaitable[EnvironmentMetadata]],
+        send_timeout_s: float,
+    ) -> None:
+        self.action_cls = action_cls
+        self.visitor: Callable[[], tuple[str, str] | None] = lambda: None
+        self._sessions = sessions
+        self._decoder = decoder
+        self._about = about
+        self._send_timeout_s = send_timeout_s
+        self._visits: dict[tuple[str, str], _Visit] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def env(self) -> Any:
+        """The environment of the visitor's session. RuntimeError: there is none yet."""
+        return self._known().session.runner.environment
+
+    @property
+    def episode_state(self) -> EpisodeState:
+        """The episode of the visitor's session."""
+        visit = self._visits.get(self._key())
+        return EpisodeState() if visit is None or visit.session.over else visit.episode
+
+    async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Reset with the options that the environment takes; return the observation as the wire has it."""
+        visit = await self._visit()
+        told, state = await visit.session.run(_reset, reset_kwargs or {})
+        visit.state = state
+        visit.episode = EpisodeState(
+            episode_id=state.get("episode_id"), current_observation=told["observation"]
+        )
+        self._tell()
+        return told
+
+    async def step_environment(self, action_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a step; arguments in a text are read as JSON, as forms give them."""
+        data = dict(action_data)
+        if isinstance(data.get("arguments"), str):
+            data["arguments"] = read_json(data["arguments"].encode())
+        action = self._decoder.action(data, len(dumps(data)))
+        visit = await self._visit()
+        told, state = await visit.session.run(_step, action)
+        visit.state = state
+        steps = int(state.get("step_count") or 0)
+        log = ActionLog(
+            timestamp=datetime.now().isoformat(),
+            action=action.model_dump(mode="json", exclude={"metadata"}),
+            observation=told["observation"],
+            reward=told["reward"],
+            done=told["done"],
+            step_count=steps,
+        )
+        visit.episode = EpisodeState(
+            episode_id=state.get("episode_id"),
+            step_count=steps,
+            current_observation=told["observation"],
+            action_logs=[*visit.episode.action_logs, log][-_MAX_LOGS:],
+            is_reset=False,
+        )
+        self._tell()
+        return told
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state after the visitor's last call. RuntimeError: there was none."""
+        state = self._known().state
+        if state is None:
+            raise RuntimeError("Call reset() first")
+        return state
+
+    async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function in the turn of the visitor's session; released pages call it by this name."""
+        visit = await self._visit()
+
+        async def call(_: EnvironmentRunner) -> Any:
+            return await asyncio.to_thread(func, *args, **kwargs)
+
+        return await visit.session.run_waiting(call)
+
+    def _tell(self) -> None:
+        """Let those who watch know of a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _key(self) -> tuple[str, str]:
+        return self.visitor() or _visitor.get()
+
+    def _known(self) -> _Visit:
+        visit = self._visits.get(self._key())
+        if visit is None or visit.session.over:
+            raise RuntimeError("expected a session, got none; call reset_environment first")
+        return visit
+
+    async def _visit(self) -> _Visit:
+        """Return the visitor's session, opened now where there was none."""
+        key = self._key()
+        session = await self._sessions.find_or_open(*key)
+        visit = self._visits.get(key)
+        if visit is None or visit.session is not session:
+            self._visits = {one: known for one, known in self._visits.items() if not known.session.over}
+            visit = self._visits[key] = _Visit(session)
+        return visit
+
+    # The routes of the released page
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes: `/web/reset`, `/web/step`, `/web/state`, `/web/metadata`, and `/ws/ui`."""
+        return [
+            Route("/web/reset", self._route(self._serve_reset), methods=["POST"]),
+            Route("/web/step", self._route(self._serve_step), methods=["POST"]),
+            Route("/web/state", self._route(self._serve_state)),
+            Route("/web/metadata", self._route(self._serve_metadata)),
+            WebSocketRoute("/ws/ui", self._watch),
+        ]
+
+    def _route(self, work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                _visitor.set((owner_of(request.scope), session_named_by(request) or WEB_SESSION))
+                return json_answer(dumps(await work(request)))
+            except RefusalError as refusal:
+                return refused(refusal, self._sessions.metrics)
+            except FATAL as error:
+                # The released server answers so where an environment has no state before its first reset.
+                early = isinstance(error, RuntimeError) and request.method == "GET"
+                return json_answer(dumps({"detail": reported(error)}), 409 if early else 500)
+
+        async def serve(request: Request) -> Response:
+            return await respond(request, answer(request))
+
+        return serve
+
+    async def _serve_reset(self, request: Request) -> dict[str, Any]:
+        return await self.reset_environment(_object(await json_body(request)))
+
+    async def _serve_step(self, request: Request) -> dict[str, Any]:
+        data = _object(await json_body(request))
+        if "message" not in data:
+            action = data.get("action", {})
+            return await self.step_environment(action if isinstance(action, dict) else {})
+        visit = await self._visit()
+        if not visit.session.runner.has("message_to_action"):
+            return await self.step_environment({"message": data["message"]})
+        action = await visit.session.run(lambda runner: runner.call("message_to_action", data["message"]))
+        tokens: Any = getattr(action, "tokens", None)
+        return await self.step_environment(
+            {"tokens": tokens.tolist()}
+            if hasattr(tokens, "tolist")
+            else action.model_dump(exclude={"metadata"})
+        )
+
+    async def _serve_state(self, _: Request) -> dict[str, Any]:
+        visit = await self._visit()
+        visit.state = await visit.session.run(_state)
+        return visit.state
+
+    async def _serve_metadata(self, request: Request) -> dict[str, Any]:
+        return (await self._about(owner_of(request.scope))).model_dump(mode="json")
+
+    async def _watch(self, socket: WebSocket) -> None:
+        """Send the episode now and whenever it changes; what the other end says is not looked at."""
+        await socket.accept()
+
+        async def send_changes() -> bool:
+            _visitor.set((owner_of(socket.scope), WEB_SESSION))
+            sent = None
+            while True:
+                changed, episode = self._changed, self.episode_state
+                if episode != sent:
+                    sent = episode
+                    frame = {"type": "state_update", "episode_state": episode.model_dump()}
+                    async with asyncio.timeout(self._send_timeout_s or None):
+                        await socket.send_text(json.dumps(frame))
+                await changed.wait()
+
+        await while_connected(socket.receive, send_changes())
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    data = read_json(body) if body else {}
+    return data if isinstance(data, dict) else {}
+
+
+async def _reset(
+    runner: EnvironmentRunner, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _envelope(await runner.reset(options)), await _state(runner)
+
+
+async def _step(runner: EnvironmentRunner, action: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _envelope(await runner.step(action)), await _state(runner)
+
+
+async def _state(runner: EnvironmentRunner) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(encode_model(await runner.state()))
+    return state
+
+
+def _envelope(observation: Any) -> dict[str, Any]:
+    """Return an observation as the wire has it."""
+    data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
+    return data

@@ -1,0 +1,229 @@
+"""The host's end of a sandbox's agent: requests, output as it comes, and what becomes of both when the agent dies.
+
+Nothing that comes is believed: the code in the sandbox may have written it. A frame that is none ends the sandbox.
+"""
+
+import asyncio
+import itertools
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+
+from openenv_core.sandbox.inside.agent import FRAME, pack
+
+CALL_TIMEOUT_S: Final = 30.0
+MAX_HEADER: Final = 64 << 10
+MAX_UNREAD: Final = 4 << 20
+"""Of what the agent is sent and does not read."""
+
+_FRAME_BYTES: Final = 256
+"""What a frame takes beside its content, about."""
+
+MAX_BLOB: Final = 32 << 20
+"""Of what is shown at once, as JSON; files and output come in smaller pieces."""
+
+MAX_HELD: Final = 2 * MAX_BLOB
+
+
+class GuestError(Exception):
+    """What was asked of a sandbox is not done.
+
+    Args:
+        code: As Connect RPC calls it.
+        message: Why.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Reader(Protocol):
+    """Where frames come from."""
+
+    async def readexactly(self, n: int, /) -> bytes:
+        """Return so many bytes. IncompleteReadError, a kind of EOFError: there are no more."""
+
+
+class Subscription:
+    """What comes of one stream, in order, for one reader.
+
+    The agent waits for the fastest reader; one that is left behind by more than `MAX_HELD` is told that all is lost.
+    """
+
+    def __init__(self, stream: str, taken: Callable[[int], None]) -> None:
+        self.stream = stream
+        self._taken = taken
+        self._held: deque[tuple[dict[str, Any], bytes, int]] = deque()
+        self._bytes = 0
+        self._came = asyncio.Event()
+
+    def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
+        """Add what came, of so many bytes."""
+        self._bytes += size + _FRAME_BYTES
+        if self._bytes > MAX_HELD and "end" not in header:
+            self.close()
+            header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
+        self._held.append((header, blob, size))
+        self._came.set()
+
+    async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        """Return what comes next; None where that takes too long."""
+        if not self._held:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._came.wait()
+            except TimeoutError:
+                return None
+        header, blob, size = self._held.popleft()
+        self._bytes -= size + _FRAME_BYTES
+        if "pipe" in header:
+            self._taken(len(blob))
+        return header, blob
+
+    def take_all(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Return all that is there."""
+        held = [(header, blob) for header, blob, _ in self._held]
+        self._held.clear()
+        self._bytes = 0
+        return held
+
+    def close(self) -> None:
+        """Take no more."""
+        for header, blob in self.take_all():
+            if "pipe" in header:
+                self._taken(len(blob))
+
+
+class Guest:
+    """A sandbox's agent, asked over its channel.
+
+    Args:
+        reader: What it sends.
+        writer: What it is sent.
+    """
+
+    def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        self._streams: dict[str, list[Subscription]] = {}
+        self.home = ""
+        self.user = ""
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._greeted = asyncio.Event()
+        self._task = asyncio.create_task(self._read(), name="sandbox's agent")
+
+    async def greet(self, envs: dict[str, str], timeout_s: float) -> None:
+        """Wait until it answers. GuestError: it does not."""
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        waits[0].cancel()
+        if not self._greeted.is_set():
+            why = self.gone.result() if self.gone.done() else f"nothing within {timeout_s:g} s"
+            raise GuestError("unavailable", f"expected the sandbox to begin, got {why}")
+        await self.ask("setup", envs=envs)
+
+    def name(self) -> str:
+        """Return a name for a stream that no other has."""
+        return str(next(self._numbers))
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Ask for something whose answer nobody waits for."""
+        if self.gone.done():
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            self._over("its agent does not read what it is told")
+            return
+        self._writer.write(pack({"id": 0, "op": op, **fields}))
+
+    async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """Ask one thing. GuestError: it is refused, or the agent is gone."""
+        if self.gone.done():
+            raise GuestError("unavailable", f"the sandbox was not found: {self.gone.result()}")
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(pack({"id": number, "op": op, **fields}, blob))
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._writer.drain()
+                header, data = await answer
+        except TimeoutError:
+            raise GuestError(
+                "deadline_exceeded", f"expected an answer within {CALL_TIMEOUT_S:g} s, got none"
+            ) from None
+        except OSError as error:
+            raise GuestError("unavailable", f"the sandbox was not found: {error}") from None
+        finally:
+            self._answers.pop(number, None)
+        if "error" in header:
+            raise GuestError(str(header["error"]), str(header.get("message", "")))
+        return header, data
+
+    @asynccontextmanager
+    async def subscribed(self, stream: str) -> AsyncIterator[Subscription]:
+        """Take what comes of a stream, for the time of the block."""
+        subscription = Subscription(stream, lambda size: self._acknowledge(stream, size))
+        self._streams.setdefault(stream, []).append(subscription)
+        try:
+            yield subscription
+        finally:
+            self._streams[stream].remove(subscription)
+            if not self._streams[stream]:
+                del self._streams[stream]
+            subscription.close()
+
+    async def close(self) -> None:
+        """Ask no more; whoever waits is told."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._over("it was ended")
+        self._writer.close()
+
+    def _acknowledge(self, stream: str, size: int) -> None:
+        self.tell("acknowledge", stream=stream, bytes=size)
+
+    async def _read(self) -> None:
+        why = "its agent has ended"
+        try:
+            while True:
+                head, size = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                if head > MAX_HEADER or size > MAX_BLOB:
+                    raise ValueError(f"a frame of {head} and {size} bytes")
+                header = json.loads(await self._reader.readexactly(head))
+                if type(header) is not dict:
+                    raise ValueError("a header that is no object")
+                self._heard(header, await self._reader.readexactly(size) if size else b"", head + size)
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # whatever it is: somebody has forged it
+            why = f"its agent sent what is no frame ({type(error).__name__}: {error})"
+        self._over(why)
+
+    def _heard(self, header: dict[str, Any], blob: bytes, size: int) -> None:
+        if "stream" in header:
+            stream = str(header["stream"])
+            readers = self._streams.get(stream, ())
+            for each in readers:
+                each.put(header, blob, size)
+            if "pipe" in header and not readers:
+                self._acknowledge(stream, len(blob))
+        elif "hello" in header:
+            self.home, self.user = str(header["home"]), str(header["user"])
+            self._greeted.set()
+        elif (answer := self._answers.get(int(header["id"]))) is not None and not answer.done():
+            answer.set_result((header, blob))
+
+    def _over(self, why: str) -> None:
+        if self.gone.done():
+            return
+        self.gone.set_result(why)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(GuestError("unavailable", f"the sandbox was not found: {why}"))
+        for stream, readers in self._streams.items():
+            for each in readers:
+                each.put({"stream": stream, "end": -1, "status": why, "lost": True}, b"")

@@ -1,0 +1,154 @@
+"""What E2B's code interpreter is asked: cells in contexts, whose output comes line by line."""
+
+import asyncio
+import codecs
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from servers.sandboxes.guest import GuestError, Subscription
+from servers.sandboxes.table import ApiError, Record, SandboxTable
+
+DEFAULT: Final = "default"
+MAX_CONTEXTS: Final = 16
+
+
+def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route]:
+    """Return the routes.
+
+    Args:
+        find: Returns the sandbox that a request is for, or raises.
+        table: Runs what goes on after its caller has left.
+    """
+
+    async def execute(request: Request) -> Response:
+        record, asked = find(request), await _json(request)
+        code, envs = asked.get("code"), asked.get("env_vars") or {}
+        if not isinstance(code, str) or not isinstance(envs, dict):
+            raise ApiError(400, "expected code as text, got something else")
+        _python(asked.get("language"))
+        name = asked.get("context_id") or DEFAULT
+        if name == DEFAULT:
+            await _make(record, DEFAULT, "")
+        _, turn = _context(record, name)
+        await turn.acquire()
+        return StreamingResponse(
+            _run(record, table, name, turn, code, envs), media_type="application/x-ndjson"
+        )
+
+    async def contexts(request: Request) -> Response:
+        record = find(request)
+        if request.method == "GET":
+            return JSONResponse([told for told, _ in record.contexts.values()])
+        asked = await _json(request)
+        _python(asked.get("language"))
+        return JSONResponse(await _make(record, record.guest.name(), str(asked.get("cwd") or "")))
+
+    async def context(request: Request) -> Response:
+        record, name = find(request), request.path_params["id"]
+        _context(record, name)
+        if request.method == "DELETE":
+            del record.contexts[name]
+        await record.guest.ask("drop" if request.method == "DELETE" else "restart", name=name)
+        return Response(status_code=204)
+
+    return [
+        Route("/execute", execute, methods=["POST"]),
+        Route("/contexts", contexts, methods=["GET", "POST"]),
+        Route("/contexts/{id}", context, methods=["DELETE"]),
+        Route("/contexts/{id}/restart", context, methods=["POST"]),
+    ]
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    try:
+        asked = json.loads(await request.body() or b"{}")
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise ApiError(400, "expected a JSON object, got none")
+    return asked
+
+
+def _python(language: object) -> None:
+    if language not in (None, "", "python", "python3"):
+        raise ApiError(400, f"expected the language python, got {language!r}; run others as commands")
+
+
+def _context(record: Record, name: str) -> tuple[dict[str, str], asyncio.Lock]:
+    if name not in record.contexts:
+        raise ApiError(404, f"Context {name} not found")
+    return record.contexts[name]
+
+
+async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
+    """Return what clients know of a context, which is made if it is not there."""
+    async with record.making:
+        if name not in record.contexts:
+            if len(record.contexts) >= MAX_CONTEXTS:
+                raise ApiError(429, f"expected at most {MAX_CONTEXTS} contexts, got one more; remove one")
+            header, _ = await record.guest.ask("context", name=name, cwd=cwd)
+            told = {"id": name, "language": "python", "cwd": str(header["cwd"])}
+            record.contexts[name] = (told, asyncio.Lock())
+        return record.contexts[name][0]
+
+
+async def _run(
+    record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
+) -> AsyncIterator[bytes]:
+    """Run a cell, whose turn it is; a caller that leaves interrupts it."""
+    stack = contextlib.AsyncExitStack()
+    stack.callback(turn.release)
+    output: Subscription | None = None
+    over = False
+    try:
+        output = await stack.enter_async_context(record.guest.subscribed(name))
+        try:
+            await record.guest.ask("run", name=name, code=code, envs=envs)
+            async for line in _lines(output):
+                yield line
+            over = True
+        except GuestError as error:
+            over = True
+            yield _line("error", name="SandboxError", value=str(error), traceback=str(error))
+    finally:
+        if over or output is None:
+            await stack.aclose()
+        else:
+            table.spawn(_interrupt(record, name, output, stack), f"interrupt in {record.id}")
+
+
+async def _interrupt(
+    record: Record, name: str, output: Subscription, stack: contextlib.AsyncExitStack
+) -> None:
+    """Interrupt a cell that nobody waits for, and give the next one its turn."""
+    async with stack:
+        record.guest.tell("interrupt", name=name)
+        while (came := await output.take()) is not None and "end" not in came[0]:
+            pass
+
+
+async def _lines(output: Subscription) -> AsyncIterator[bytes]:
+    decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in ("stdout", "stderr")}
+    while True:
+        came = await output.take()
+        assert came is not None
+        header, blob = came
+        if header.get("lost"):
+            raise GuestError("unavailable", str(header["status"]))
+        if "end" in header:
+            return
+        if "line" in header:
+            yield blob.replace(b"\n", b" ") + b"\n"
+        elif (pipe := str(header.get("pipe"))) in decoders and (text := decoders[pipe].decode(blob)):
+            yield _line(pipe, text=text, timestamp=time.time_ns())
+
+
+def _line(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"type": kind, **fields}).encode() + b"\n"

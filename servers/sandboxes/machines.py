@@ -1,0 +1,214 @@
+"""What sandboxes run on: interpreters behind our own walls, or containers of the local engine; each has an agent."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
+from openenv_core.sandbox import Limits, Sandbox
+from openenv_core.sandbox.inside import agent, cells
+from servers.sandboxes.guest import Guest, GuestError
+
+BOOT_TIMEOUT_S: Final = 60.0
+FOREVER_S: Final = 10.0 * 365 * 86_400
+
+
+class Machine(Protocol):
+    """What one sandbox runs on.
+
+    Attributes:
+        guest: Its agent.
+        isolation: What stands between its code and the machine.
+        cpus: How many it may use.
+        memory_bytes: Its limit.
+    """
+
+    guest: Guest
+    isolation: str
+    cpus: float
+    memory_bytes: int
+
+    async def freeze(self, *, frozen: bool) -> None:
+        """Have everything in it stand still, or go on."""
+
+    async def close(self) -> None:
+        """End it, and remove what it left. Idempotent; called again after it has failed."""
+
+
+class ProcessMachine:
+    """A session of the sandbox: an interpreter's walls, with programs allowed behind them."""
+
+    def __init__(self, guest: Guest, session: Any, serving: "asyncio.Task[None]") -> None:
+        self.guest = guest
+        self.isolation = str(session.isolation)
+        self.cpus = 1.0
+        self.memory_bytes = session.limits.memory_bytes
+        self._session, self._serving = session, serving
+
+    @classmethod
+    async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
+        """Fork one. SandboxUnavailableError: none can be had."""
+        session = await sandbox.open(replace(limits, timeout_s=FOREVER_S, allow_subprocess=True))
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+
+        async def serve() -> None:
+            with theirs:
+                await session.serve(theirs)
+
+        return cls(Guest(reader, writer), session, asyncio.create_task(serve(), name="sandbox"))
+
+    async def freeze(self, *, frozen: bool) -> None:
+        """Stop all of its processes, or let them go on."""
+        self._session.freeze(frozen=frozen)
+
+    async def close(self) -> None:
+        """End them."""
+        await self.guest.close()
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        await self._session.close()
+
+
+_STAYS: Final = "import signal; signal.pause()"
+_BOOT: Final = "import json, os, sys\nsize = int(sys.argv[1])\ntext = b''\nwhile len(text) < size:\n    " + (
+    "text += os.read(0, size - len(text))\nexec(json.loads(text)['main'], {'sources': json.loads(text)['sources']})"
+)
+_MAIN: Final = """
+import sys, types
+for name, source in sources.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = f"/ropewalk/{name}.py"
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+home = os.path.expanduser("~")
+if not os.access(home, os.W_OK):
+    home = "/tmp"
+os.environ["HOME"] = home
+sys.modules["openenv_core.sandbox.inside.agent"].Agent(0, 1, home, sessions=True).serve()
+"""
+
+
+def _program() -> bytes:
+    """Return our agent as text that a container's own Python can run."""
+    packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
+    sources = {
+        **dict.fromkeys(packages, ""),
+        **{each.__name__: inspect.getsource(each) for each in (cells, agent)},
+    }
+    return json.dumps({"main": "import os" + _MAIN, "sources": sources}).encode()
+
+
+class ContainerMachine:
+    """A container of the local engine, and our agent in it, run by the image's own Python."""
+
+    def __init__(
+        self, guest: Guest, engine: DockerEngine, container: Container, options: ContainerOptions
+    ) -> None:
+        self.guest = guest
+        self.isolation = "container"
+        self.cpus = options.cpus or 1.0
+        self.memory_bytes = options.memory_bytes or 0
+        self._engine, self._container = engine, container
+
+    @classmethod
+    async def start(cls, image: str, options: ContainerOptions) -> "ContainerMachine":
+        """Start one, and the image's own command in it.
+
+        Raises:
+            ProviderError: The engine, or the image, does not let it start.
+            GuestError: The image has no Python of 3.10 or later.
+        """
+        engine = DockerEngine.find()
+        found = await asyncio.to_thread(engine.find_image, image)
+        config = (found or {}).get("Config") or {}
+        options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
+        container = await asyncio.to_thread(
+            partial(start_container, engine=engine, serves=False), image, options
+        )
+        guest: Guest | None = None
+        try:
+            guest = await _attached(engine, container.id)
+            machine = cls(guest, engine, container, options)
+            await guest.greet({}, options.start_timeout_s)
+            words = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
+            if words:
+                with contextlib.suppress(GuestError):
+                    await guest.ask(
+                        "start",
+                        stream="image",
+                        cmd=words[0],
+                        args=words[1:],
+                        envs={},
+                        cwd=config.get("WorkingDir") or "/",
+                        stdin=False,
+                    )
+        except BaseException:
+            if guest is not None:
+                await guest.close()
+            await asyncio.to_thread(container.remove)
+            raise
+        return machine
+
+    async def freeze(self, *, frozen: bool) -> None:
+        """Have the engine stop all of its processes, or let them go on."""
+        verb = "pause" if frozen else "unpause"
+        await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
+
+    async def close(self) -> None:
+        """Remove the container."""
+        await self.guest.close()
+        await asyncio.to_thread(self._container.remove)
+
+
+class _Unpacked:
+    """Standard output of an exec, out of the pieces that the engine sends."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._left = bytearray()
+
+    async def readexactly(self, n: int, /) -> bytes:
+        while len(self._left) < n:
+            head = await self._reader.readexactly(8)
+            piece = await self._reader.readexactly(int.from_bytes(head[4:], "big"))
+            if head[0] == 1:
+                self._left += piece
+        data = bytes(self._left[:n])
+        del self._left[:n]
+        return data
+
+
+async def _attached(engine: DockerEngine, container: str) -> Guest:
+    """Start the agent in a container; return it."""
+    program = _program()
+    command = ["python3", "-u", "-c", _BOOT, str(len(program))]
+    body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+    made = await asyncio.to_thread(engine.call, "POST", f"/containers/{container}/exec", body=body)
+    connection = await asyncio.to_thread(_wire.connect, engine.address, BOOT_TIMEOUT_S)
+    tls = _wire.tls(engine.address)
+    connection.setblocking(False)
+    opened = asyncio.open_unix_connection if connection.family == socket.AF_UNIX else asyncio.open_connection
+    secure: Mapping[str, Any] = (
+        {} if tls is None else {"ssl": tls, "server_hostname": _wire.host(engine.address)}
+    )
+    reader, writer = await opened(sock=connection, **secure)
+    start = b'{"Detach": false, "Tty": false}'
+    writer.write(
+        b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\nConnection: Upgrade\r\n"
+        b"Upgrade: tcp\r\nContent-Length: %d\r\n\r\n%s" % (made["Id"].encode(), len(start), start)
+    )
+    async with asyncio.timeout(BOOT_TIMEOUT_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+    if head.split(b" ", 2)[1] not in (b"101", b"200"):
+        writer.close()
+        raise GuestError(
+            "unavailable", f"expected the engine to run python3 in the image, got {head[:200]!r}"
+        )
+    writer.write(program)
+    return Guest(_Unpacked(reader), writer)

@@ -1,0 +1,125 @@
+"""Connections to the servers inside of sandboxes, passed on through their agents: no port of the host is used."""
+
+import asyncio
+import os
+import re
+import socket
+import struct
+from contextlib import suppress
+from secrets import token_hex
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from servers.fleet.peers import UnixPeers
+from servers.sandboxes.guest import GuestError
+from servers.sandboxes.table import Record, SandboxTable
+from servers.security import TurnedAwayError, turn_away
+
+OURS: Final = (49983, 49999)
+"""Ports of E2B's own that are served without any server inside: commands and files, code."""
+
+MAX_DOORS: Final = 16
+"""Ports of one sandbox that are reached."""
+
+REPLY_TIMEOUT_S: Final = 3600.0
+_PEER: Final = struct.Struct("3i")
+_PATH: Final = re.compile(r"/sandboxes/([0-9a-f]{20})/ports/(\d{1,5})(/.*|)")
+
+
+class Ports:
+    """Passes HTTP and WebSockets on to ports inside.
+
+    Args:
+        table: The sandboxes.
+    """
+
+    def __init__(self, table: SandboxTable) -> None:
+        self._table = table
+        self._doors: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
+        self._names: list[str] = []
+        self._peers = UnixPeers(self._names.__getitem__, REPLY_TIMEOUT_S)
+
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, sandbox: str | None, port: int | None
+    ) -> bool:
+        """Pass a connection on if it is for a server inside; return whether it was."""
+        if match := _PATH.fullmatch(scope["path"]):
+            sandbox, port, path = match[1], int(match[2]), match[3] or "/"
+            raw = scope["raw_path"].partition(b"/ports/")[2].partition(b"/")[2]
+            scope = {**scope, "path": path, "raw_path": b"/" + raw}
+        elif sandbox is None or port is None or port in OURS:
+            return False
+        record = self._table.find(sandbox)
+        if record is None or not 0 < port < 65_536 or port in OURS:
+            await turn_away(TurnedAwayError(502, f"The sandbox {sandbox!r} was not found"), scope, send)
+            return True
+        doors = sum(name == record.id for name, _ in self._doors)
+        if (record.id, port) not in self._doors and doors >= MAX_DOORS:
+            text = f"expected at most {MAX_DOORS} ports of one sandbox, got one more"
+            await turn_away(TurnedAwayError(429, text), scope, send)
+            return True
+        number = await self._door(record, port)
+        if scope["type"] == "websocket":
+            await self._peers.socket(number, scope, receive, send)
+            return True
+        body = bytearray()
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._peers.http(number, scope, bytes(body), receive, send)
+                break
+        return True
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._peers.close()
+        for _, server in self._doors.values():
+            server.close()
+
+    async def _door(self, record: Record, port: int) -> int:
+        """Return the number of the socket whose connections end at a port inside."""
+        if (record.id, port) not in self._doors:
+            # Not a file, which would stay when this process is killed.
+            self._names.append(f"\0ropewalk-{token_hex(16)}")
+            number = len(self._names) - 1
+
+            async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await _carry(record, port, reader, writer)
+
+            server = await asyncio.start_unix_server(carry, self._names[number])
+            self._doors[record.id, port] = (number, server)
+            record.guest.gone.add_done_callback(lambda _: self._doors.pop((record.id, port))[1].close())
+        return self._doors[record.id, port][0]
+
+
+async def _carry(
+    record: Record, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    guest, socket_ = record.guest, writer.get_extra_info("socket")
+    _, uid, _ = _PEER.unpack(socket_.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.getuid():  # the name can be found by whoever is on this machine
+        writer.close()
+        return
+    async with guest.subscribed(f"t{guest.name()}") as output:
+
+        async def upwards() -> None:
+            while (came := await output.take()) is not None and "end" not in came[0]:
+                writer.write(came[1])
+                await writer.drain()
+
+        async def downwards() -> None:
+            while data := await reader.read(1 << 16):
+                await guest.ask("send", data, stream=output.stream)
+
+        with suppress(OSError, GuestError):
+            await guest.ask("connect", stream=output.stream, port=port)
+            tasks = [asyncio.create_task(upwards()), asyncio.create_task(downwards())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                guest.tell("disconnect", stream=output.stream)
+    writer.close()

@@ -1,0 +1,2 @@
+#!/bin/bash
+grep -c ERROR log.txt > count.txt

@@ -1,0 +1,217 @@
+"""Episodes of Harbor tasks: what a solution and nothing earn, what actions and tools do, and how an episode ends."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor_player import Player
+from harbor_tasks import NOTHING, SOLVED, TASKS
+from serve_process import serve
+
+from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
+from envs.harbor_env.tasks import HarborTasks
+from openenv_core.errors import EpisodeOverError
+from openenv_core.outcomes import infrastructure_failure, unscored_reason, was_truncated
+from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.tools import CallToolAction
+
+PROCESS = ("count-lines", "fix-median", "make-tool")
+CONTAINER = ("report", "sort-table")
+
+
+def check_verdicts(player: Player, name: str) -> None:
+    task = next(one for one in map(player.tasks.task, ["train"] * 5, range(5)) if one.folder.name == name)
+    began = player.reset(task.id)
+    assert began.task == task.instruction
+    player.solve(task)
+    solved = player.submit()
+    assert (solved.rewards, solved.reward, solved.done) == (SOLVED[name], 1.0, True), solved
+    player.reset(task.id)
+    nothing = player.submit()
+    assert (nothing.rewards, nothing.reward, nothing.done) == (NOTHING[name], 0.0, True), nothing
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_a_solution_earns_the_reward_and_nothing_does_not(player: Player, name: str) -> None:
+    check_verdicts(player, name)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("name", CONTAINER)
+def test_it_is_so_in_a_container(player: Player, name: str) -> None:
+    check_verdicts(player, name)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+def test_a_container_is_what_the_task_says_and_is_gone_afterwards(player: Player, engine: Any) -> None:
+    player.reset("ropewalk/report")
+    machine: Any = player.env._machine
+    container = machine._container
+    host = engine.inspect(container.id)["HostConfig"]
+    assert (host["NetworkMode"], host["Memory"]) == ("none", 2048 << 20)
+    seen = player.run("whoami; pwd; cat notes.txt; cat /proc/self/environ | tr '\\0' '\\n' | grep WANTED")
+    assert seen.output.splitlines() == ["nobody", "/srv", "name: REPORT_NAME"]
+    check_actions(player, "/tmp")
+    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=1))
+    assert (slow.status, slow.output, slow.exit_code) == ("timeout", "begun\n", None)
+    assert "sleep 60" not in player.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").output.replace("cat", "")
+    assert player.run("yes | head -c 20000000").status == "output_limit"
+    assert player.submit().reward == 0.0
+    assert not container.alive()
+
+
+def check_actions(player: Player, folder: str) -> None:
+    path = f"{folder}/deep/note.txt"
+    assert player.step(WriteFile(path=path, content="one two\n")).status == "ok"
+    assert player.step(EditFile(path=path, old="two", new="three")).status == "ok"
+    assert player.step(ReadFile(path=path)).output == "one three\n"
+    twice = player.step(EditFile(path=path, old="e", new="x"))
+    assert twice.status == "refused"
+    assert "got it 3 times" in (twice.reason or "")
+    gone = player.step(ReadFile(path=f"{folder}/none"))
+    assert (gone.status, gone.done) == ("refused", False)
+    assert player.step(WriteFile(path="/proc/x", content="")).status == "refused"
+    failed = player.run("echo out; echo err >&2; exit 3")
+    assert (failed.exit_code, sorted(failed.output.split())) == (3, ["err", "out"])
+
+
+def test_actions_read_write_edit_and_run(player: Player) -> None:
+    player.reset("make-tool")
+    check_actions(player, "/app")
+    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=0.3))
+    assert (slow.status, slow.output) == ("timeout", "begun\n")
+    flood = player.run("yes | head -c 20000000")
+    assert (flood.status, flood.cut) == ("output_limit", True)
+    assert player.run("echo still").output == "still\n"
+    seen = player.run("echo $HOME; cat /etc/hostname; exec 3<>/dev/tcp/127.0.0.1/80")
+    assert seen.exit_code != 0
+    assert seen.output.startswith("/tmp\n")
+
+
+def test_the_same_actions_are_tools(player: Player) -> None:
+    player.reset("ropewalk/count-lines")
+
+    def call(name: str, **arguments: Any) -> Any:
+        action = CallToolAction(tool_name=name, arguments=arguments)
+        return player.thread.run(player.env.step_async, action)
+
+    assert [spec.name for spec in player.env.list_tools()] == [
+        "run",
+        "read_file",
+        "write_file",
+        "edit_file",
+        "submit",
+    ]
+    assert call("run", command="grep -c ERROR log.txt; exit 1").result == "3\n\n[exit code 1]"
+    assert call("write_file", path="count.txt", content="2\n").error is None
+    assert call("edit_file", path="count.txt", old="7", new="3").error.error_type == "execution_error"
+    assert call("edit_file", path="count.txt", old="2", new="3").error is None
+    assert call("read_file", path="count.txt").result == "3"
+    end = call("submit")
+    assert (end.reward, end.done) == (1.0, True)
+    with pytest.raises(EpisodeOverError):
+        call("run", command="ls")
+    with pytest.raises(EpisodeOverError):
+        player.run("ls")
+
+
+def test_whoever_takes_down_the_sandbox_earns_nothing(player: Player) -> None:
+    player.reset("ropewalk/count-lines")
+    seen = player.run("echo 3 > count.txt; kill -9 $PPID")
+    assert (seen.done, seen.reward, seen.status) == (True, 0.0, "killed")
+    assert infrastructure_failure(seen) is None
+
+
+def task_of(folder: Path, name: str, *, test: str = "", agent: str = "", verifier: str = "") -> HarborTasks:
+    """Make the first of our tasks with another test, or other limits."""
+    shutil.copytree(TASKS / "count-lines", folder / name)
+    if test:
+        (folder / name / "tests" / "test.sh").write_text(f"#!/bin/bash\n{test}\n")
+    for table, line in (("agent", agent), ("verifier", verifier)):
+        if line:
+            file = folder / name / "task.toml"
+            text = file.read_text().replace(f"[{table}]\ntimeout_sec", f"[{table}]\n{line}\n#")
+            file.write_text(text)
+    return HarborTasks(folder)
+
+
+def play(player: Player, tasks: HarborTasks, command: str) -> Any:
+    env = player.environment(tasks)
+    try:
+        player.thread.run(env.reset_async)
+        seen = player.thread.run(env.step_async, Run(command=command))
+        if seen.done:
+            return seen
+        return player.thread.run(env.step_async, Submit())
+    finally:
+        player.thread.run(env.close_async)
+
+
+def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp_path: Path) -> None:
+    tasks = task_of(tmp_path, "short", agent="timeout_sec = 0.5")
+    seen = play(player, tasks, "echo 3 > count.txt; sleep 60")
+    assert (seen.done, seen.reward, seen.status) == (True, 1.0, "timeout")
+    assert was_truncated(seen)
+
+
+@pytest.mark.parametrize(
+    ("test", "verifier", "why"),
+    [
+        ("true", "", "wrote neither"),
+        ("echo good > /logs/verifier/reward.txt", "", "expected a number"),
+        ("echo 1 > /logs/verifier/reward.txt; echo '[1]' > /logs/verifier/reward.json", "", "object"),
+        ("echo 1 > /logs/verifier/reward.txt; sleep 60", "timeout_sec = 0.5", "did not end"),
+        ("ln -s /tests/expected.txt /logs/verifier/reward.txt", "", "wrote neither"),
+    ],
+    ids=["none", "text", "json", "slow", "link"],
+)
+def test_without_a_reward_an_episode_is_unscored_and_not_0(
+    player: Player, tmp_path: Path, test: str, verifier: str, why: str
+) -> None:
+    seen = play(player, task_of(tmp_path, "odd", test=test, verifier=verifier), "echo 3 > count.txt")
+    assert (seen.done, seen.reward) == (True, None)
+    assert why in (unscored_reason(seen) or ""), seen
+    assert infrastructure_failure(seen) is None
+
+
+def test_a_machine_that_cannot_be_had_is_nobodys_fault(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    seen = player.reset("sort-table")
+    assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error")
+    assert "/nowhere/docker.sock" in (infrastructure_failure(seen) or "")
+
+
+def test_resets_choose_tasks_by_id_split_and_seed(player: Player) -> None:
+    env, run = player.env, player.thread.run
+    run(env.reset_async, split="train", index=2)
+    assert (env.state.task, env.state.kind, env.state.seed) == ("make-tool", "process", None)
+    run(env.reset_async, seed=5 * 10 + 1)
+    assert (env.state.task, env.state.index, env.state.seed) == ("fix-median", 1, 51)
+    for wrong in (
+        {"task": "none"},
+        {"task": "make-tool", "index": 1},
+        {"split": "test"},
+        {"index": 9},
+        {"x": 1},
+    ):
+        with pytest.raises(InvalidResetOptionError):
+            run(env.reset_async, **wrong)
+    assert env.state.task == "fix-median"  # the episode goes on
+    assert player.run("cat stats.py").exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_server_serves_the_folder_and_its_tasks() -> None:
+    with serve(str(TASKS), app="harbor") as server:
+        found = server.request("POST", "/harbor/task", {"split": "train", "index": 2})
+        assert (found[0], found[1]["task"]["id"]) == (200, "make-tool")
+        with HarborEnv(f"http://{server.address}").sync() as env:
+            assert env.reset(task="ropewalk/count-lines").observation.task.startswith("Write into")
+            assert env.run("grep -c ERROR log.txt > count.txt").observation.exit_code == 0
+            end = env.submit()
+            assert (end.reward, end.done) == (1.0, True)

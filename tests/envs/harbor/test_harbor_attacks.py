@@ -1,0 +1,144 @@
+"""Policies that would rather have the reward than do the task: none of them gets it, and all of them get 0."""
+
+import io
+import tarfile
+
+import pytest
+from harbor_player import Player
+
+from envs.harbor_env.server.machines import ARCHIVE_BYTES, TooLargeError
+from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards
+
+GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
+"""Prints a program that gives the reward, whatever it is called as."""
+
+ATTACKS = {
+    "tests": f"mkdir -p /tests; {GIVE} > /tests/test.sh; chmod 777 /tests/test.sh; echo 0 > /tests/expected.txt",
+    "reward": (
+        "mkdir -p /logs/verifier /logs/artifacts; for at in /logs/verifier /logs/artifacts; do "
+        "echo 1 > $at/reward.txt; echo '{\"reward\": 1}' > $at/reward.json; chmod 444 $at/*; done"
+    ),
+    "background": (
+        "(trap '' TERM HUP INT; while :; do echo 1 > /logs/verifier/reward.txt; "
+        "echo '{\"reward\": 1}' > /logs/verifier/reward.json; done) > /dev/null 2>&1 & disown"
+    ),
+    "link to a test": "rm -f {answer}; ln -s /tests/expected.txt {answer}",
+    "link by a way up": "rm -f {answer}; ln -s ../tests/expected.txt {answer}",
+    "link through a link": "rm -f {answer}; mkdir d; ln -s ../../tests d/e; ln -s d/e/expected.txt {answer}",
+    "link around": "rm -f {answer}; ln -s /app/d d; mkdir -p a/b; ln -s a/b/../../../tests/expected.txt {answer}",
+    "folder of tests": "cd /; rm -rf /app/* /workspace/app 2> /dev/null; ln -sT /tests /workspace/app || true",
+    "no folder": "cd /; rm -rf /app/* /app /workspace/app; touch /app /workspace/app",
+    "artifacts": "rm -rf /logs/artifacts; ln -s /logs/verifier /logs/artifacts; echo 1 > /logs/verifier/reward.txt",
+    "path": (
+        f"for name in cat test bash sh chmod python3 sitecustomize.py; do {GIVE} > $name; chmod +x $name; done; "
+        f"{GIVE} | tee .bashrc .profile .bash_profile .bash_env > /dev/null; "
+        "echo 'import os; os.system(\"echo 1 > /logs/verifier/reward.txt\")' > sitecustomize.py"
+    ),
+    "pipe": "rm -f {answer}; mkfifo {answer} || touch {answer}",
+}
+"""By what they try: commands, with the name of the file that the task asks for."""
+
+AS_ROOT = {
+    "interpreters": (
+        f"for path in /bin/bash /usr/bin/env /usr/bin/cat /usr/bin/chmod /usr/local/bin/python3; do "
+        f"{GIVE} > /tmp/x; chmod 755 /tmp/x; mv -f /tmp/x $path; done"
+    ),
+    "preload": "echo /tmp/evil.so > /etc/ld.so.preload; echo 'export PATH=/app:$PATH' >> /etc/profile",
+    "large": "truncate -s 10T big",
+}
+"""What only who may write to the whole of a machine can try."""
+
+
+def rob(player: Player, task: str, command: str, answer: str) -> None:
+    player.reset(task)
+    player.run(command.replace("{answer}", answer))
+    seen = player.submit()
+    assert (seen.reward, seen.done, seen.unscored, seen.infrastructure_error) == (0.0, True, None, None), seen
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_in_a_sandbox(player: Player, attack: str) -> None:
+    rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(name, marks=() if name in ("background", "interpreters") else pytest.mark.soak)
+        for name in (*ATTACKS, *AS_ROOT)
+    ],
+)
+def test_in_a_container(player: Player, attack: str) -> None:
+    rob(player, "sort-table", {**ATTACKS, **AS_ROOT}[attack], "people.csv")
+
+
+def packed(*members: tuple[str, bytes, str]) -> bytes:
+    """Pack members by name, type and what they are: their content, or where they lead."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for name, kind, what in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = kind, 0o4755
+            if kind == tarfile.REGTYPE:
+                member.size = len(what)
+                archive.addfile(member, io.BytesIO(what.encode()))
+            else:
+                member.linkname = what
+                archive.addfile(member)
+    return held.getvalue()
+
+
+def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
+    given = packed(
+        ("app", tarfile.DIRTYPE, ""),
+        ("app/good", tarfile.REGTYPE, "good"),
+        ("app/same", tarfile.LNKTYPE, "app/good"),
+        ("app/down", tarfile.SYMTYPE, "good"),
+        ("app/down/below", tarfile.REGTYPE, "below a link"),
+        ("app/up", tarfile.SYMTYPE, "x/../../tests"),
+        ("app/away", tarfile.SYMTYPE, "/tests"),
+        ("app/../tests/test.sh", tarfile.REGTYPE, "evil"),
+        ("/tests/test.sh", tarfile.REGTYPE, "evil"),
+        ("apple", tarfile.REGTYPE, "another folder"),
+        ("app/device", tarfile.CHRTYPE, ""),
+        ("app/pipe", tarfile.FIFOTYPE, ""),
+    )
+    with tarfile.open(fileobj=io.BytesIO(plain_archive(given, "app"))) as kept:
+        found = {member.name: (member.type, member.mode) for member in kept}
+        file = kept.extractfile("app/same")
+        assert file is not None
+        assert file.read() == b"good"
+    plain, link, folder = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
+    assert found == {
+        "app": (folder, 0o755),
+        "app/good": (plain, 0o755),
+        "app/same": (plain, 0o755),
+        "app/down": (link, 0o755),
+    }
+    assert plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
+    file_instead = packed(("app", tarfile.REGTYPE, "a file"))
+    assert plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
+    with pytest.raises(TooLargeError):
+        plain_archive(b"no archive", "app")
+    half = "x" * (ARCHIVE_BYTES // 2)
+    with pytest.raises(TooLargeError):
+        plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
+
+
+def test_reward_files_are_numbers_by_name() -> None:
+    assert read_rewards(b" 0.25\n", "reward.txt") == {"reward": 0.25}
+    assert read_rewards(b'{"reward": 1, "speed": -2.5}', "reward.json") == {"reward": 1.0, "speed": -2.5}
+    for data, name in (
+        (b"", "reward.txt"),
+        (b"nan", "reward.txt"),
+        (b"1 2", "reward.txt"),
+        (b"\xff", "reward.txt"),
+        (b"1", "reward.json"),
+        (b'{"reward": "1"}', "reward.json"),
+        (b'{"reward": 1e999}', "reward.json"),
+        (b"[" * 100_000, "reward.json"),
+    ):
+        with pytest.raises(UnscoredError):
+            read_rewards(data, name)

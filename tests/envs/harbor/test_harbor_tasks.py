@@ -1,0 +1,137 @@
+"""What a folder of Harbor tasks says, and what of the format is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harbor_tasks import TASKS
+
+from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, digest
+from openenv_core.errors import ConfigurationError
+
+
+def with_config(folder: Path, text: str, task: str = "count-lines") -> Path:
+    """Copy one of our tasks, and give it another task.toml."""
+    place = folder / task
+    shutil.copytree(TASKS / task, place, dirs_exist_ok=True)
+    (place / "task.toml").write_text(text)
+    return place
+
+
+NO_NETWORK = '[environment]\nnetwork_mode = "no-network"\n'
+IMAGE = '[environment]\ndocker_image = "x"\n'
+
+
+def test_a_task_is_what_its_folder_says() -> None:
+    tasks = HarborTasks(TASKS)
+    assert tasks.splits == ["train"]
+    assert tasks.num_tasks("train") == 5
+    told = tasks.get_task("train", 0)
+    assert (told["id"], told["kind"], told["metadata"]) == (
+        "ropewalk/count-lines",
+        "process",
+        {"difficulty": "easy"},
+    )
+    assert told["task"].startswith("Write into `count.txt`")  # without the canary above it
+    assert "expected" not in str(told)
+    assert tasks.find("sort-table") == ("train", 4)
+    report = tasks.task(*tasks.find("ropewalk/report"))
+    assert (report.kind, report.image, report.separate) == ("container", "python:3.11-slim", True)
+    assert report.collected("/srv") == ["/tmp/report", "/logs/artifacts"]
+    assert tasks.task("train", 4).collected("/app") == ["/app", "/logs/artifacts"]
+    for split, index in (("test", 0), ("train", 5), ("train", True)):
+        with pytest.raises((KeyError, IndexError)):
+            tasks.task(split, index)
+
+
+def test_folders_of_splits_are_splits_and_one_task_is_a_folder_of_one(tmp_path: Path) -> None:
+    for split, task in (("train", "count-lines"), ("test", "make-tool")):
+        shutil.copytree(TASKS / task, tmp_path / split / task)
+    tasks = HarborTasks(tmp_path)
+    assert [(one["name"], one["type"]) for one in tasks.list_splits()] == [
+        ("train", "train"),
+        ("test", "test"),
+    ]
+    assert tasks.find("make-tool") == ("test", 0)
+    assert HarborTasks(TASKS / "make-tool").find("make-tool") == ("train", 0)
+    shutil.copytree(TASKS / "make-tool", tmp_path / "train" / "make-tool")
+    with pytest.raises(InvalidTaskError, match="make-tool twice"):
+        HarborTasks(tmp_path)
+    with pytest.raises(ConfigurationError, match="ropewalk serve harbor"):
+        HarborTasks(tmp_path / "nothing")
+
+
+def test_older_spellings_are_read(tmp_path: Path) -> None:
+    text = '[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\n'
+    environment = HarborTask.read(with_config(tmp_path, text)).config.environment
+    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == (
+        "no-network",
+        2048,
+        512,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "network_mode no-network"),
+        (NO_NETWORK + "gpus = 1", "GPUs"),
+        (NO_NETWORK + 'workdir = "/root"', "workdir /app"),
+        (NO_NETWORK + '[verifier.environment]\ndocker_image = "x"', "image for the verifier"),
+        (IMAGE + 'os = "windows"', "os"),
+        (IMAGE + 'network_mode = "allowlist"\nallowed_hosts = ["a.org"]', "network_mode"),
+        (IMAGE + '[environment.healthcheck]\ncommand = "true"', "healthcheck"),
+        (IMAGE + '[[environment.mcp_servers]]\nname = "x"\nurl = "http://x"', "mcp_servers"),
+        (IMAGE + '[[verifier.collect]]\ncommand = "x"', "collect"),
+        (IMAGE + '[[steps]]\nname = "first"', "steps"),
+        ('artifacts = [{source = "/x", service = "db"}]\n' + IMAGE, "service"),
+        (IMAGE + '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]', "got both"),
+        (IMAGE + "cpus = 0", "cpus"),
+        ("[environment", "task.toml"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(InvalidTaskError, match=why) as refused:
+        HarborTask.read(with_config(tmp_path, text))
+    assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh", "environment"])
+def test_what_has_to_be_there_is_asked_for(tmp_path: Path, missing: str) -> None:
+    place = with_config(tmp_path, NO_NETWORK)
+    shutil.rmtree(place / missing) if (place / missing).is_dir() else (place / missing).unlink()
+    with pytest.raises(InvalidTaskError, match=missing.partition("/")[0]):
+        HarborTask.read(place)
+
+
+@pytest.mark.parametrize(
+    "path", ["/tests", "/tests/x", "/", "/logs", "../tests", "/logs/verifier/reward.txt"]
+)
+def test_nothing_of_the_policys_lands_where_the_verifiers_own_is(tmp_path: Path, path: str) -> None:
+    place = with_config(tmp_path, f'artifacts = ["{path}"]\n{IMAGE}')
+    with pytest.raises(InvalidTaskError, match="apart from"):
+        HarborTask.read(place).collected("/app")
+    with pytest.raises(InvalidTaskError, match="workdir"):
+        HarborTask.read(with_config(tmp_path, IMAGE)).collected("/")
+
+
+def test_variables_are_filled_in_and_missing_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARBOR_TEST_SET", "set")
+    task = HarborTask.read(with_config(tmp_path, NO_NETWORK))
+    given = {"A": "${HARBOR_TEST_SET}", "B": "${HARBOR_TEST_UNSET:-else}", "C": "plain ${X}"}
+    assert task.variables(given) == {"A": "set", "B": "else", "C": "plain ${X}"}
+    with pytest.raises(InvalidTaskError, match="HARBOR_TEST_UNSET"):
+        task.variables({"A": "${HARBOR_TEST_UNSET}"})
+
+
+def test_an_image_is_built_anew_when_what_it_is_built_of_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    shutil.copytree(TASKS / "sort-table" / "environment", folder)
+    before = digest(folder)
+    assert digest(TASKS / "sort-table" / "environment") == before
+    (folder / "people.csv").write_text("name,age\n")
+    changed = digest(folder)
+    (folder / "people.csv").chmod(0o755)
+    assert len({before, changed, digest(folder)}) == 3

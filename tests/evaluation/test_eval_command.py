@@ -1,0 +1,351 @@
+"""`ropewalk eval` on real servers: random and callable policies, models, kills, resumption, comparison."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_process import SUPPORT, ServeProcess, eventually, serve
+
+from envs.blackjack_env.baselines import baselines
+from openenv_core.cli.eval import COMMAND
+from openenv_core.cli.main import run
+from openenv_core.evaluation.records import EvaluationFolder, summarize
+
+LIMIT_S = 100
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[str]:
+    """A BlackJack server's URL."""
+    with serve(app="blackjack") as server:
+        yield url_of(server)
+
+
+def url_of(server: ServeProcess) -> str:
+    return f"http://{server.address}"
+
+
+def basic(observation: Mapping[str, Any]) -> dict[str, str]:
+    return {"action": "hit" if observation["player_total"] < 17 else "stand"}
+
+
+class Once:
+    """A policy with state of its own in each episode: stands from the second decision on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self, observation: Mapping[str, Any]) -> dict[str, str]:
+        self.asked += 1
+        return {"action": "hit" if self.asked == 1 else "stand"}
+
+
+def wrong(observation: Mapping[str, Any]) -> dict[str, str]:
+    return {"action": "fold"}
+
+
+def broken(observation: Mapping[str, Any]) -> dict[str, str]:
+    raise RuntimeError("it is broken")
+
+
+HERE = "test_eval_command"
+
+
+def evaluate(*words: str) -> int:
+    return run(COMMAND, words)
+
+
+def figures(folder: Path) -> Any:
+    return json.loads((folder / "evaluation.json").read_text())["environments"]
+
+
+def test_random_policy_has_the_exact_return(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "random"
+    assert evaluate(table, "--policy", "random", "--episodes", "600", "--out", str(out)) == 0
+    exact = baselines()["random"].evaluation
+    found = figures(out)[table]
+    assert found["ci95"][0] <= exact.mean_return <= found["ci95"][1]
+    assert found["win_ci95"][0] <= exact.win <= found["win_ci95"][1]
+    assert (found["episodes"], found["dropped"], found["unscored"], found["endings"]) == (
+        600,
+        0,
+        0,
+        {"completed": 600},
+    )
+    told = capsys.readouterr()
+    assert table in told.out
+    assert "600 of 600" in told.err
+
+
+def test_policies_are_compared_task_by_task(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    folders = [tmp_path / name for name in ("random", "basic", "once")]
+    for folder, policy in zip(folders, ("random", f"{HERE}:basic", f"{HERE}.Once"), strict=True):
+        assert evaluate(table, "--policy", policy, "--episodes", "150", "--out", str(folder)) == 0
+    hits = {tuple(turn["answer"] for turn in one["turns"])[:2] for one in lines(folders[2])}
+    assert hits == {('{"action": "hit"}',), ('{"action": "hit"}', '{"action": "stand"}')}
+    capsys.readouterr()
+    assert evaluate("--compare", *map(str, folders[:2]), "--json") == 0
+    found = json.loads(capsys.readouterr().out)[table]
+    assert found["tasks"] == found["better"] + found["equal"] + found["worse"] == 150
+    assert found["difference"] == pytest.approx(found["second_mean"] - found["first_mean"])
+    assert found["ci95"][0] > 0  # hitting below 17 is better than chance, on the same hands
+    assert evaluate("--compare", *map(str, folders[:2])) == 0
+    assert "B better" in capsys.readouterr().out
+
+
+def lines(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "rollouts" / "000001.jsonl").read_text().splitlines()]
+
+
+def test_what_a_policy_gets_wrong(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    out = str(tmp_path / "wrong")
+    assert evaluate(table, "--policy", f"{HERE}:wrong", "--episodes", "3", "--out", out) == 0
+    assert {(one["ending"], one["reward"]) for one in lines(Path(out))} == {("refused_action", 0.0)}
+    assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
+    assert "it is broken" in capsys.readouterr().err
+    for words, told in {
+        ("--policy", "random", "--out", out): "choose another by --out",
+        ("--policy", f"{HERE}:absent", "--out", str(tmp_path / "a")): "cannot import the policy",
+        ("--policy", "random", "--episodes", "0"): "episodes: Input should be greater than 0",
+        ("--policy", "random", "--resume", out): "--resume without --policy and ENV",
+        (): "expected environments and --policy",
+        ("--policy", "random", "--split", "test", "--out", str(tmp_path / "b")): "split 'test'",
+    }.items():
+        assert evaluate(table, *words) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+class Killed:
+    """An evaluation in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        program = (
+            "import sys; from openenv_core.cli.main import run; from openenv_core.cli.eval import COMMAND; "
+        )
+        command = [sys.executable, "-c", f"{program}sys.exit(run(COMMAND, sys.argv[1:]))", *words]
+        self.process = subprocess.Popen(command, cwd=SUPPORT, stderr=subprocess.PIPE, text=True)
+
+    def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
+        if number is not None:
+            self.process.send_signal(number)
+        _, told = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_evaluation_goes_on_to_the_same_figures(
+    table: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = (
+        table,
+        "--policy",
+        "random",
+        "--episodes",
+        "400",
+        "--repetitions",
+        "2",
+        "--sessions",
+        "4",
+        "--out",
+    )
+    assert evaluate(*words, str(whole)) == 0
+    one = Killed(*words, str(killed))
+    records = killed / "rollouts" / "000001.jsonl"
+    eventually(lambda: records.exists() and records.read_bytes().count(b"\n") > 200)
+    status, told = one.end(number)
+    if number is signal.SIGTERM:
+        assert (status, "--resume" in told) == (130, True)
+    played = records.read_bytes()
+    assert played.count(b"\n") < 800
+    records.write_bytes(played + b'{"environment": "cut o')  # as a kill may leave it
+    assert evaluate("--resume", str(killed)) == 0
+    assert figures(killed) == figures(whole)
+    assert figures(killed)[table]["episodes"] == len(lines(killed)) == 800
+
+
+def test_lost_episode_is_counted_apart_and_played_again(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert evaluate(table, "--policy", "random", "--episodes", "3", "--out", str(out)) == 0
+    whole = figures(out)
+    lost = {**lines(out)[0], "ending": "failed_environment", "reward": None, "reason": "it was lost"}
+    unscored = {**lines(out)[1], "ending": "failed_reward", "reward": None, "reason": "nobody can judge it"}
+    with (out / "rollouts" / "000001.jsonl").open("a") as file:
+        file.write("".join(f"{json.dumps(line)}\n" for line in (lost, unscored)))
+    found = summarize(list(EvaluationFolder(out).read().records.values()))
+    assert (found["episodes"], found["dropped"], found["unscored"]) == (1, 1, 1)
+    capsys.readouterr()
+    assert evaluate("--resume", str(out)) == 0
+    assert "0 dropped and 1 unscored, the last one because: nobody can judge it" in capsys.readouterr().err
+    assert (figures(out)[table]["episodes"], len(lines(out))) == (2, 6)
+    assert whole[table]["episodes"] == 3
+
+
+def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    with serve(app="blackjack") as server:
+        url = url_of(server)
+
+        def kill() -> None:
+            eventually(lambda: (out / "rollouts" / "000001.jsonl").exists() and len(lines(out)) > 100)
+            server.process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        words = (url, "--policy", "random", "--episodes", "100000", "--sessions", "4", "--patience", "0.2")
+        assert evaluate(*words, "--out", str(out)) == 1
+        killer.join()
+    told = capsys.readouterr().err
+    assert "4 episodes in a row were lost" in told
+    assert f"--resume {out}" in told
+    records = EvaluationFolder(out).read().records.values()
+    lost = [one for one in records if one.ending == "failed_environment"]
+    assert len(lost) >= 4
+    assert {one.reward for one in lost} == {None}
+    assert {one.ending for one in records} == {"completed", "failed_environment"}
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """A model behind the OpenAI chat protocol: its URL, the requests, and what it answers one after the other."""
+    asked: list[Any] = []
+    answers: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, {"data": [{"id": "m"}]})
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            found = answers[min(len(asked), len(answers)) - 1]
+            refused = isinstance(found, int)
+            self.reply(found if refused else 200, {"choices": [{"message": found}]})
+
+        def reply(self, status: int, body: Any) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class says so
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked, answers
+        server.shutdown()
+        thread.join()
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+
+def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]]) -> None:
+    url, asked, answers = model
+    answers += [{"content": "Hm."}, call("act", "{"), call("act", '{"action": "stand"}')]
+    out = tmp_path / "out"
+    assert evaluate(table, "--policy", url, "--episodes", "1", "--out", str(out)) == 0
+    (record,) = lines(out)
+    assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 2, 3)
+    assert asked[0]["tools"][0]["function"]["name"] == "act"
+    assert asked[0]["messages"][0]["content"].startswith("You hold")
+    said = [message["content"] for message in asked[2]["messages"] if message["role"] in ("user", "tool")]
+    assert "there is no call of a tool" in said[1]
+    assert said[2] == "error: the arguments are no JSON object: {"
+    assert record["turns"][1]["context"].startswith("[user] error: there is no call")
+
+
+def test_server_with_room_for_one_is_waited_for(
+    tmp_path: Path, model: tuple[str, list[Any], list[Any]]
+) -> None:
+    url, _, answers = model
+    answers.append(call("act", '{"action": "stand"}'))
+    with serve("--max-sessions", "1", app="blackjack") as server:
+        for policy in ("random", url):
+            out = tmp_path / policy[-2:]
+            how = f"--policy {policy} --sessions 4 --patience 0.2 --timeout 5 --episodes 20 --out {out}"
+            assert evaluate(url_of(server), *how.split()) == 0
+            found = figures(out)[url_of(server)]
+            assert (found["episodes"], found["dropped"]) == (20, 0)
+
+
+def test_model_plays_in_text_until_its_context_is_full(
+    table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, asked, answers = model
+    answers += [{"content": "I cannot say."}, 400]
+    out = tmp_path / "out"
+    words = (table, "--policy", url, "--mode", "text", "--episodes", "1", "--system", "Play well.", "--out")
+    assert evaluate(*words, str(out)) == 0
+    (record,) = lines(out)
+    assert (record["ending"], record["reward"]) == ("truncated_length", 0.0)
+    assert "tools" not in asked[0]
+    assert asked[0]["messages"][0]["content"].startswith("Play well.\n\nCall one tool at a time")
+    answers[:] = [400]
+    asked.clear()
+    assert evaluate(*words, str(tmp_path / "refused")) == 1
+    assert "refuses the first request" in capsys.readouterr().err
+    answers[:] = [503]
+    late = ("--policy-timeout", "0.2", "--out", str(tmp_path / "late"))
+    assert evaluate(*words[:-1], *late) == 1  # it has no figure, and no zero
+    assert "1 dropped" in capsys.readouterr().err
+    assert {(one["ending"], one["reward"]) for one in lines(tmp_path / "late")} == {("failed_policy", None)}
+
+
+def test_tasks_of_a_split_are_repeated_in_several_environments(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with serve(app="sqlite") as server:
+        how = "--policy random --split test --episodes 2 --repetitions 3 --max-turns 2 --success 1 --out"
+        assert evaluate(url_of(server), *how.split(), str(out)) == 0
+        found = figures(out)[url_of(server)]
+        assert (found["episodes"], found["win_rate"], found["pass_at"]["3"][0]) == (6, 0.0, 0.0)
+        played = sorted((one["group"], one["sibling"]) for one in lines(out))
+        assert played == [(task, sibling) for task in range(2) for sibling in range(3)]
+        several = tmp_path / "several"
+        how = "--policy random --episodes 2 --max-turns 2 --out"
+        assert evaluate(url_of(server), table, *how.split(), str(several)) == 0
+        assert list(figures(several)) == [url_of(server), table]
+        assert len({one["group"] for one in lines(several)}) == 4
+
+
+def test_evaluation_needs_nothing_heavy(table: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from openenv_core.cli.main import run; from openenv_core.cli.eval import COMMAND; "
+        "status = run(COMMAND, sys.argv[1:]); "
+        "print(sorted({'torch', 'numpy', 'jsonschema', 'fastapi'} & set(sys.modules))); sys.exit(status)"
+    )
+    words = (table, "--policy", "random", "--episodes", "2", "--out", str(tmp_path / "out"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

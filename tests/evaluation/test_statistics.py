@@ -1,0 +1,75 @@
+"""Intervals, against tables and by hand; what scored episodes come to, alone and beside others."""
+
+import pytest
+
+from openenv_core.evaluation.statistics import (
+    figures,
+    mean_interval,
+    paired_figures,
+    pass_at_k,
+    student_95,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [(1, 12.706), (30, 2.042), (40, 2.0211), (10**6, 1.96)],
+)
+def test_quantiles(degrees: int, t: float) -> None:
+    assert student_95(degrees) == pytest.approx(t, abs=1e-4)
+
+
+def test_by_hand() -> None:
+    # Mean 2, standard deviation 1, t of 2 degrees 4.303: 4.303 / sqrt(3) = 2.4843.
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0, 2.0]])
+def test_what_has_no_spread_has_no_interval(values: list[float]) -> None:
+    assert mean_interval(values) is None
+
+
+# Of 4 attempts 2 succeed: of the 6 pairs one has no success. Of 3 attempts 1 succeeds: 2 of 3 pairs have it.
+@pytest.mark.parametrize(
+    ("count", "successes", "k", "estimate"), [(4, 2, 2, 5 / 6), (3, 1, 2, 2 / 3), (5, 0, 5, 0)]
+)
+def test_pass_at_k_counts_the_draws_with_a_success(
+    count: int, successes: int, k: int, estimate: float
+) -> None:
+    assert pass_at_k(count, successes, k) == pytest.approx(estimate)
+
+
+def test_repetitions_of_a_task_are_one_value_of_the_interval() -> None:
+    found = figures({0: [1.0, 1.0], 1: [0.0, 0.0], 2: [1.0, 0.0]}, repetitions=2)
+    assert (found["episodes"], found["mean_reward"], found["win_rate"]) == (6, 0.5, 0.5)
+    # The means of the tasks are 1, 0, 0.5: their standard deviation 0.5, so 4.303 x 0.5 / sqrt(3) to each side.
+    assert found["ci95"] == pytest.approx([0.5 - 1.2422, 0.5 + 1.2422], abs=1e-4)
+    assert found["pass_at"]["2"] == [pytest.approx(2 / 3), list(wilson_interval(2, 3)), 3]
+    one_short = figures({0: [1.0, 1.0], 1: [0.0], 2: []}, repetitions=2)
+    assert (one_short["episodes"], one_short["pass_at"]["2"]) == (3, [1.0, None, 1])
+
+
+def test_success_is_above_zero_or_what_one_says() -> None:
+    rewards = {0: [0.5], 1: [0.0], 2: [1.0]}
+    assert figures(rewards)["win_rate"] == pytest.approx(2 / 3)
+    assert figures(rewards, success=1.0)["win_rate"] == pytest.approx(1 / 3)
+    assert figures({}) == {
+        "episodes": 0,
+        "mean_reward": None,
+        "ci95": None,
+        "win_rate": None,
+        "win_ci95": None,
+    }
+
+
+def test_pairs_of_tasks_by_hand() -> None:
+    first = {1: [0.0], 2: [0.0, 1.0], 3: [1.0], 4: [1.0]}
+    second = {1: [1.0], 2: [1.0], 3: [1.0], 5: [1.0]}
+    found = paired_figures(first, second)
+    # The differences are 1, 0.5 and 0.
+    assert found.pop("ci95") == pytest.approx([0.5 - 1.2422, 0.5 + 1.2422], abs=1e-4)
+    assert found == {
+        **{"tasks": 3, "unpaired": 2, "first_mean": 0.5, "second_mean": 1.0, "difference": 0.5},
+        **{"better": 2, "equal": 1, "worse": 0},
+    }

@@ -1,0 +1,1 @@
+"""An environment that was written with the released rubrics."""

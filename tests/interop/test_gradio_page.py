@@ -1,0 +1,38 @@
+"""A page that an author has made with Gradio: the real one, as the released package brings it, before our server."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from released import DRIVERS, environment, python
+from serve_process import SUPPORT, serve
+
+
+def gradio_alone(folder: Path) -> str:
+    """Return a folder with Gradio and what it stands on, without what is here, or the released package."""
+    (there,) = python("0.10.0").parents[1].glob("lib/python3*/site-packages")
+    here = {path.name.partition("-")[0] for path in Path(sys.prefix).glob("lib/python3*/site-packages/*")}
+    for path in there.iterdir():
+        name = path.name.partition("-")[0]
+        if name not in here and not name.startswith(("openenv", "_", "distutils")):
+            (folder / path.name).symlink_to(path)
+    return str(folder)
+
+
+def test_visitors_of_a_page_of_gradio_s_have_sessions_of_their_own(tmp_path: Path) -> None:
+    folders = ":".join((gradio_alone(tmp_path), str(DRIVERS), SUPPORT))
+    variables = environment(PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False")
+    with serve(
+        "--web", app="gradio_page:app", PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False"
+    ) as server:
+        url = f"http://{server.address}/web/"
+        command = [sys.executable, str(DRIVERS / "gradio_page.py"), url]
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=200, check=False, cwd=SUPPORT
+        )
+        title = "OpenEnv Agentic Environment: counter"
+        assert done.stdout.splitlines() == [f"{title}: 3", "5 5 1", f"{title}: 3", "5 5 1", "7 7 2"], (
+            done.stderr
+        )
+        assert server.get("/capacity")[1]["in_use"] == 2
+        assert server.get("/web/metadata")[1]["name"] == "counter"

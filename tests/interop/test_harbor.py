@@ -1,0 +1,46 @@
+"""Harbor's own trials of our tasks: its solution and its agent that does nothing earn there what they earn here."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from docker_engine import engine
+from harbor_tasks import NOTHING, SOLVED, TASKS
+from released import DRIVERS, ROOT, environment
+
+__all__ = ["engine"]
+
+HARBOR = ROOT / ".venvs" / "harbor-3.12" / "bin" / "python"
+PATIENCE_S = 500
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("count-lines", "sort-table"),
+        pytest.param(("fix-median", "make-tool", "report"), marks=pytest.mark.soak),
+    ],
+)
+def test_its_verdicts_are_ours(names: tuple[str, ...], tmp_path: Path) -> None:
+    if not HARBOR.is_file():
+        pytest.skip("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
+    command = [HARBOR, DRIVERS / "harbor_trials.py", tmp_path, *(TASKS / name for name in names)]
+    done = subprocess.run(
+        command,
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert list(told) == list(names)
+    for name, found in told.items():
+        assert (found["valid"], found["faults"]) == (True, []), name
+        assert found["oracle"] == {"rewards": SOLVED[name], "failure": None}, name
+        assert found["nop"] == {"rewards": NOTHING[name], "failure": None}, name

@@ -1,0 +1,70 @@
+"""Language models behind a server: what they are asked, what is read, and what a failure is."""
+
+import json
+import socket
+
+import pytest
+from chat_server import chat_server
+
+from openenv_core import llm_client
+from openenv_core.errors import LLMError
+from openenv_core.llm_client import LLMResponse, OpenAIClient, ToolCall, create_llm_client
+
+TOOL = {"name": "look", "description": "Look.", "inputSchema": {"type": "object", "properties": {"at": {}}}}
+CHAT = [{"role": "user", "content": "Where is it?"}]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_client, "RETRY_DELAY_S", 0.0)
+
+
+async def test_prompt_and_chat_with_tools_go_to_the_endpoint_and_come_back_read() -> None:
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "home"}'}}
+    with chat_server("four", {"content": None, "tool_calls": [called]}) as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m", api_key="k", system_prompt="Be brief.")
+        assert await client.complete("2 + 2?", temperature=0.5) == "four"
+        answer = await client.complete_with_tools(CHAT, [TOOL])
+    assert answer == LLMResponse("", [ToolCall("c1", "look", {"at": "home"})])
+    assert answer.to_message_dict()["tool_calls"][0]["function"] == called["function"] | {
+        "arguments": json.dumps({"at": "home"})
+    }
+    first, second = server.asked
+    assert (first["path"], server.keys[0]) == ("/v1/chat/completions", "Bearer k")
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert (first["temperature"], first["max_tokens"], first["model"]) == (0.5, 256, "m")
+    assert second["tools"][0]["function"]["parameters"] == TOOL["inputSchema"]
+
+
+async def test_busy_servers_are_asked_again_and_others_are_not() -> None:
+    with chat_server(429, 503, "there") as server:
+        assert await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?") == "there"
+    assert len(server.asked) == 3
+    with chat_server(500) as server, pytest.raises(LLMError, match="got HTTP 500"):
+        await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?")
+    assert len(server.asked) == llm_client.ATTEMPTS
+    with chat_server(401) as server, pytest.raises(LLMError, match="got HTTP 401"):
+        await OpenAIClient("http://127.0.0.1", server.port, "m", api_key="secret").complete("?")
+    assert len(server.asked) == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(LLMError, match="ConnectError"):
+        await OpenAIClient("http://127.0.0.1", port, "m").complete("?")
+
+
+async def test_answers_that_cannot_be_read_are_failures() -> None:
+    broken = {"id": "c", "function": {"name": "look", "arguments": "{"}}
+    with chat_server({"content": "", "tool_calls": [broken]}, b"{}", b"<html>") as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m")
+        for said in ("expected arguments of tools in JSON", "expected a chat completion of", "got '<html>'"):
+            with pytest.raises(LLMError, match=said):
+                await client.complete_with_tools(CHAT, [])
+
+
+def test_hosted_models_get_the_fields_that_they_take() -> None:
+    client = create_llm_client("OpenAI", "o3-mini", "k")
+    assert isinstance(client, OpenAIClient)
+    asked = client._asked([], {"max_tokens": 9})
+    assert asked == {"model": "o3-mini", "messages": [], "max_completion_tokens": 9}
+    with pytest.raises(ValueError, match="expected provider to be"):
+        create_llm_client("elsewhere", "m", "k")

@@ -1,0 +1,437 @@
+"""E2B's released clients, unchanged, on `ropewalk sandboxes`: each of its faces, processes and containers."""
+
+import base64
+import io
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from e2b_service import IMAGE, OTHER, Service, eventually
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
+
+with suppress(ImportError):  # the fixture `client` says so
+    import e2b
+
+
+# ---- sandboxes
+
+
+def test_a_sandbox_is_told_of_listed_and_killed(
+    client: Any, service: Service, sandbox: Any, template: str
+) -> None:
+    info = sandbox.get_info()
+    assert (info.sandbox_id, info.template_id, info.metadata) == (sandbox.sandbox_id, template, {"run": "7"})
+    assert (info.state, info.cpu_count, info.memory_mb) == (e2b.SandboxState.RUNNING, 1, 1024)
+    assert 100 < (info.end_at - info.started_at).total_seconds() < 140
+    again = client.connect(sandbox.sandbox_id, **service.options())
+    assert again.commands.run("echo $GREETING").stdout == "aye\n"
+    assert sandbox.is_running()
+    assert sandbox.kill()
+    assert not sandbox.is_running()
+    assert not client.kill(sandbox.sandbox_id, **service.options())
+    with pytest.raises(e2b.SandboxNotFoundException):
+        client.connect(sandbox.sandbox_id, **service.options())
+    with pytest.raises(e2b.SandboxNotRunningException):
+        sandbox.commands.run("true")
+
+
+def test_lists_are_filtered_and_come_in_pages(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
+    run = uuid4().hex
+    made = [create(metadata={"run": run, "odd & even": str(n % 2)}).sandbox_id for n in range(5)]
+
+    def listed(metadata: dict[str, str], **options: Any) -> list[list[str]]:
+        query = e2b.SandboxQuery(metadata={"run": run, **metadata})
+        pages, found = client.list(query=query, **options, **service.options()), []
+        while pages.has_next:
+            found.append([each.sandbox_id for each in pages.next_items()])
+        return found
+
+    assert listed({}) == [made]
+    assert listed({}, limit=2) == [made[:2], made[2:4], made[4:]]
+    assert listed({}, order="desc", limit=4) == [made[:0:-1], made[:1]]
+    assert listed({"odd & even": "1"}) == [made[1::2]]
+    assert listed({"odd & even": "2"}) == [[]]
+    paused = e2b.SandboxQuery(metadata={"run": run}, state=[e2b.SandboxState.PAUSED])
+    assert client.list(query=paused, **service.options()).next_items() == []
+
+
+def test_time_is_given_and_runs_out(client: Any, service: Service, create: Callable[..., Any]) -> None:
+    sandbox = create()
+    sandbox.set_timeout(600)
+    left = sandbox.get_info().end_at.timestamp() - time.time()
+    assert 580 < left < 610
+    client.connect(sandbox.sandbox_id, timeout=5, **service.options())  # never shortens it
+    assert sandbox.get_info().end_at.timestamp() - time.time() > 500
+    sandbox.set_timeout(0)
+    eventually(lambda: not sandbox.is_running())
+    with pytest.raises(e2b.SandboxException, match="86400"):
+        create().set_timeout(10**6)
+
+
+def test_a_pause_keeps_processes_and_memory(client: Any, service: Service, sandbox: Any) -> None:
+    sandbox.run_code("kept = 41")
+    running = sandbox.commands.run("sleep 600", background=True)
+    assert sandbox.pause()
+    assert not sandbox.pause()
+    assert sandbox.get_info().state == e2b.SandboxState.PAUSED
+    assert not sandbox.is_running()
+    again = client.connect(sandbox.sandbox_id, **service.options())
+    assert again.run_code("kept + 1").text == "42"
+    assert [each.pid for each in again.commands.list()] == [running.pid]
+    with pytest.raises(e2b.SandboxException, match="filesystem"):
+        again.pause(mode="filesystem")
+
+
+def test_what_runs_out_of_time_may_be_paused(create: Callable[..., Any]) -> None:
+    sandbox = create(lifecycle={"on_timeout": "pause"})
+    sandbox.set_timeout(0)
+    eventually(lambda: sandbox.get_info().state == e2b.SandboxState.PAUSED)
+
+
+def test_keys_never_meet(client: Any, service: Service, create: Callable[..., Any]) -> None:
+    mine, other = create(), service.options(OTHER)
+    with pytest.raises(e2b.SandboxNotFoundException):
+        client.connect(mine.sandbox_id, **other)
+    assert not client.kill(mine.sandbox_id, **other)
+    assert mine.sandbox_id not in [each.sandbox_id for each in client.list(**other).next_items()]
+    with pytest.raises(e2b.SandboxNotFoundException):
+        client.set_timeout(mine.sandbox_id, 1, **other)
+    for key in ("no-such-key-anywhere-here", "x"):
+        with pytest.raises(e2b.AuthenticationException):
+            client.create("base", **service.options(key))
+    theirs = create(key=OTHER)
+    headers = {"E2b-Sandbox-Id": mine.sandbox_id, "X-Access-Token": theirs._envd_access_token}
+    for path in ("/files?path=x", "/health", "/contexts"):
+        assert httpx.get(service.url + path, headers=headers).status_code == 401
+    answer = httpx.post(service.url + "/process.Process/List", headers=headers, json={})
+    assert answer.status_code == 401
+    assert mine._envd_access_token not in answer.text
+    assert mine.is_running()
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "status", "said"),
+    [
+        ("no-such-template", {}, 404, "no-such-template"),
+        ("python:no-such-tag", {}, 404, "no-such-tag"),
+        ("base", {"volume_mounts": {"/data": "disk"}}, 400, "volume"),
+        ("base", {"network": {"deny_out": ["10.0.0.0/8"]}}, 400, "network"),
+        ("base", {"timeout": 10**6}, 400, "86400"),
+        ("base", {"lifecycle": {"on_timeout": {"action": "pause", "mode": "filesystem"}}}, 400, "filesystem"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    client: Any, service: Service, template: str, options: dict[str, Any], status: int, said: str
+) -> None:
+    with pytest.raises(e2b.SandboxException, match=said) as refused:
+        client.create(template, **{**service.options(), **options})
+    assert refused.value.status_code == status
+
+
+# ---- commands
+
+
+def test_commands_tell_what_they_print_and_how_they_end(sandbox: Any) -> None:
+    printed: list[str] = []
+    done = sandbox.commands.run(
+        "echo $GREETING $MORE; pwd; echo wrong >&2",
+        envs={"MORE": "sir"},
+        cwd="/usr",
+        on_stdout=printed.append,
+    )
+    assert (done.stdout, done.stderr, done.exit_code) == ("aye sir\n/usr\n", "wrong\n", 0)
+    assert "".join(printed) == done.stdout
+    with pytest.raises(e2b.CommandExitException) as ended:
+        sandbox.commands.run("echo so far; exit 3")
+    assert (ended.value.exit_code, ended.value.stdout) == (3, "so far\n")
+    assert len(sandbox.commands.run("head -c 5000000 /dev/zero | tr '\\0' 'x'").stdout) == 5_000_000
+    assert sandbox.commands.run("printf '\\303'; sleep 0.1; printf '\\251\\n'").stdout == "é\n"
+    with pytest.raises(e2b.InvalidArgumentException, match="nowhere"):
+        sandbox.commands.run("true", cwd="/nowhere")
+    with pytest.raises(e2b.AuthenticationException, match="nobody-here"):
+        sandbox.commands.run("true", user="nobody-here")
+
+
+def test_a_command_has_its_time(sandbox: Any) -> None:
+    with pytest.raises(e2b.TimeoutException):
+        sandbox.commands.run("sleep 600", timeout=0.5)
+    eventually(lambda: sandbox.commands.list() == [])
+
+
+def test_commands_run_in_the_background(sandbox: Any) -> None:
+    running = sandbox.commands.run("cat; echo over; exit 5", background=True, stdin=True)
+    (told,) = [each for each in sandbox.commands.list() if each.pid == running.pid]
+    assert (told.pid, told.cmd, told.args[-1]) == (running.pid, "/bin/bash", "cat; echo over; exit 5")
+    joined = sandbox.commands.connect(running.pid)
+    running.send_stdin("one\n")
+    sandbox.commands.send_stdin(running.pid, b"two\n")
+    sandbox.commands.close_stdin(running.pid)
+    for handle in (running, joined):
+        with pytest.raises(e2b.CommandExitException) as ended:
+            handle.wait()
+        assert (ended.value.stdout, ended.value.exit_code) == ("one\ntwo\nover\n", 5)
+    for gone in (sandbox.commands.connect, lambda pid: sandbox.commands.send_stdin(pid, "x")):
+        with pytest.raises(e2b.NotFoundException):
+            gone(running.pid)
+
+
+def test_commands_are_killed_and_left_alone(sandbox: Any) -> None:
+    running = sandbox.commands.run("echo begun; exec sleep 600", background=True)
+    running.disconnect()
+    assert running.pid in [each.pid for each in sandbox.commands.list()]
+    joined = sandbox.commands.connect(running.pid)
+    assert sandbox.commands.kill(running.pid)
+    with pytest.raises(e2b.CommandExitException) as ended:
+        joined.wait()
+    assert (ended.value.exit_code, ended.value.error) == (-1, "signal: killed")
+    assert not sandbox.commands.kill(running.pid)
+
+
+def test_what_nobody_reads_goes_on(sandbox: Any) -> None:
+    running = sandbox.commands.run("head -c 3000000 /dev/zero; touch done", background=True)
+    eventually(lambda: sandbox.files.exists("done"))  # its reader has taken nothing yet
+    assert len(running.wait().stdout) == 3_000_000
+    sandbox.commands.run("yes", background=True).disconnect()
+    assert sandbox.commands.run("echo quick").stdout == "quick\n"
+
+
+def test_input_streams(client: Any, create: Callable[..., Any]) -> None:
+    if not isinstance(client, type):
+        pytest.skip("one face is enough")
+    sandbox = create()
+    running = sandbox.commands.run("wc -c", background=True, stdin=True)
+    sandbox.commands.stream_input(running.pid, [b"x" * 1_500_000, "y" * 10])
+    sandbox.commands.close_stdin(running.pid)
+    assert running.wait().stdout.split() == ["1500010"]
+
+
+# ---- files
+
+
+def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
+    files = sandbox.files
+    wrote = files.write("deep/down/a.txt", "früh")
+    assert (wrote.name, wrote.type.value) == ("a.txt", "file")
+    assert sandbox.commands.run("cat deep/down/a.txt").stdout == "früh"
+    assert (files.read("deep/down/a.txt"), files.read(wrote.path)) == ("früh", "früh")
+    big = bytes(range(256)) * 10_000
+    assert len(files.write_files([{"path": "b", "data": big}, {"path": 'odd "name" é', "data": b""}])) == 2
+    assert (bytes(files.read("b", format="bytes")), files.read('odd "name" é')) == (big, "")
+    told = files.get_info("b")
+    assert (told.size, told.type.value, told.permissions, told.symlink_target) == (
+        len(big),
+        "file",
+        "rw-r--r--",
+        None,
+    )
+    assert [each.name for each in files.list("deep", depth=2)] == ["down", "a.txt"]
+    sandbox.commands.run("ln -s b link")
+    assert files.get_info("link").symlink_target == "b"
+    assert files.make_dir("made/here")
+    assert not files.make_dir("made/here")
+    moved = files.rename("b", "made/there/b")
+    assert (files.exists("b"), files.exists(moved.path)) == (False, True)
+    for path in ("made", "made", "link"):
+        files.remove(path)
+    assert not files.exists("made")
+
+
+def test_files_that_cannot_be_had(sandbox: Any) -> None:
+    files = sandbox.files
+    files.write("plain", "x")
+    for act in (files.read, files.list, files.get_info, lambda path: files.rename(path, "y")):
+        with pytest.raises(e2b.FileNotFoundException):
+            act("no/such")
+    for act in (
+        lambda: files.read("."),
+        lambda: files.list("plain"),
+        lambda: files.write(".", "x"),
+        lambda: files.make_dir("plain"),
+        lambda: files.read("nul\0"),
+    ):
+        with pytest.raises(e2b.InvalidArgumentException):
+            act()
+    sandbox.commands.run("mkfifo pipe || ln -s /dev/zero pipe")
+    with pytest.raises(e2b.InvalidArgumentException):
+        files.read("pipe")
+    assert sandbox.commands.run("echo lives").stdout == "lives\n"
+
+
+def test_files_stream(create: Callable[..., Any]) -> None:
+    sandbox = create()
+    data = bytes(range(256)) * 12_000
+    sandbox.files.write("a", io.BytesIO(data))
+    sandbox.files.write("b", data, gzip=True)
+    assert (
+        bytes(sandbox.files.read("a", format="bytes"))
+        == bytes(sandbox.files.read("b", format="bytes"))
+        == data
+    )
+    with pytest.raises(e2b.NotEnoughSpaceException):
+        sandbox.files.write("c", io.BytesIO(b"\0" * (80 << 20)))
+
+
+def test_links_to_files(service: Service, create: Callable[..., Any]) -> None:
+    sandbox = create()
+    sandbox.files.write("note", "for whoever has the link")
+    url = sandbox.download_url("note", use_signature_expiration=60)
+    assert httpx.get(url).text == "for whoever has the link"
+    answer = httpx.post(sandbox.upload_url("put"), files={"file": ("ignored", b"there")})
+    assert answer.json()[0]["name"] == "put"
+    assert sandbox.files.read("put") == "there"
+    for bad in (
+        url.replace("note", "put"),
+        sandbox.download_url("note", use_signature_expiration=-5),
+        url[:-30],
+    ):
+        assert httpx.get(bad).status_code in (401, 502)
+    assert httpx.post(url, files={"file": ("note", b"overwritten")}).status_code in (401, 502)
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_folders_are_watched(client: Any, sandbox: Any, recursive: bool) -> None:
+    sandbox.files.make_dir("seen/below")
+    events: list[Any] = []
+    if isinstance(client, type):
+        handle = sandbox.files.watch_dir("seen", recursive=recursive)
+    else:
+        handle = sandbox.files.watch_dir("seen", events.append, recursive=recursive)
+
+    def look() -> list[tuple[str, str]]:
+        if isinstance(client, type):
+            events.extend(handle.get_new_events())
+        else:
+            sandbox.is_running()  # lets the loop turn
+        return [(each.type.value, each.name) for each in events]
+
+    sandbox.files.write("seen/a", "1")
+    sandbox.files.write("seen/below/b", "1")
+    eventually(lambda: ("create", "a") in look())
+    sandbox.files.write("seen/a", "22")
+    eventually(lambda: ("write", "a") in look())
+    sandbox.files.rename("seen/a", "seen/c")
+    eventually(lambda: {("rename", "a"), ("create", "c")} <= set(look()))
+    sandbox.files.remove("seen/c")
+    eventually(lambda: ("remove", "c") in look())
+    assert (("create", "below/b") in look()) == recursive
+    handle.stop()
+    with pytest.raises(e2b.FileNotFoundException):
+        sandbox.files.watch_dir("nowhere", *([] if isinstance(client, type) else [print]))
+
+
+# ---- code
+
+PNG = b"\x89PNG of a kind"
+SHOWS = f"class Picture:\n    def _repr_png_(self): return {PNG!r}\ndisplay(Picture())"
+
+
+def test_cells_keep_state_and_show_results(sandbox: Any) -> None:
+    streamed: list[str] = []
+    done = sandbox.run_code(
+        "import os, sys\nprint('out')\nprint('err', file=sys.stderr)\nos.system('echo below')\nx = 20\nx + 1",
+        on_stdout=lambda message: streamed.append(message.line),
+    )
+    assert (done.text, "".join(done.logs.stdout), "".join(done.logs.stderr)) == (
+        "21",
+        "out\nbelow\n",
+        "err\n",
+    )
+    assert ("".join(streamed), done.execution_count, done.error) == ("out\nbelow\n", 1, None)
+    failed = sandbox.run_code("y = x\nundefined_name")
+    assert (failed.error.name, failed.execution_count) == ("NameError", 2)
+    assert "undefined_name" in failed.error.traceback
+    assert sandbox.run_code("y").text == "20"
+    (picture,) = sandbox.run_code(SHOWS).results
+    assert (base64.b64decode(picture.png), picture.is_main_result) == (PNG, False)
+    assert sandbox.run_code("import asyncio; await asyncio.sleep(0, 'awaited')").text == "'awaited'"
+    assert (
+        sandbox.run_code("os.environ['ONCE'] + os.environ['GREETING']", envs={"ONCE": "1"}).text == "'1aye'"
+    )
+    assert sandbox.run_code("os.environ.get('ONCE')").results == []
+    assert sandbox.run_code("sys.stdin.read()").text == "''"
+    sandbox.files.write("data.txt", "shared")
+    assert sandbox.run_code("open('data.txt').read()").text == "'shared'"
+
+
+def test_output_comes_while_code_runs(sandbox: Any) -> None:
+    came: list[str] = []
+    sandbox.files.write("gate", "")
+
+    def heard(message: Any) -> None:
+        came.append(message.line)
+
+    code = "import os, time\nprint('begun', flush=True)\nwhile os.path.exists('gate'): time.sleep(0.01)\ndisplay(1)"
+    running = sandbox.commands.run("sleep 1; rm gate", background=True)
+    done = sandbox.run_code(code, on_stdout=heard, timeout=60)
+    assert (came, [each.text for each in done.results]) == (["begun\n"], ["1"])
+    running.wait()
+
+
+def test_contexts_are_apart(sandbox: Any) -> None:
+    sandbox.files.make_dir("elsewhere")
+    one, two = sandbox.create_code_context(), sandbox.create_code_context(cwd="elsewhere")
+    sandbox.run_code("x = 1", context=one)
+    sandbox.run_code("x = 2", context=two)
+    assert [sandbox.run_code("x", context=each).text for each in (one, two)] == ["1", "2"]
+    assert sandbox.run_code("import os; os.path.basename(os.getcwd())", context=two).text == "'elsewhere'"
+    assert {each.id for each in sandbox.list_code_contexts()} == {one.id, two.id}
+    sandbox.restart_code_context(one)
+    assert sandbox.run_code("x", context=one).error.name == "NameError"
+    sandbox.remove_code_context(two)
+    with pytest.raises(e2b.NotFoundException):
+        sandbox.run_code("x", context=two)
+    with pytest.raises(e2b.SandboxException, match="cobol"):
+        sandbox.run_code("x", language="cobol")
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(600)"])
+def test_code_has_its_time_and_keeps_its_state(sandbox: Any, code: str) -> None:
+    sandbox.run_code("kept = 42")
+    with pytest.raises(e2b.TimeoutException):
+        sandbox.run_code(code, timeout=1)
+    assert sandbox.run_code("kept", timeout=60).text == "42"
+
+
+def test_an_interpreter_that_is_lost_is_told_and_replaced(sandbox: Any) -> None:
+    sandbox.run_code("kept = 1")
+    done = sandbox.run_code("print('last words', flush=True); import os; os._exit(3)")
+    assert (done.error.name, "".join(done.logs.stdout)) == ("InterpreterLost", "last words\n")
+    assert sandbox.run_code("kept").error.name == "NameError"
+    stubborn = (
+        "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass"
+    )
+    with pytest.raises(e2b.TimeoutException):
+        sandbox.run_code(stubborn, timeout=1)
+    assert sandbox.run_code("6 * 7", timeout=60).text == "42"
+
+
+# ---- extensions, and ports inside
+
+
+def test_isolation_is_told_in_answers(service: Service, sandbox: Any, template: str) -> None:
+    headers = {"X-API-Key": service.options()["api_key"]}
+    told = httpx.get(f"{service.url}/sandboxes/{sandbox.sandbox_id}", headers=headers).json()
+    assert told["isolation"] in (["namespaces", "lsm"] if template == "base" else ["container"])
+
+
+@pytest.mark.docker
+def test_servers_inside_are_reached_through_the_one_port(
+    service: Service, create: Callable[..., Any], engine: object
+) -> None:
+    sandbox = create(IMAGE, allow_internet_access=False)
+    sandbox.files.write("page.txt", "from inside")
+    sandbox.commands.run("python3 -m http.server 8123", background=True)
+    url = f"{service.url}/sandboxes/{sandbox.sandbox_id}/ports/8123/page.txt"
+    eventually(lambda: httpx.get(url).status_code == 200)
+    assert httpx.get(url).text == "from inside"
+    for elsewhere in (url.replace("8123", "49983"), url.replace(sandbox.sandbox_id, "0" * 20)):
+        assert httpx.get(elsewhere).status_code == 502
+    with pytest.raises(e2b.CommandExitException):  # and nothing leads out
+        sandbox.commands.run("python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'")

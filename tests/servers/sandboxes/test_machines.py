@@ -1,0 +1,255 @@
+"""What a sandbox's agent may do to the service, how attacks fare, and what is left when the service is killed."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
+from slim_server import command
+
+from openenv_core import ServerStartError
+from openenv_core.errors import ConfigurationError
+from openenv_core.providers.docker import DockerEngine
+from openenv_core.providers.remote import (
+    RemoteSandboxProvider,
+    SandboxRefusedError,
+    SandboxServiceUnavailableError,
+)
+from openenv_core.sandbox.inside.agent import FRAME, pack
+from servers.sandboxes import guest as guests
+from servers.sandboxes.guest import Guest, GuestError
+from servers.sandboxes.table import ApiError, SandboxLimits
+
+sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
+
+from attacks.catalogue import CATALOGUE
+from attacks.model import FILTERED, MARK, with_tools
+from attacks.surroundings import SECRET, Surroundings
+
+# ---- an agent that the code has taken over
+
+
+@asynccontextmanager
+async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
+    """A guest, and the end that its agent would have."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    guest = Guest(reader, writer)
+    yield guest, theirs
+    theirs.close()
+    await guest.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff" * 64,
+        FRAME.pack(guests.MAX_HEADER + 1, 0),
+        FRAME.pack(2, guests.MAX_BLOB + 1) + b"{}",
+        FRAME.pack(2, 0) + b"[]",
+        FRAME.pack(2, 0) + b"{}",
+        FRAME.pack(60_000, 0) + b"[" * 60_000,
+        pack({"id": "one"}),
+        FRAME.pack(13, 0) + b'{"id": 1e400}',
+        pack({"hello": 1}),
+    ],
+)
+async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
+    async with forged() as (guest, agent), guest.subscribed("p1") as output:
+        asked = asyncio.create_task(guest.ask("stat", path="x"))
+        await asyncio.sleep(0)
+        agent.send(frame)
+        with pytest.raises(GuestError, match="was not found") as told:
+            await asyncio.wait_for(asked, PATIENCE_S)
+        assert told.value.code == "unavailable"
+        assert "no frame" in await guest.gone
+        came = await output.take(PATIENCE_S)
+        assert came is not None
+        assert came[0]["lost"]
+
+
+async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "MAX_HELD", 1 << 20)
+    monkeypatch.setattr(guests, "MAX_UNREAD", 1 << 20)
+    loop = asyncio.get_running_loop()
+    async with forged() as (guest, agent), guest.subscribed("p1") as output:
+        for _ in range(40):  # whatever the window says
+            await loop.sock_sendall(agent, pack({"stream": "p1", "pipe": "stdout"}, b"x" * 50_000))
+        await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}))
+        while (came := await output.take(PATIENCE_S)) is not None and not came[0].get("lost"):
+            pass
+        assert came is not None
+        assert "not read in time" in came[0]["status"]
+        # Output that nobody reads is acknowledged, and the agent reads nothing of that.
+        with suppress(OSError):
+            while not guest.gone.done():
+                await loop.sock_sendall(agent, pack({"stream": "nobody", "pipe": "stdout"}, b"x"))
+        assert "does not read" in await guest.gone
+
+
+def test_images_are_admitted_by_their_patterns() -> None:
+    limits = SandboxLimits(images=("my-env:*", "host:5000/team/*", "exact:1"))
+    for name in ("my-env", "my-env:2", "host:5000/team/tool", "exact:1"):
+        assert limits.image(name) == (name if ":" in name.rpartition("/")[2] else f"{name}:latest")
+    for name in (
+        "my-env2:1",
+        "evil/my-env:1",
+        "host:5000/team/tool:2",
+        "exact",
+        "exact:12",
+        "my-env@sha256:00",
+        "x",
+    ):
+        with pytest.raises(ApiError, match="expected a template"):
+            limits.image(name)
+    assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
+
+
+# ---- attacks, as cells of `run_code`
+
+LOOSER = ("processes", "persistence", "memory", "cpu", "output", "channel")
+"""Categories about limits of one execution, and about starting programs, which sandboxes may."""
+
+ITS_OWN = "signals/kill-supervisor"
+"""It signals its parent, which here is the sandbox's own agent."""
+
+PLAYED = [each for each in CATALOGUE if each.act is None and not each.snapshot and each.title != ITS_OWN]
+HELD = [each for each in PLAYED if each.holds <= FILTERED and each.category not in LOOSER]
+
+
+@pytest.mark.parametrize(
+    "attacks",
+    [
+        pytest.param([each for each in HELD if not each.slow and not each.alone][::6], id="some"),
+        pytest.param(HELD, id="all", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
+)
+@pytest.mark.interop
+async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> None:
+    from e2b_code_interpreter import AsyncSandbox
+
+    zygote = psutil.Process(service.process.pid).children()[0].pid
+    found: dict[str, list[str]] = {}
+    async with Surroundings() as around:
+        host = {**around.host(zygote), "supervisor": service.process.pid, "isolation": "namespaces"}
+        for attack in attacks:
+            sandbox = await AsyncSandbox.create("base", timeout=120, **service.options())
+            said = ""
+            for cell in attack.cells:
+                with suppress(Exception):  # its time is over, or the sandbox has ended
+                    done = await sandbox.run_code(with_tools(cell, host), timeout=20)
+                    said += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
+            await sandbox.kill()
+            if MARK in said or SECRET in said:
+                found[attack.title] = [line for line in said.splitlines() if MARK in line or SECRET in line]
+        assert found == {}
+        assert await asyncio.to_thread(around.damage) == []
+    assert (await asyncio.to_thread(httpx.get, service.url + "/health")).json() == {"status": "healthy"}
+
+
+# ---- the end of the service
+
+
+def descendants(pid: int) -> set[int]:
+    return {each.pid for each in psutil.Process(pid).children(recursive=True)}
+
+
+def alive(pids: set[int]) -> set[int]:
+    found = set()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found
+
+
+@pytest.mark.docker
+@pytest.mark.interop
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
+    from e2b_code_interpreter import Sandbox
+
+    with running(tmp_path, "--image", "python:*") as service:
+        for template in ("base", IMAGE):
+            sandbox = Sandbox.create(template, **service.options())
+            sandbox.commands.run("sleep 600 & exec sleep 600", background=True)
+            sandbox.run_code("x = 1")
+            sandbox.files.write("x", "1")
+        Sandbox.create("base", **service.options()).pause()
+        pids = descendants(service.process.pid)
+        mine = f"-{service.process.pid}-"
+
+        def containers() -> list[str]:
+            found = engine.list_labelled("ropewalk.owner")
+            return [each["Id"] for each in found if mine in each["Labels"]["ropewalk.owner"]]
+
+        assert len(pids) > 5
+        assert len(containers()) == 1
+        service.process.send_signal(signum)
+        assert service.process.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+        eventually(lambda: not alive(pids))
+        eventually(lambda: not containers())
+        assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+# ---- the provider
+
+
+@pytest.mark.docker
+@pytest.mark.interop
+def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
+    engine: DockerEngine, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 20)
+    remote = RemoteSandboxProvider(
+        IMAGE, command=command(8123), port=8123, env_vars={"GREETING": "aye"}, lease_s=10, **service.options()
+    )
+    assert (remote.alive, remote.output(), remote.url) == (False, "", None)
+    with remote:
+        assert httpx.get(f"{remote.url}/health").json() == {"status": "healthy"}
+        assert remote.alive
+        assert remote.output() == "slim says aye\n"
+        first = remote.sandbox_id
+    assert (remote.alive, remote.url) == (False, None)
+    with remote:  # it starts again, in another
+        assert remote.sandbox_id != first
+        headers = {"X-API-Key": KEY}
+        one = f"{service.url}/sandboxes/{remote.sandbox_id}"
+        begun = httpx.get(one, headers=headers).json()["endAt"]
+        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > begun)
+        httpx.delete(one, headers=headers)
+        eventually(lambda: not remote.alive)
+        eventually(lambda: "is gone" in remote.output())
+
+
+@pytest.mark.interop
+def test_a_provider_says_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SandboxRefusedError, match="no-such-template") as refused:
+        RemoteSandboxProvider("no-such-template", **service.options()).start()
+    assert refused.value.status == 404
+    with pytest.raises(SandboxRefusedError) as refused:
+        RemoteSandboxProvider("base", **service.options("no-such-key-anywhere")).start()
+    assert refused.value.status == 401
+    nowhere = {**service.options(), "api_url": "http://127.0.0.1:9"}
+    with pytest.raises(SandboxServiceUnavailableError):
+        RemoteSandboxProvider("base", **nowhere).start()
+    with pytest.raises(ServerStartError, match="healthy within"):  # a process sandbox has no network
+        RemoteSandboxProvider("base", command=command(), start_timeout_s=1, **service.options()).start()
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    for options in (
+        {},
+        {"api_key": "two words"},
+        {"api_key": KEY, "lease_s": 0},
+        {"api_key": KEY, "command": "x"},
+    ):
+        with pytest.raises(ConfigurationError):
+            RemoteSandboxProvider("base", **options)  # type: ignore[arg-type] - for one, no list of words

@@ -1,0 +1,271 @@
+"""/metrics: each figure against what the test has counted itself, of one worker and of two."""
+
+import asyncio
+import json
+import time
+from collections import Counter as Tally
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from counter import LIMIT, BlockingCounter, Counter
+from mcp.shared.exceptions import MCPError
+from mcp_hosts import host
+from prometheus_client.parser import text_string_to_metric_families
+from serve_process import eventually, serve
+from server_apps import EVERY_WAY, HEADER, action, app_of, mcp, step
+from serving import request, serving, socket_to
+from toolbox import boxes
+from websockets.asyncio.client import ClientConnection, connect
+
+from openenv_core.protocol.batch import SUBPROTOCOL
+from servers.metrics import CALLS, CODES
+
+TOKEN = "correct-horse-battery-staple"
+PATIENT: dict[str, Any] = {"open_timeout": 60}  # a worker may be starting
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+async def scrape(address: str, **headers: str) -> Samples:
+    """Return the samples by their names and the values of their labels, the environment's apart."""
+    reply = await request(address, "GET", "/metrics", headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (
+            sample.name,
+            tuple(value for name, value in sample.labels.items() if name != "environment"),
+        ): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+@dataclass
+class Kept:
+    """What a test has counted."""
+
+    calls: Tally[str] = field(default_factory=Tally)
+    codes: Tally[str] = field(default_factory=Tally)
+    sessions: int = 0
+    received: int = 0
+    sent: int = 0
+
+    def agrees(self, samples: Samples) -> bool:
+        called = {name: samples["ropewalk_call_seconds_count", (name,)] for name in CALLS}
+        told = {code: samples["ropewalk_errors_total", (code,)] for code in CODES}
+        return (
+            called == {name: self.calls[name] for name in CALLS}
+            and told == {code: self.codes[code] for code in CODES}
+            and samples["ropewalk_sessions_opened_total", ()] == self.sessions
+            and samples["ropewalk_queue_wait_seconds_count", ()] == self.sessions
+            and samples["ropewalk_received_bytes_total", ()] == self.received
+            and samples["ropewalk_sent_bytes_total", ()] == self.sent
+        )
+
+    async def ask(
+        self, socket: ClientConnection, frame: dict[str, Any], call: str = "", code: str = ""
+    ) -> Any:
+        text = json.dumps(frame, ensure_ascii=False)
+        await socket.send(text)
+        reply = await socket.recv()
+        self.received += len(text.encode())
+        self.sent += len(reply.encode() if isinstance(reply, str) else reply)
+        self.calls[call] += bool(call)
+        self.codes[code] += bool(code)
+        return reply
+
+    async def post(
+        self, address: str, path: str, body: Any, session: str, call: str = "", code: str = ""
+    ) -> None:
+        content = json.dumps(body)
+        reply = await request(address, "POST", path, content, {HEADER: session})
+        self.received += len(content)
+        self.sent += len(reply.content)
+        self.calls[call] += bool(call)
+        self.codes[code] += bool(code)
+
+
+async def play(address: str, kept: Kept) -> None:
+    """Ask in every way for what is counted; every session ends."""
+    async with socket_to(address, **PATIENT) as socket:  # the released dialect
+        kept.sessions += 1
+        await kept.ask(socket, {"type": "reset", "data": {"episode_id": "née"}}, "reset")
+        for _ in range(LIMIT // 2):
+            await kept.ask(socket, step(), "step")
+        await kept.ask(socket, {"type": "state"})
+        await kept.ask(socket, step(), code="EXECUTION_ERROR")
+        await kept.ask(socket, step(13), code="VALIDATION_ERROR")
+        await kept.ask(socket, {"type": "dance"}, code="UNKNOWN_TYPE")
+        await kept.ask(socket, {"type": "mcp", "data": mcp("dance")}, code="-32601")
+    async with connect(
+        f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None, compression=None, **PATIENT
+    ) as socket:
+        kept.sessions += 2
+        await kept.ask(socket, {"id": 1, "op": "open", "count": 2})
+        await kept.ask(socket, {"id": 2, "op": "reset", "options": {"episode_id": "née"}})
+        kept.calls["reset"] += 2
+        await kept.ask(socket, {"id": 3, "op": "state"})
+        actions = [{"amount": 2}, {"amount": 13}]
+        await kept.ask(socket, {"id": 4, "op": "step", "actions": actions}, "step", "VALIDATION_ERROR")
+        await kept.ask(socket, {"id": 5, "op": "dance"}, code="UNKNOWN_TYPE")
+        await kept.ask(socket, {"id": 6, **step(), "member": 1}, "step")
+        await kept.ask(socket, {"id": 7, **step(), "member": 2}, code="VALIDATION_ERROR")
+        await kept.ask(socket, {"id": 8, **step(), "deadline_s": 60.0}, "step")
+    kept.sessions += 1
+    await kept.post(address, "/reset", {}, "plain", "reset")
+    await kept.post(address, "/step", action(), "plain", "step")
+    await kept.post(address, "/step", action(13), "plain", code="VALIDATION_ERROR")
+    await kept.post(address, "/step", action(), "unknown", code="SESSION_ERROR")
+    await kept.post(address, "/mcp", mcp("openenv/session/close", session_id="plain"), "plain")
+
+
+def adds_up(samples: Samples) -> None:
+    """Check what has to hold between the figures."""
+    for call in CALLS:
+        buckets = [
+            value for (name, of), value in samples.items() if name.endswith("_bucket") and of[0] == call
+        ]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == samples["ropewalk_call_seconds_count", (call,)]
+        parts = ("ropewalk_environment_seconds_total", "ropewalk_server_seconds_total")
+        there, here = (samples[name, (call,)] for name in parts)
+        assert there >= 0
+        assert here >= 0
+        assert (there > 0) is (here > 0) is (buckets[-1] > 0)
+    steps = sum(value for (name, _), value in samples.items() if name == "ropewalk_worker_steps_total")
+    assert steps == samples["ropewalk_call_seconds_count", ("step",)]
+
+
+async def until(address: str, condition: Callable[[Samples], bool]) -> Samples:
+    """Scrape, each time on a connection of its own, until a condition holds; a worker publishes twice a second."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(httpx.TransportError):  # of a worker that has just been killed
+                if condition(samples := await scrape(address)):
+                    return samples
+            await asyncio.sleep(0.02)
+
+
+def taken(samples: Samples) -> list[float]:
+    return sorted(value for (name, _), value in samples.items() if name == "ropewalk_slots_in_use")
+
+
+@EVERY_WAY
+async def test_every_figure_is_what_the_test_has_counted(env: Any) -> None:
+    kept = Kept()
+    async with serving(app_of(env)) as address:
+        await play(address, kept)
+        samples = await scrape(address)
+        adds_up(samples)
+        assert kept.agrees(samples)
+        assert samples["ropewalk_slots", ()] == 4
+        await until(address, lambda samples: taken(samples) == [0])
+
+
+@pytest.mark.slow
+async def test_either_of_two_workers_answers_for_both_and_one_that_is_started_again_counts_on() -> None:
+    kept = Kept()
+    with serve("--workers", "2") as server:
+        for _ in range(6):
+            await play(server.address, kept)
+        for _ in range(8):
+            adds_up(samples := await until(server.address, kept.agrees))
+        assert all(samples["ropewalk_worker_steps_total", (str(n),)] for n in range(2))
+        await until(server.address, lambda samples: taken(samples) == [0, 0])
+        async with socket_to(server.address) as socket:
+            kept.sessions += 1
+            await kept.ask(socket, {"type": "reset"}, "reset")
+            assert taken(await until(server.address, kept.agrees)) == [0, 1]
+        supervisor = psutil.Process(server.process.pid)
+        killed = supervisor.children()[0]
+        killed.kill()
+        kept_on = {one.pid for one in supervisor.children()} - {killed.pid}
+        eventually(lambda: len({one.pid for one in supervisor.children()} - {killed.pid} - kept_on) == 1)
+        await until(server.address, kept.agrees)
+        await play(server.address, kept)
+        await until(server.address, kept.agrees)
+
+
+class Sleeper(BlockingCounter):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_time_in_the_environment_is_told_apart(blocking: bool) -> None:
+    env = type("Sleeper", (Sleeper,), {"BLOCKING": blocking})
+    async with (
+        serving(app_of(env)) as address,
+        connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as socket,
+    ):
+        kept = Kept()
+        await kept.ask(socket, {"id": 1, "op": "open", "count": 3})
+        await kept.ask(socket, {"id": 2, "op": "reset"})
+        await kept.ask(socket, {"id": 3, "op": "step", "actions": [{"amount": 1}] * 3})
+        await kept.ask(socket, {"id": 4, **step(1)})
+        samples = await scrape(address)
+        total, there, here = (
+            samples[f"ropewalk_{name}", ("step",)]
+            for name in ("call_seconds_sum", "environment_seconds_total", "server_seconds_total")
+        )
+        assert there >= 4 * 0.02
+        assert here > 0
+        # Each of the three had the answer when the last one was through; what one waits for another is neither.
+        assert total - there - here >= (2 * 3 * 0.02 if not blocking else -1e-9)
+
+
+async def test_a_queue_is_counted() -> None:
+    async with serving(app_of(Counter, cap=1, max_wait_s=60.0)) as address, socket_to(address) as first:
+        await Kept().ask(first, {"type": "reset"})
+        async with connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as second:
+            await second.send('{"id": 1, "op": "open"}')
+            await second.recv()
+            samples = await scrape(address)
+            assert samples["ropewalk_queue_waiting", ()] == 1
+            assert samples["ropewalk_slots_in_use", ("0",)] == samples["ropewalk_slots", ()] == 1
+            await first.close()
+            while b'"last":true' not in (await second.recv()).encode():
+                pass
+            samples = await scrape(address)
+            assert samples["ropewalk_queue_waiting", ()] == 0
+            assert samples["ropewalk_queue_wait_seconds_count", ()] == 2
+            assert samples["ropewalk_queue_wait_seconds_sum", ()] > 0
+
+
+async def test_calls_of_tools_are_counted_however_they_come() -> None:
+    async with serving(boxes()) as address:
+        session = (await request(address, "POST", "/mcp", mcp("openenv/session/create"))).json()["result"]
+        call = mcp("tools/call", name="bump", arguments={}, **session)
+        assert (await request(address, "POST", "/mcp", call)).status_code == 200
+        async with host(address) as standard:
+            await standard.call_tool("bump", {})
+            await standard.call_tool("think", {})
+            with pytest.raises(MCPError):
+                await standard.call_tool("no such tool", {})
+        samples = await scrape(address)
+        adds_up(samples)
+        assert samples["ropewalk_call_seconds_count", ("tool",)] == 3  # beside the unknown one
+        assert samples["ropewalk_errors_total", ("-32602",)] == 1
+
+
+async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off() -> None:
+    async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
+        assert (await request(address, "GET", "/metrics")).status_code == 401
+        assert (
+            await request(address, "POST", "/metrics", headers={"authorization": f"Bearer {TOKEN}"})
+        ).status_code == 405
+        assert await scrape(address, authorization=f"Bearer {TOKEN}")
+        openmetrics = {
+            "authorization": f"Bearer {TOKEN}",
+            "accept": "application/openmetrics-text; version=1.0.0",
+        }
+        assert (await request(address, "GET", "/metrics", headers=openmetrics)).text.endswith("# EOF\n")
+    async with serving(app_of(Counter, metrics=False)) as address:
+        await play(address, Kept())
+        assert (await request(address, "GET", "/metrics")).status_code == 404

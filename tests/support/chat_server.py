@@ -1,0 +1,60 @@
+"""A server of OpenAI's chat completions that answers what it is told to."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any, TypeAlias
+
+Answer: TypeAlias = str | dict[str, Any] | bytes | int | Event
+"""A message's text, its fields, a whole body, a status, or an event that is waited for before the connection ends."""
+
+
+class ChatServer:
+    """What the server answers, one after another, the last again and again; and what it was asked."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.port = 0
+
+    def next(self) -> Answer:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@contextmanager
+def chat_server(*answers: Answer) -> Iterator[ChatServer]:
+    told = ChatServer(*answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            told.asked.append({"path": self.path, **json.loads(body)})
+            told.keys.append(self.headers["Authorization"])
+            answer = told.next()
+            if isinstance(answer, Event):
+                answer.wait(60)
+                return
+            status = answer if isinstance(answer, int) else 200
+            message = answer if isinstance(answer, dict) else {"content": str(answer)}
+            whole = json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
+            reply = answer if isinstance(answer, bytes) else whole
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        told.port = server.server_port
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield told
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,17 @@
+"""The Harbor tasks of these tests, and what their solutions and nothing earn: by our verifier, and by Harbor's own."""
+
+from pathlib import Path
+
+TASKS = Path(__file__).parents[1] / "envs" / "harbor" / "tasks"
+
+SOLVED: dict[str, dict[str, float]] = {
+    "count-lines": {"reward": 1.0},
+    "fix-median": {"reward": 1.0, "share": 1.0},
+    "make-tool": {"reward": 1.0},
+    "report": {"reward": 1.0},
+    "sort-table": {"reward": 1.0},
+}
+NOTHING: dict[str, dict[str, float]] = {
+    **{name: {"reward": 0.0} for name in SOLVED},
+    "fix-median": {"reward": 0.0, "share": 0.5},
+}
