@@ -22,13 +22,10 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    ItemsView,
     Iterable,
     Iterator,
-    KeysView,
     Mapping,
     Sequence,
-    ValuesView,
 )
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -312,8 +309,10 @@ class RubricList(Rubric):
         return iter(self._rubrics)
 
 
-class RubricDict(Rubric):
+class RubricDict(Rubric, Mapping[str, Rubric]):
     """Rubrics by name, likewise: one a game, for example."""
+
+    __hash__ = object.__hash__
 
     def __init__(self, rubrics: Mapping[str, Rubric] | None = None) -> None:
         self.update(rubrics or {})
@@ -332,26 +331,11 @@ class RubricDict(Rubric):
     def __getitem__(self, name: str) -> Rubric:
         return self._children[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._children
-
     def __len__(self) -> int:
         return len(self._children)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._children)
-
-    def keys(self) -> KeysView[str]:
-        """Return the names."""
-        return self._children.keys()
-
-    def values(self) -> ValuesView[Rubric]:
-        """Return the rubrics."""
-        return self._children.values()
-
-    def items(self) -> ItemsView[str, Rubric]:
-        """Return both."""
-        return self._children.items()
 
 
 class TrajectoryRubric(Rubric):

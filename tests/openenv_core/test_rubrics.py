@@ -220,7 +220,7 @@ async def test_judge_that_is_late_or_broken_fails_and_leaves_nothing_running() -
     [
         ("8 of 10", {}, 1.0),
         ("8 of 10", {"normalize": False}, 8.0),
-        ("none", {"default_score": 0.3}, 0.3),
+        ("none", {"default_score": -1.0}, -1.0),
         ("[7/10] 3", {"score_pattern": r"\[(\d+)/10\]", "normalize": False}, 7.0),
         ("good", {"score_pattern": "good", "default_score": 0.5}, 0.5),
     ],
