@@ -1,14 +1,18 @@
 """The page in a real Chromium: games by mouse and by keyboard, what is seen, and a session for each visitor."""
 
+import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 from chromium import Browser, Tab, chromium
 from faulty_proxy import faulty_proxy
 from gallery import HOSTILE, png
+from PIL import Image
 from serve_process import ServeProcess, eventually, serve
 
 pytestmark = pytest.mark.slow
@@ -250,3 +254,45 @@ def test_light_dark_and_narrow(browser: Browser, gallery: ServeProcess) -> None:
         tab.wait_for(f"{paper} === 'rgb(19, 21, 23)'")
         tab.resize(360, 700)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_pictures_of_the_docs(browser: Browser, tmp_path: Path) -> None:
+    """They are made anew, into the folder that PAGE_PICTURES names."""
+    folder = Path(os.environ.get("PAGE_PICTURES", tmp_path))
+    figure = (
+        "import matplotlib.pyplot as plt\n"
+        "plt.figure(figsize=(4.2, 2.2))\n"
+        "plt.plot([1, 4, 2, 5, 3, 6])\n"
+        "plt.show()\n"
+        "print('six points')"
+    )
+    with serve("--web", app="blackjack") as server, visit(browser, server.address) as tab:
+        tab.resize(1100, 640)
+        tab.wait_for("document.body.dataset.ready")
+        fill(tab, "#reset input", "18")
+        begin(tab, "Enter")
+        for number, key in enumerate("112", 1):
+            tab.press(key)
+            steps(tab, number)
+        assert "You win" in text(tab, ".lead")
+        keep(tab, folder / "page-light.png")
+    with serve("--web", app="code_interpreter") as server, visit(browser, server.address) as tab:
+        tab.resize(1100, 760)
+        tab.prefer("dark")
+        begin(tab)
+        tab.evaluate("document.querySelector('#form textarea').value = " + json.dumps(figure))
+        for attempt in range(1, 5):  # the first import of matplotlib may outlast the execution's time
+            tab.evaluate("document.querySelector('#form form').requestSubmit()")
+            steps(tab, attempt)
+            if tab.evaluate("Boolean(document.querySelector('#observation img')?.naturalWidth)"):
+                break
+        keep(tab, folder / "page-dark.png")
+
+
+def keep(tab: Tab, path: Path) -> None:
+    """Write the page as a small picture."""
+    tab.press("Escape")
+    tab.wait_for("document.getAnimations().length === 0")
+    picture = Image.open(io.BytesIO(tab.picture())).convert("RGB").quantize(192, dither=Image.Dither.NONE)
+    picture.save(path, optimize=True)
+    assert 5_000 < path.stat().st_size < 60_000

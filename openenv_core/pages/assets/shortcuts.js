@@ -1,4 +1,4 @@
-// Keys: [[keys], words, what they do]. Each is in the table that `?` shows, so that none is forgotten there.
+// Keys: [[keys], words, what is called with the key]. Each is in the table that `?` shows, so that none is forgotten there.
 
 const KEY_NAMES = { ArrowDown: "↓", ArrowUp: "↑", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
 
@@ -15,6 +15,6 @@ function listenToKeys(table) {
     const entry = table.find(([keys]) => keys.includes(event.key));
     if (!entry) return;
     event.preventDefault();
-    entry[2]();
+    entry[2](event.key);
   });
 }

@@ -222,7 +222,7 @@ class Main {
       return make("li", {}, button);
     }));
     byId("no-steps").hidden = Boolean(episode);
-    byId("steps").querySelector("[aria-current=step]")?.scrollIntoView({ block: "nearest" });
+    byId("steps").scrollTop = (byId("steps").querySelector("[aria-current=step]")?.offsetTop ?? 0) - byId("steps").clientHeight / 2;
     byId("episodes").replaceChildren(...(this.game.episodes.length > 1 ? this.game.episodes : []).map((one) => {
       const button = make("button", { type: "button", className: shade(one.total), textContent: `${one.number}: ${signed(one.total)}`, title: `episode ${one.number}` });
       button.ariaPressed = `${one === episode}`;
@@ -233,10 +233,9 @@ class Main {
 }
 
 function keyTable(main) {
-  const digits = (event) => main.forms?.find((form) => form.element.isConnected)?.press(event);
   return [
     [["n"], "new episode, with what is filled in", () => main.game.busy || main.reset.send()],
-    ...[1, 2, 3, 4, 5, 6, 7, 8, 9].slice(0, 9).map((digit) => [[String(digit)], `choice ${digit} of the action`, () => main.game.over || main.game.busy || digits(digit)]),
+    [[..."123456789"], "a choice of the action", (digit) => main.game.over || main.game.busy || main.forms.find((form) => form.element.isConnected).press(digit)],
     [["a"], "go to the action", () => main.focusAction()],
     [["k", "["], "the step before", () => main.move(-1)],
     [["j", "]"], "the step after", () => main.move(1)],
