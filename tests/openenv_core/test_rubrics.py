@@ -78,6 +78,8 @@ def test_plain_rubrics_give_plain_scores() -> None:
 
 async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_once() -> None:
     parts = [Given(1.0), Awaited(0.9), Given(0.8), Awaited(0.7)]
+    known = Sequential(Gate(Given(1.0)), Given(0.5))(0, 0)
+    assert known == await known == 0.5  # type: ignore[misc]
     score = Sequential(*parts)(0, 0)
     assert await score == 0.7  # type: ignore[misc]
     assert [part.asked for part in parts] == [1] * 4
