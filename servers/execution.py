@@ -224,24 +224,15 @@ class EnvironmentRunner:
 
     Attributes:
         plan: How its methods are run.
+        name: What its class is called.
+        concurrent: Whether its class promises to share a process with other instances.
         spent_s: Where calls are timed, seconds that the last one was in the environment, and in no queue for a thread.
     """
 
-    __slots__ = (
-        "_closing",
-        "_environment",
-        "_executor",
-        "_late",
-        "_pool",
-        "_reset",
-        "_step",
-        "_timed",
-        "plan",
-        "spent_s",
-    )
-
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
+        self.name = type(environment).__name__
+        self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
         self._environment = environment
         self._executor = executor
         self._timed = executor.timed
@@ -346,16 +337,6 @@ class EnvironmentRunner:
         """Whether the environment promises that others can go on from its snapshots."""
         return getattr(self._environment, "FORKABLE", False) is True
 
-    @property
-    def name(self) -> str:
-        """What the environment's class is called."""
-        return type(self._environment).__name__
-
-    @property
-    def concurrent(self) -> bool:
-        """Whether the environment's class promises to share a process with other instances."""
-        return bool(getattr(self._environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
-
     async def close(self) -> None:
         """Close the environment; where an abandoned call still runs in it, as soon as that returns.
 
@@ -383,6 +364,8 @@ class EnvironmentRunner:
             logger.exception("closing %s failed", self.name)
         if self._late is None:
             end_own_pool()
+        # Whoever keeps a session that is over, for its number for instance, keeps no environment.
+        self._environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""

@@ -46,6 +46,9 @@ def _steps(figures: Figures) -> Iterator[Bar]:
             if inline and floor:
                 bound = 1.0 if sessions == 64 else 1.5
                 yield Bar(f"server CPU, {load}: ours / floor", inline / floor, bound, "at most")
+            if inline and (v1 := figures.median("server µs a step", "ours, inline, v1", load)):
+                what = f"server CPU, {load}: ropewalk.v1 / released dialect"
+                yield Bar(what, v1 / inline, 1.25, "at most")
             if blocking and floor and sessions == 64:
                 yield Bar(f"server CPU, {load}: ours / floor, blocking", blocking / floor, 1.3, "at most")
             if inline and released:

@@ -20,10 +20,16 @@ from benchmarks.wire.frames import DEFLATED, PING, PONG, TEXT, deflated, masked,
 _STEP: Final = b'{"type":"step","data":{"message":"hello from the driver"}}'
 _RESET: Final = b'{"type":"reset","data":{}}'
 STEP: Final = {False: masked(_STEP), True: deflated(_STEP)}
+V1_OPENING: Final = b"".join(
+    masked(frame) for frame in (b'{"id":1,"op":"open","lease_s":60}', b'{"id":2,%b' % _RESET[1:])
+)
+"""What a session of `ropewalk.v1` begins with; its steps have the ids that follow."""
 RESET: Final = {False: masked(_RESET), True: deflated(_RESET)}
 """The frames, by whether the server took the offer to compress."""
 
 OFFER: Final = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"
+
+V1: Final = "Sec-WebSocket-Protocol: ropewalk.v1\r\n"
 
 PENDING: Final = 100
 """Connections that are being opened at once; the queue of a listening socket is short."""
@@ -63,7 +69,7 @@ class Run:
 
 
 class _Session:
-    __slots__ = ("buffer", "fd", "inflate", "left", "sent", "sock", "step")
+    __slots__ = ("buffer", "fd", "inflate", "left", "number", "sent", "sock", "step")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -71,8 +77,21 @@ class _Session:
         self.buffer = b""
         self.sent = 0.0
         self.left = 0
+        self.number = 0
         self.step = STEP[False]
         self.inflate: Callable[[bytes], bytes] | None = None
+
+    def send_step(self, now: float) -> None:
+        self.sent = now
+        step = self.step
+        if self.number:
+            self.number += 1
+            step = masked(b'{"id":%d,"read":%d,%b' % (self.number, self.number - 1, _STEP[1:]))
+        self.sock.send(step)
+
+    def send_reset(self, *, v1: bool) -> None:
+        self.number = 2 if v1 else 0
+        self.sock.send(V1_OPENING if v1 else RESET[self.inflate is not None])
 
 
 class Load:
@@ -84,6 +103,7 @@ class Load:
         deadline_s: Seconds in which they must be open and reset.
         partial: Do with those that could be opened, instead of raising.
         compress: Offer compression in the handshake.
+        v1: Ask in `ropewalk.v1`.
 
     Raises:
         DriverError: The server refused, or was too slow.
@@ -97,8 +117,10 @@ class Load:
         *,
         partial: bool = False,
         compress: bool = True,
+        v1: bool = False,
     ) -> None:
         self._port = port
+        self._v1 = v1
         self._compress = compress
         self._source = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
         self._poll = select.epoll()
@@ -162,8 +184,7 @@ class Load:
             while waiting and began + times[-1] <= now:
                 session = waiting.pop()
                 times.pop()
-                session.sent = clock()
-                session.sock.send(session.step)
+                session.send_step(clock())
                 busy += 1
             pause = max(0.0, began + times[-1] - now) if waiting else 1.0
             for fd, _ in self._poll.poll(min(pause, 1.0)):
@@ -177,8 +198,7 @@ class Load:
                 else:
                     run.failed += 1
                 if fd in sessions and more(session, now):
-                    session.sent = now
-                    session.sock.send(session.step)
+                    session.send_step(now)
                 else:
                     busy -= 1
         run.seconds = clock() - began
@@ -198,7 +218,7 @@ class Load:
         if not session.buffer and data[0] == TEXT:
             size = data[1]
             if 2 + size == len(data) if size < 126 else 4 + int.from_bytes(data[2:4], "big") == len(data):
-                return b"observation" in data[:32]
+                return _answer(data)
         return self._receive_slowly(session, data)
 
     def _receive_slowly(self, session: _Session, data: bytes) -> bool | None:
@@ -209,7 +229,7 @@ class Load:
             if opcode == DEFLATED and session.inflate is not None:
                 opcode, payload = TEXT, session.inflate(payload + b"\x00\x00\xff\xff")
             if opcode == TEXT:
-                answer = b"observation" in payload[:32]
+                answer = _answer(payload)
             elif opcode == PING:
                 session.sock.send(masked(payload, PONG))
             elif opcode != PONG:
@@ -245,7 +265,7 @@ class Load:
                         raise DriverError("expected an observation after a reset, got something else")
                 elif self._upgraded(session, partial):
                     upgraded.add(fd)
-                    session.sock.send(RESET[session.inflate is not None])
+                    session.send_reset(v1=self._v1)
         for fd in self._sessions.keys() - ready:
             self._drop(self._sessions[fd])
 
@@ -258,7 +278,7 @@ class Load:
         sock.send(
             f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nUpgrade: websocket\r\n"
             "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-            f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}\r\n".encode()
+            f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}{V1 if self._v1 else ''}\r\n".encode()
         )
         session = _Session(sock)
         self._sessions[session.fd] = session
@@ -286,6 +306,13 @@ class Load:
             self._drop(session)
             return False
         raise DriverError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
+
+
+def _answer(payload: bytes) -> bool | None:
+    """Whether a message is an observation; None for what tells that a session is open."""
+    if b"observation" in payload[:48]:
+        return True
+    return None if b'"members"' in payload[:32] else False
 
 
 def pin(core: int | None) -> None:

@@ -47,10 +47,14 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
     if placement == ONE_CORE:
         figures.add("start s", who, "", server.started_s)
         figures.add("memory MB", who, "", server.memory_kb() / 1024)
-    for compress in (True, False) if not contestant.ours else (True,):
-        name = who if compress else f"{who}, no deflate"
+    variants: dict[str, dict[str, bool]] = {who: {}}
+    if not contestant.ours:
+        variants[f"{who}, no deflate"] = {"compress": False}
+    elif who == "ours, inline":
+        variants["ours, inline, v1"] = {"v1": True}
+    for name, options in variants.items():
         for sessions in plan.sessions:
-            with Load(server.port, sessions, compress=compress) as load:
+            with Load(server.port, sessions, **options) as load:
                 load.steps_for(plan.warm_up_s)
                 before = server.cpu_ns()
                 seen = load.steps_for(plan.seconds)

@@ -1,9 +1,9 @@
 """Requests and replies over one connection: which reply is whose."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from openenv_core.client.carrier import Carrier
@@ -25,6 +25,7 @@ SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 """What a server says last."""
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A request whose answer is still to come, whether or not somebody waits for it.
 
@@ -38,18 +39,13 @@ class PendingCall:
         sink: Takes the frames that answer it, where there may be several.
     """
 
-    __slots__ = ("answer", "binary", "deadline", "frame", "reply", "request_id", "sink")
-
-    def __init__(
-        self, request_id: int, frame: bytes, binary: bool, deadline: float, answer: "asyncio.Future[Any]"
-    ) -> None:
-        self.request_id = request_id
-        self.frame = frame
-        self.binary = binary
-        self.deadline = deadline
-        self.answer = answer
-        self.reply: bytes | bytearray | None = None
-        self.sink: Callable[[Any], None] | None = None
+    request_id: int
+    frame: bytes
+    binary: bool
+    deadline: float
+    answer: "asyncio.Future[Any]"
+    reply: bytes | bytearray | None = None
+    sink: Callable[[Any], None] | None = None
 
 
 class Conversation:
@@ -248,57 +244,3 @@ def _unasked(frame: bytes | bytearray) -> ClientError:
         f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
         "could be taken for those of other requests"
     )
-
-
-class FairLock:
-    """A fair lock that costs next to nothing while nobody else wants it.
-
-    with await lock.wait():
-        ...
-    """
-
-    __slots__ = ("_taken", "_waiting")
-
-    def __init__(self) -> None:
-        self._taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def taken(self) -> bool:
-        """Whether somebody has it."""
-        return self._taken
-
-    def take(self) -> bool:
-        """Take it if nobody has it; return whether that is so."""
-        if self._taken:
-            return False
-        self._taken = True
-        return True
-
-    async def wait(self) -> "FairLock":
-        """Take it once those have had it who asked before."""
-        if self.take():
-            return self
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # it was handed over just now
-                self.release()
-            raise
-        return self
-
-    def release(self) -> None:
-        """Hand it to whoever has waited longest."""
-        while self._waiting:
-            heir = self._waiting.popleft()
-            if not heir.done():
-                heir.set_result(None)  # and it stays taken: nobody may come in between
-                return
-        self._taken = False
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self.release()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation, FairLock
+from openenv_core.client.conversation import SESSION_ENDED, Conversation
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal, replay
 from openenv_core.client.settings import (
@@ -48,6 +48,9 @@ from openenv_core.types import ActT, ObsT, StateT, StepResult
 if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
+
+_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")
+"""Arguments of a client that another one on the same server does not share."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -116,6 +119,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Make a client; the class says what the arguments are. `mode` is "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
+        self._for_new_sessions = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
         super().__init__()
         self._urls = checked_urls(base_url)
         self._base_url = self._urls[0] if self._urls else None
@@ -133,24 +137,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             headers=checked_headers(headers, token),
             queue_timeout_s=queue_timeout_s,
         )
-        self._for_new_sessions = {
-            "connect_timeout_s": connect_timeout_s,
-            "message_timeout_s": message_timeout_s,
-            "max_message_size_mb": max_message_size_mb,
-            "websocket_ping_interval_s": websocket_ping_interval_s,
-            "websocket_ping_timeout_s": websocket_ping_timeout_s,
-            "mode": mode,
-            "headers": headers,
-            "token": token,
-            "lease_s": lease_s,
-            "transport": transport,
-            "queue_timeout_s": queue_timeout_s,
-        }
         self._others: list[EnvClient[ActT, ObsT, StateT]] = []
         self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
-        self._turn = FairLock()
+        self._turn = asyncio.Lock()
         self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._admitted = False  # answered in this session
@@ -284,7 +275,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ProviderError: The server could not be started.
         """
         self._come_to_loop()
-        with await self._turn.wait():
+        async with self._turn:
             if self._conversation is None:
                 self._wait = None
                 await self._find_session(fresh=self._journal.trouble is not None)
@@ -299,7 +290,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionFailedError: The server does not answer.
         """
         self._come_to_loop()
-        with await self._turn.wait():
+        async with self._turn:
             await self._located()
         return await self._another()
 
@@ -312,7 +303,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         from openenv_core.client.link import link_of
 
         self._come_to_loop()
-        with await self._turn.wait():
+        async with self._turn:
             if self._conversation is not None and self._conversation.error is not None:
                 self._abort(str(self._conversation.error))
             self._wait = None
@@ -347,7 +338,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         from openenv_core.client.vector import VectorClient
 
         self._come_to_loop()
-        with await self._turn.wait():
+        async with self._turn:
             base_url = await self._located()
         return await VectorClient.open(base_url, self._options, self._timeout_s, self._lease_s, count)
 
@@ -394,7 +385,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """End the session, whatever is under way in it. A later request opens a new one."""
         self._come_to_loop()
         self._abort_request()
-        with await self._turn.wait():
+        async with self._turn:
             await self._close_session()
             self._lost = None
             self._journal.clear()
@@ -409,7 +400,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._abort_request()
             others, self._others = self._others, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
-            with await self._turn.wait():
+            async with self._turn:
                 await self._close_session()
         finally:
             await self._stop_provider()
@@ -445,10 +436,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         self._come_to_loop()
         turn = self._turn
-        if not turn.take():
-            await turn.wait()
+        await turn.acquire()
         try:
             journal, losses = self._journal, 0
+            if journal.trouble == CLOSED and self._conversation is not None:
+                raise ConnectionLostError(CLOSED)  # it waited for its turn meanwhile
             self._wait = None if self._admitted else SlotWait(self._options.queue_timeout_s)
             while True:
                 conversation = self._conversation
@@ -473,7 +465,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     self._abort(str(error))
                     if isinstance(error, CapacityError) and self._wait is not None:  # nothing was done
                         self._turn_to_next_server()
-                        await self._wait.pause(error)
+                        await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
                     lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
@@ -529,7 +521,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "expected every call of a client on one event loop, got a second loop; "
                     "make a client for each, or use sync() where there is no loop"
                 )
-            self._turn = FairLock()  # some of the old loop may wait for it
+            self._turn = asyncio.Lock()  # some of the old loop may wait for it
             self._starting = None
             left = self._conversation or self._former
             if self._conversation is not None:
@@ -645,7 +637,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         if self._wait is not None:
             self._wait.stop()
         self._journal.clear(CLOSED)
-        if self._turn.taken and self._conversation is not None:
+        if self._turn.locked() and self._conversation is not None:
             self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:

@@ -1,7 +1,6 @@
 """A conversation in `ropewalk.v1`: requests with ids, and sessions that outlive a connection that breaks."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from urllib.parse import quote
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import Conversation, PendingCall
 from openenv_core.client.socket import WebSocketCarrier, open_socket
+from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -306,7 +306,7 @@ class Link(Conversation):
     async def _resume(self, error: ClientError) -> None:
         """Go on over another connection, or tell whoever waits why that cannot be."""
         deadline = self._loop.time() + self._lease_s
-        pause_s, refused = _RETRY_S, 0
+        backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
         reason: object = f"no connection within its lease of {self._lease_s:g} s"
         try:
             while True:
@@ -327,10 +327,9 @@ class Link(Conversation):
                         break
                 except (ConnectionLostError, TimeoutError):
                     refused = 0
-                if self._loop.time() + pause_s > deadline:
+                if self._loop.time() + (pause_s := backoff.next_s()) > deadline:
                     break
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                await asyncio.sleep(pause_s)
         except Exception as failure:
             reason = failure
         self._resuming = None

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
-from openenv_core.client.waiting import SlotWait
+from openenv_core.client.waiting import Backoff, SlotWait
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -202,8 +202,9 @@ async def replay(
         patience_s: Seconds that a server is looked for where none is full.
     """
     clock = asyncio.get_running_loop().time
-    latest, pause_s = clock() + patience_s, _RETRY_S
+    latest, backoff = clock() + patience_s, Backoff(_RETRY_S, _MAX_RETRY_S)
     while True:
+        pause_s = backoff.next_s()
         try:
             conversation = await connect()
             if journal.trouble is None:
@@ -216,7 +217,8 @@ async def replay(
                 turn()
                 with suppress(CapacityError):  # then it has been waited for long enough
                     await wait.pause(error)
-                    latest, pause_s = clock() + patience_s, _RETRY_S
+                    latest = clock() + patience_s
+                    backoff.reset()
                     continue
             if journal.trouble is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
@@ -228,8 +230,7 @@ async def replay(
         except BaseException:
             abort(lost)
             raise
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-        pause_s = min(2 * pause_s, _MAX_RETRY_S)
+        await asyncio.sleep(pause_s)
 
 
 def _digest(reply: Reply | int) -> int:

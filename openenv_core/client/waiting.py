@@ -23,6 +23,29 @@ _NOTICE_AFTER_S: Final = 10.0
 _logger = logging.getLogger("openenv_core.client")
 
 
+class Backoff:
+    """Pauses between attempts: each twice as long as the one before; jitter takes off up to a half.
+
+    Args:
+        min_s: Seconds of the first.
+        max_s: The most seconds.
+    """
+
+    def __init__(self, min_s: float, max_s: float) -> None:
+        self._min_s, self._max_s = min_s, max_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew with the shortest."""
+        self._next_s = self._min_s
+
+    def next_s(self, asked_s: float = 0.0) -> float:
+        """Return the length of the next, where the other side has asked for so many seconds."""
+        pause_s = max(self._next_s, min(asked_s, self._max_s))
+        self._next_s = min(2 * self._next_s, self._max_s)
+        return pause_s * random.uniform(0.5, 1.0)
+
+
 class SlotWait:
     """One wait for a session, within a deadline, over as many attempts as it takes.
 
@@ -34,9 +57,10 @@ class SlotWait:
         self._loop = asyncio.get_running_loop()
         self._began = self._attempt_at = self._loop.time()
         self._timeout_s = timeout_s
-        self._backoff_s = MIN_BACKOFF_S
+        self._backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         self._stopped = asyncio.Event()
         self._told = False
+        self._full = 0  # servers that have refused since the last pause
         self.place: int | None = None
 
     @property
@@ -48,22 +72,21 @@ class SlotWait:
         """Return the seconds that one attempt may wait in a queue; of several servers another may have room."""
         return max(0.0, self.left_s if servers == 1 else min(self.left_s, SEVERAL_QUEUE_S))
 
-    async def pause(self, refusal: CapacityError) -> None:
-        """Wait until the next attempt is due.
+    async def pause(self, refusal: CapacityError, servers: int = 1) -> None:
+        """Wait until the next attempt is due; of several servers the next is asked at once, until all have refused.
 
         Raises:
             CapacityError: The deadline would pass before, or the client is closed; it says how long was waited, and the
                 last known place.
         """
-        attempt_s = self._loop.time() - self._attempt_at
-        # Where the attempt itself has waited, in the server's queue, the next may begin at once.
-        self._backoff_s = (
-            MIN_BACKOFF_S if attempt_s > MAX_BACKOFF_S / 2 else min(2 * self._backoff_s, MAX_BACKOFF_S)
-        )
-        pause_s = self._backoff_s
-        if attempt_s < MAX_BACKOFF_S / 2 and refusal.retry_after_s is not None:
-            pause_s = max(pause_s, min(refusal.retry_after_s, MAX_BACKOFF_S))
-        pause_s *= random.uniform(0.5, 1.0)
+        self._full += 1
+        if self._full < servers and not self._stopped.is_set():
+            return
+        self._full = 0
+        waited = self._loop.time() - self._attempt_at > MAX_BACKOFF_S / 2
+        if waited:  # in the server's queue: the next attempt may begin at once
+            self._backoff.reset()
+        pause_s = self._backoff.next_s(0.0 if waited else refusal.retry_after_s or 0.0)
         self.place = refusal.place or self.place
         in_vain = pause_s >= self.left_s
         if not in_vain and not self._stopped.is_set():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from servers.sessions.slots import FullError
+from servers.sessions.slots import FullError, SessionSlots
 
 logger = logging.getLogger("servers")
 
@@ -202,7 +202,7 @@ class SlotTable:
         os.close(self._fd)
 
 
-class SharedSlots:
+class SharedSlots(SessionSlots):
     """The slots as one worker sees them.
 
     Args:

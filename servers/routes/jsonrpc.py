@@ -16,9 +16,9 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
 from servers.metrics import TOOL
-from servers.routes.http import json_answer, reported, respond
+from servers.routes.http import json_answer, reported, respond, wait_of
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionTable, UnknownSessionError
+from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
 logger = logging.getLogger("servers")
@@ -33,10 +33,12 @@ class Caller:
     Attributes:
         owner: Fingerprint of the caller's token.
         session: The session of the caller's socket, if it has one.
+        wait_s: Seconds that a session may be waited for, where one is opened.
     """
 
     owner: str
     session: EnvironmentSession | None = None
+    wait_s: float = REQUEST_WAIT_S
 
 
 _Params: TypeAlias = Mapping[str, Any]
@@ -64,9 +66,11 @@ class JsonRpc:
         """Answer POST /mcp; requests of standard MCP, which `servers.mcp` answers there, do not come this far."""
 
         async def work() -> Response:
-            return json_answer(await self.answer_text(text, Caller(owner_of(request.scope))))
+            return json_answer(await self.answer_text(text, caller))
 
         text = await request.body()
+        wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
+        caller = Caller(owner_of(request.scope), wait_s=wait_s)
         # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
         return await respond(request, work())
 
@@ -108,7 +112,7 @@ class JsonRpc:
     async def _create(self, caller: Caller, _: _Params) -> Any:
         if caller.session is not None:
             return {"session_id": self._sessions.hand_out(caller.session)}
-        return {"session_id": (await self._sessions.open(caller.owner)).id}
+        return {"session_id": (await self._sessions.open(caller.owner, wait_s=caller.wait_s)).id}
 
     async def _close(self, caller: Caller, params: _Params) -> Any:
         session_id = params.get("session_id")
@@ -181,7 +185,7 @@ class JsonRpc:
         try:
             if session is not None:
                 return await session.run_waiting(work)
-            async with self._sessions.session(caller.owner) as own:
+            async with self._sessions.session(caller.owner, wait_s=caller.wait_s) as own:
                 return await own.run_waiting(work)
         except NoToolsError:
             raise _no_tools() from None

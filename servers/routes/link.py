@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ from servers.routes.websocket import (
     Send,
 )
 from servers.security import owner_of
-from servers.sessions import SessionBusyError, SessionTable
+from servers.sessions import SessionBusyError, SessionTable, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, SessionBatch
 
 logger = logging.getLogger("servers")
@@ -114,6 +115,7 @@ def numbered(request_id: int, reply: str) -> str:
     return f'{{"id":{request_id},{reply[1:]}'
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
     """A request under way.
 
@@ -121,41 +123,27 @@ class _Request:
         head: What it says.
         came: When its frame came, by `perf_counter`, where calls are timed.
         parsed: What of the released dialect it holds.
+        arrays: Those of its frame.
+        frame: As it came.
         begun: The environment is asked, or was.
+        started: Its task runs.
         refusal: Why it is not to be begun.
         round: Its calls, where it is about many sessions.
-        started: Its task runs.
         task: What it runs in, once it does.
         timer: Of its deadline.
     """
 
-    __slots__ = (
-        "arrays",
-        "begun",
-        "came",
-        "frame",
-        "head",
-        "parsed",
-        "refusal",
-        "round",
-        "started",
-        "task",
-        "timer",
-    )
-
-    def __init__(
-        self, head: RequestHead, parsed: Any, arrays: list[Array], frame: str | bytes, came: float
-    ) -> None:
-        self.head = head
-        self.came = came
-        self.parsed = parsed
-        self.arrays = arrays
-        self.frame = frame
-        self.begun = self.started = False
-        self.refusal: RefusalError | None = None
-        self.round: BatchRound | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    head: RequestHead
+    parsed: Any
+    arrays: list[Array]
+    frame: str | bytes
+    came: float
+    begun: bool = False
+    started: bool = False
+    refusal: RefusalError | None = None
+    round: BatchRound | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Link:
@@ -213,7 +201,7 @@ class Link:
     @property
     def living(self) -> int:
         """Its sessions that have not ended."""
-        return sum(not member.session.over for member in self.batch.members)
+        return sum(not member.session.over for member in self.batch.members.values())
 
     # Frames to the client
 
@@ -271,7 +259,7 @@ class Link:
     def _let_go(self, how: Callable[[], Awaitable[None]] | None) -> None:
         """Tell a session that stands by itself how another socket comes in while this one is broken."""
         if self._standing is not None:
-            for member in self.batch.members:
+            for member in self.batch.members.values():
                 member.session.let_go = how
 
     async def _given_up(self) -> None:
@@ -335,8 +323,8 @@ class Link:
             self.forget(head.read)
         inline = self._inline and not self.running and type(parsed) is not Mcp
         if inline and isinstance(head, NumberedFrame):
-            members = self.batch.members
-            if head.member >= len(members) or members[head.member].session.alone:
+            member = self.batch.members.get(head.member)
+            if member is None or member.session.alone:
                 await self._answer_here(head, frame, parsed, began)
                 return
         if isinstance(head, wire.CancelRequest):
@@ -370,8 +358,7 @@ class Link:
     async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any, began: float) -> None:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
-            members = self.batch.members
-            member = members[head.member] if head.member < len(members) else self._members([head.member])[0]
+            member = self.batch.members.get(head.member) or self._members([head.member])[0]
             reply = await self._dialect.single.answer(member.session, frame, parsed, began)
         except RefusalError as refusal:
             reply = self._dialect.single.refusal(refusal)
@@ -472,16 +459,14 @@ class Link:
             asked.close()
 
     async def _open(self, head: wire.OpenRequest) -> None:
-        begun = len(self.batch.members)
         if self._standing is not None:
-            if begun or head.count > 1:
+            if self.batch.opened or head.count > 1:
                 text = "expected to open one session, that which the address names; use another connection for more"
                 raise RefusalError(VALIDATION_ERROR, text)
             session = await self._attached.enter_async_context(
                 self._sessions.attach(self.owner, self._standing)
             )
-            members = [Member(0, session)]
-            self.batch.members += members
+            members = self.batch.hold([session])
         else:
 
             async def tell(place: dict[str, Any]) -> None:
@@ -525,16 +510,19 @@ class Link:
             )
 
     def _members(self, numbers: list[int] | None) -> list[Member]:
-        members = self.batch.members
-        if not members:
+        members, opened = self.batch.members, self.batch.opened
+        if not opened:
             raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
         if numbers is None:
-            return members
-        if max(numbers) >= len(members) or len(set(numbers)) < len(numbers):
+            return [*members.values()]
+        if max(numbers) >= opened or len(set(numbers)) < len(numbers):
             raise RefusalError(
                 VALIDATION_ERROR,
-                f"expected members from 0 to {len(members) - 1}, each once, got {str(numbers)[:100]}",
+                f"expected members from 0 to {opened - 1}, each once, got {str(numbers)[:100]}",
             )
+        for number in numbers:
+            if number not in members:
+                raise UnknownSessionError(f"member {number}, which has ended")
         return [members[number] for number in numbers]
 
     def _cancel(self, head: wire.CancelRequest) -> None:
@@ -637,8 +625,6 @@ class LinkConversation(Conversation):
         sending: Sends what could not be sent at once.
     """
 
-    __slots__ = ("_first", "_link", "_sent", "sending")
-
     accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - as its base's
 
     def __init__(self, link: Link, *args: Any) -> None:
@@ -684,7 +670,7 @@ class LinkConversation(Conversation):
 
     def _look(self) -> None:
         """End a conversation that has opened nothing."""
-        if not self._link.batch.members and not self._link.running:
+        if not self._link.batch.opened and not self._link.running:
             self.end(NORMAL_CLOSURE)
 
     def drop(self) -> None:

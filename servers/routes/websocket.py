@@ -108,27 +108,6 @@ class Conversation(ABC):
         over: The last word has been said; only the close may be on its way.
     """
 
-    __slots__ = (
-        "_abort",
-        "_ahead",
-        "_ahead_size",
-        "_dialect",
-        "_long",
-        "_patience_s",
-        "_reading",
-        "_receive",
-        "_send",
-        "_send_text",
-        "_sessions",
-        "_waiter",
-        "_watch",
-        "broken",
-        "busy",
-        "leaving",
-        "over",
-        "task",
-    )
-
     accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
 
     def __init__(
@@ -331,7 +310,6 @@ class Conversation(ABC):
 class _SessionConversation(Conversation):
     """One socket that speaks for one session: a reply to each request, in order."""
 
-    __slots__ = ()
     _dialect: _Dialect
 
     async def _talk(self, held: EnvironmentSession) -> int:

@@ -5,7 +5,6 @@ from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
     DeadlineExceededError,
     FullError,
-    LocalSlots,
     SessionBusyError,
     SessionSlots,
     UnknownSessionError,
@@ -17,7 +16,6 @@ __all__ = [
     "DeadlineExceededError",
     "EnvironmentSession",
     "FullError",
-    "LocalSlots",
     "SessionBusyError",
     "SessionSlots",
     "SessionTable",

@@ -117,12 +117,17 @@ class SessionBatch:
     Args:
         table: Where they come from.
         owner: Whose they are.
+
+    Attributes:
+        members: Those that the caller has not ended, by number.
+        opened: How many there were in all; the number of the next.
     """
 
     def __init__(self, table: SessionTable, owner: str) -> None:
         self._table = table
         self._owner = owner
-        self.members: list[Member] = []
+        self.members: dict[int, Member] = {}
+        self.opened = 0
 
     async def open(
         self, count: int, snapshot: str | None = None, tell: Tell | None = None, wait_s: float = math.inf
@@ -139,7 +144,7 @@ class SessionBatch:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, `UnknownSnapshotError`, or `DeadlineExceededError`.
         """
         if snapshot is None:
-            return self._hold(await self._table.admit(self._ticket(count, wait_s), tell))
+            return self.hold(await self._table.admit(self._ticket(count, wait_s), tell))
         with self._table.snapshots.use(self._owner, snapshot) as state:
             return await self._restore(state, self._ticket(count, wait_s), tell)
 
@@ -172,6 +177,8 @@ class SessionBatch:
         if any(member.in_use for member in members):
             raise SessionBusyError(1)
         self._table.snapshots.drop(self._owner, snapshots)
+        for member in members:
+            del self.members[member.number]
         await self._table.release([member.session for member in members])
 
     async def _state_of(self, member: Member) -> SessionState:
@@ -184,7 +191,7 @@ class SessionBatch:
             member.busy = False
 
     async def _restore(self, state: SessionState, ticket: Ticket, tell: Tell | None = None) -> list[Member]:
-        members = self._hold(await self._table.admit(ticket, tell, state))
+        members = self.hold(await self._table.admit(ticket, tell, state))
         for member in members:
             member.ended = state.ended
         return members
@@ -192,14 +199,17 @@ class SessionBatch:
     def _ticket(self, count: int, wait_s: float) -> Ticket:
         return self._table.queue.enter(self._owner, count, wait_s)
 
-    def _hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
-        begun = len(self.members)
-        self.members += [Member(begun + number, session) for number, session in enumerate(sessions)]
-        return self.members[begun:]
+    def hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
+        """Number sessions on."""
+        members = [Member(number, session) for number, session in enumerate(sessions, self.opened)]
+        self.opened += len(members)
+        self.members.update((member.number, member) for member in members)
+        return members
 
     async def close(self) -> None:
         """End them all. Whoever waits may be cancelled: it goes on."""
-        await self._table.release([member.session for member in self.members if not member.session.standing])
+        own = [member.session for member in self.members.values() if not member.session.standing]
+        await self._table.release(own)
 
 
 class BatchRound:

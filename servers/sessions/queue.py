@@ -138,9 +138,13 @@ class SlotQueue:
         if ticket.waits and self._slots.waiting > self._max_waiting:
             self._expire(ticket)
         elif ticket.waits:
-            patience_s = max(min(wait_s, self._max_wait_s), DISCONNECT_NOTICE_S)
+            patience_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
             ticket.timer = asyncio.get_running_loop().call_later(patience_s, self._look_again, ticket)
         return ticket
+
+    def clamp_wait(self, wait_s: float) -> float:
+        """Return how long one may wait that asks for so many seconds."""
+        return min(wait_s, self._max_wait_s)
 
     def leave(self, ticket: Ticket) -> None:
         """Take a ticket back, with the slots that it holds."""
@@ -226,14 +230,19 @@ class SlotQueue:
         else:
             self._expire(ticket)
 
-    def _expire(self, ticket: Ticket) -> None:
+    def refusal_of(self, ticket: Ticket, waited_s: float) -> RefusalError:
+        """Return what is said to who has waited for so many seconds, at a place of the queue that is still there."""
         slots = self._slots
         refusal = slots.lack(ticket.owner, ticket.count)
         if refusal is None:  # there would be room, but for those that came before
             refusal = FullError("session", slots.active, slots.total, ticket.count)
-        place, waited_s = slots.place(ticket.arrival), time.monotonic() - ticket.arrival / 1e9
+        place = slots.place(ticket.arrival)
         if waited_s > DISCONNECT_NOTICE_S * 2 or slots.waiting > self._max_waiting:
             refusal = refusal.after(waited_s, place, self.estimate_s(place))
+        return refusal
+
+    def _expire(self, ticket: Ticket) -> None:
+        refusal = self.refusal_of(ticket, time.monotonic() - ticket.arrival / 1e9)
         self._remove(ticket)
         _refuse(ticket, refusal)
         self.wake()

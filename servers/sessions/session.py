@@ -52,31 +52,6 @@ class EnvironmentSession:
         on_expiry: Called when a call of that caller outlasts its time.
     """
 
-    __slots__ = (
-        "_table",
-        "_turn",
-        "_waiting",
-        "attached",
-        "began",
-        "call",
-        "closing",
-        "ending",
-        "holds_slot",
-        "id",
-        "last_use",
-        "let_go",
-        "listeners",
-        "on_expiry",
-        "on_over",
-        "over",
-        "owner",
-        "runner",
-        "shared",
-        "standing",
-        "used",
-        "watch",
-    )
-
     def __init__(self, table: _Table, runner: EnvironmentRunner, owner: str, session_id: str) -> None:
         self.runner = runner
         self.owner = owner

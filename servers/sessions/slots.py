@@ -3,81 +3,15 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from openenv_core.protocol.errors import CAPACITY_REACHED, EXECUTION_ERROR, SESSION_ERROR, RefusalError, short
 
 
-class SessionSlots(Protocol):
-    """Counts sessions against a cap, and newcomers that wait, by when they came (`time.monotonic_ns`)."""
+class SessionSlots:
+    """Counts sessions against a cap, and newcomers that wait, by when they came (`time.monotonic_ns`): of one process.
 
-    @property
-    def active(self) -> int:
-        """Slots in use."""
-
-    @property
-    def cap(self) -> int:
-        """The greatest number of slots in use at once."""
-
-    @property
-    def total(self) -> int:
-        """The same over all processes of the server."""
-
-    @property
-    def by_worker(self) -> list[int]:
-        """Slots in use in each process of the server."""
-
-    @property
-    def most(self) -> int:
-        """The greatest number of slots that one caller may have at once."""
-
-    def lack(self, owner: str, count: int) -> "FullError | None":
-        """Return why a caller cannot have so many slots now; None where it can."""
-
-    def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all of them or none.
-
-        Args:
-            owner: The caller.
-            count: How many.
-            arrival: When it came; whoever came before and could be served goes first.
-
-        Raises:
-            FullError: There are not as many.
-        """
-
-    def give(self, owner: str) -> None:
-        """Give a slot back that this caller has taken."""
-
-    @property
-    def ending(self) -> int:
-        """Sessions that hold a slot and are about to give it back."""
-
-    def end(self, change: int) -> None:
-        """Count one more of these, or one less."""
-
-    @property
-    def waiting(self) -> int:
-        """Newcomers that wait."""
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call this when something may have come free that another process had, as long as anybody waits here."""
-
-    def enqueue(self, arrival: int) -> None:
-        """Count a newcomer that waits from now on; it came after all others of this process."""
-
-    def dequeue(self, arrival: int) -> None:
-        """Count it no more."""
-
-    def place(self, arrival: int) -> int:
-        """Return the place of a newcomer in the order of arrival, from 1."""
-
-    def set_head(self, arrival: int | None) -> None:
-        """Say who of this process is served next; None where nobody could be, whatever comes free."""
-
-
-class LocalSlots:
-    """The slots of one process.
+    `servers.fleet.slots` counts those of several together.
 
     Args:
         cap: The greatest number of sessions.
@@ -104,7 +38,7 @@ class LocalSlots:
 
     @property
     def total(self) -> int:
-        """The same: there is one process."""
+        """The same over all processes of the server."""
         return self._cap
 
     @property
@@ -126,7 +60,12 @@ class LocalSlots:
         return None
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all of them or none. The order of arrival is that of the calls.
+        """Take slots for a caller, all of them or none.
+
+        Args:
+            owner: The caller.
+            count: How many.
+            arrival: When it came; whoever came before in another process and could be served goes first.
 
         Raises:
             FullError: There are not as many.
@@ -145,7 +84,7 @@ class LocalSlots:
 
     @property
     def ending(self) -> int:
-        """Sessions that are about to give their slots back."""
+        """Sessions that hold a slot and are about to give it back."""
         return self._ending
 
     def end(self, change: int) -> None:
@@ -158,10 +97,10 @@ class LocalSlots:
         return len(self._arrivals)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """There is no other process that could have anything."""
+        """Call this when something may have come free that another process had, as long as anybody waits here."""
 
     def enqueue(self, arrival: int) -> None:
-        """Count a newcomer that waits from now on."""
+        """Count a newcomer that waits from now on; it came after all others of this process."""
         self._arrivals.append(arrival)
 
     def dequeue(self, arrival: int) -> None:
@@ -173,7 +112,7 @@ class LocalSlots:
         return bisect_left(self._arrivals, arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
-        """There is no other process that would have to know."""
+        """Say who of this process is served next; None where nobody could be, whatever comes free."""
 
 
 class FullError(RefusalError):

@@ -22,7 +22,7 @@ from servers.sessions.session import EnvironmentSession
 logger = logging.getLogger("servers")
 
 MAX_SNAPSHOTS: Final = 256
-"""Snapshots that a server keeps."""
+"""Snapshots that a process keeps; of several workers each has as many."""
 
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
 """Bytes of all of them together, as far as the states tell."""
@@ -35,11 +35,12 @@ class SessionState:
     Attributes:
         state: The same.
         ended: The episode was over.
+        users: Who must not see it closed: those that hold it to restore from, and restores.
     """
 
     state: Any
     ended: bool = False
-    _restoring: int = field(default=0, init=False, repr=False)
+    users: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -59,24 +60,25 @@ class SessionState:
             raise RuntimeError(
                 "expected a state that is kept, got one that was closed; whoever asked has left"
             )
-        self._restoring += 1
+        self.users += 1
         try:
             await runner.call("restore", self.state)
         except BaseException:
             runner.discard()
             raise
         finally:
-            runner.on_free(self._restored)  # a thread may be at it still
+            runner.on_free(self.leave)  # a thread may be at it still
 
-    def _restored(self) -> None:
-        self._restoring -= 1
+    def leave(self) -> None:
+        """Count a user less."""
+        self.users -= 1
         if self._closed:
             keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
-        """Give back what it holds, once it is restored from no more. Whoever waits may be cancelled: it goes on."""
+        """Give back what it holds, once nobody uses it. Whoever waits may be cancelled: it goes on."""
         self._closed = True
-        if not self._restoring and callable(close := getattr(self.state, "close", None)):
+        if not self.users and callable(close := getattr(self.state, "close", None)):
             await asyncio.wait([keep(asyncio.create_task(_close(close)))])
 
 
@@ -138,8 +140,12 @@ class UnknownSnapshotError(RefusalError):
 class _Kept:
     owner: str
     state: SessionState
-    users: int = 0
-    lease: asyncio.TimerHandle | None = field(default=None, repr=False)
+    lease: asyncio.TimerHandle | None = None
+
+    def close(self) -> asyncio.Task[None]:
+        if self.lease is not None:
+            self.lease.cancel()
+        return keep(asyncio.create_task(self.state.close()))
 
 
 class SnapshotTable:
@@ -171,11 +177,11 @@ class SnapshotTable:
         size = sum(one.state.nbytes for one in held) + state.nbytes
         refusal = None
         if len(held) >= MAX_SNAPSHOTS:
-            refusal = f"{len(held)} snapshots are kept, and the server keeps no more"
+            refusal = f"{len(held)} snapshots are kept, and a process keeps no more"
         elif self._per_owner is not None and own >= self._per_owner:
-            refusal = f"{own} snapshots of this token are kept, and the server keeps no more"
+            refusal = f"{own} snapshots of this token are kept, and a process keeps no more"
         elif size > MAX_SNAPSHOT_BYTES:
-            refusal = f"the snapshots would take {size} bytes, and the server keeps {MAX_SNAPSHOT_BYTES}"
+            refusal = f"the snapshots would take {size} bytes, and a process keeps {MAX_SNAPSHOT_BYTES}"
         if refusal is not None:
             keep(asyncio.create_task(state.close()))
             raise RefusalError(CAPACITY_REACHED, f"{refusal}; drop one, or try again later")
@@ -192,18 +198,13 @@ class SnapshotTable:
             RefusalError: `UnknownSnapshotError`.
         """
         kept = self._find(owner, snapshot)
-        kept.users += 1
-        if kept.lease is not None:
-            kept.lease.cancel()
+        kept.state.users += 1
         try:
             yield kept.state
         finally:
-            kept.users -= 1
-            if not kept.users:
-                if self._kept.get(snapshot) is kept:
-                    self._renew(snapshot, kept)
-                else:
-                    keep(asyncio.create_task(kept.state.close()))
+            kept.state.leave()
+            if snapshot in self._kept:
+                self._renew(snapshot, kept)
 
     def drop(self, owner: str, snapshots: Sequence[str]) -> None:
         """Keep states no longer.
@@ -212,15 +213,13 @@ class SnapshotTable:
             RefusalError: `UnknownSnapshotError`; none is dropped then.
         """
         for snapshot, kept in {one: self._find(owner, one) for one in snapshots}.items():
-            self._end(snapshot, kept)
+            del self._kept[snapshot]
+            kept.close()
 
     async def close(self) -> None:
         """Drop all of them, and wait until they are closed."""
         held, self._kept = self._kept, {}
-        for kept in held.values():
-            if kept.lease is not None:
-                kept.lease.cancel()
-        await asyncio.gather(*(kept.state.close() for kept in held.values() if not kept.users))
+        await asyncio.gather(*(kept.close() for kept in held.values()))
 
     def _find(self, owner: str, snapshot: str) -> _Kept:
         kept = self._kept.get(snapshot)
@@ -229,11 +228,13 @@ class SnapshotTable:
         return kept
 
     def _renew(self, snapshot: str, kept: _Kept) -> None:
-        kept.lease = asyncio.get_running_loop().call_later(self._lease_s, self._end, snapshot, kept)
-
-    def _end(self, snapshot: str, kept: _Kept) -> None:
-        del self._kept[snapshot]
         if kept.lease is not None:
             kept.lease.cancel()
-        if not kept.users:
-            keep(asyncio.create_task(kept.state.close()))
+        kept.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, kept)
+
+    def _expire(self, snapshot: str, kept: _Kept) -> None:
+        if kept.state.users:
+            self._renew(snapshot, kept)
+        else:
+            del self._kept[snapshot]
+            kept.close()

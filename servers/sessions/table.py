@@ -11,7 +11,6 @@ from openenv_core.protocol.errors import CAPACITY_REACHED, FACTORY_ERROR, SESSIO
 from servers.execution import (
     CLOSE_TIMEOUT_S,
     FATAL,
-    EnvironmentRunner,
     Executor,
     Factory,
     keep,
@@ -21,7 +20,7 @@ from servers.execution import (
 from servers.metrics import ServerMetrics
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
 from servers.sessions.session import EnvironmentSession
-from servers.sessions.slots import DeadlineExceededError, LocalSlots, SessionSlots, UnknownSessionError
+from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
 
@@ -79,7 +78,7 @@ class SessionTable:
         self.metrics = metrics or ServerMetrics(name_of(factory), enabled=False)
         self.factory = factory
         self.executor = executor
-        self.slots: SessionSlots = slots or LocalSlots(cap, settings.max_sessions_per_token)
+        self.slots: SessionSlots = slots or SessionSlots(cap, settings.max_sessions_per_token)
         self.metrics.slots = self.slots
         self.step_timeout_s = settings.step_timeout_s
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
@@ -88,7 +87,7 @@ class SessionTable:
         self._draining = False
         self.new_id = new_id
         self._sessions: dict[_Key, EnvironmentSession] = {}
-        self._opening: dict[_Key, asyncio.Future[None]] = {}
+        self._opening: dict[_Key, tuple[Ticket, asyncio.Future[None]]] = {}
         self._idle_s = settings.idle_timeout_s
         self._reaper: asyncio.Task[None] | None = None
         self.snapshots = SnapshotTable(settings.idle_timeout_s, settings.max_sessions_per_token, new_id)
@@ -161,13 +160,14 @@ class SessionTable:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
         """
         key = (owner, session_id or self.new_id())
-        opening = self._opening[key] = asyncio.get_running_loop().create_future()
+        ticket = self.queue.enter(owner, wait_s=wait_s)
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening[key] = ticket, opened
         try:
-            session = await self._admit(self.queue.enter(owner, wait_s=wait_s), key[1])
-            self._sessions[key] = session
+            session = self._sessions[key] = await self._admit(ticket, key[1])
         finally:
             del self._opening[key]
-            opening.set_result(None)
+            opened.set_result(None)
         session.last_use = asyncio.get_running_loop().time()
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.create_task(self._reap(), name="reaper of idle sessions")
@@ -176,14 +176,22 @@ class SessionTable:
     async def find_or_open(
         self, owner: str, session_id: str, *, wait_s: float = REQUEST_WAIT_S
     ) -> EnvironmentSession:
-        """Return the caller's session of this id, opened now where there was none.
+        """Return the caller's session of this id, opened now where there was none, by one of those who ask at once.
 
         Raises:
             RefusalError: As `open`.
         """
+        clock = asyncio.get_running_loop().time
+        began, wait_s = clock(), self.queue.clamp_wait(wait_s)
         while (opening := self._opening.get((owner, session_id))) is not None:
-            await asyncio.shield(opening)
-        return self._sessions.get((owner, session_id)) or await self.open(owner, session_id, wait_s=wait_s)
+            ticket, opened = opening
+            # Who has a slot has another deadline to make its environment.
+            await asyncio.wait([ticket.granted], timeout=max(0.0, began + wait_s - clock()))
+            if ticket.waits:
+                raise self.queue.refusal_of(ticket, clock() - began)
+            await asyncio.shield(opened)
+        left_s = began + wait_s - clock()
+        return self._sessions.get((owner, session_id)) or await self.open(owner, session_id, wait_s=left_s)
 
     def find(self, owner: str, session_id: object) -> EnvironmentSession:
         """Return the caller's session of this id.
@@ -380,36 +388,36 @@ class SessionTable:
         self, owner: str, session_id: str, state: SessionState | None = None
     ) -> EnvironmentSession:
         """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
-        try:
-            session = EnvironmentSession(self, await self._construct(state), owner, session_id)
-        except BaseException:
-            self._give(owner)
-            raise
-        self.metrics.counts.opened += 1
-        return session
-
-    async def _construct(self, state: SessionState | None) -> EnvironmentRunner:
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
+        session: EnvironmentSession | None = None
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
+                session = EnvironmentSession(self, runner, owner, session_id)
+                if self.slots.cap > 1 and not runner.concurrent:
+                    # Known only now: the factory is a function, whose class could not be asked beforehand.
+                    text = (
+                        f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
+                        "got one without"
+                    )
+                    raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
-        except FATAL as error:
+            self.metrics.counts.opened += 1
+            return session
+        except BaseException as error:
+            if session is None:
+                self._give(owner)
+            else:
+                self._forget(session)
+                await self.finish(session)
+            if not isinstance(error, FATAL) or isinstance(error, RefusalError):
+                raise
             if deadline.expired():
                 raise DeadlineExceededError(self.step_timeout_s) from None
             logger.exception("constructing an environment with %s failed", name)
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
-        if self.slots.cap > 1 and not runner.concurrent:
-            # Known only now: the factory is a function, whose class could not be asked beforehand.
-            await runner.close()
-            text = (
-                f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
-                "got one without"
-            )
-            raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
-        return runner
 
     def _forget(self, session: EnvironmentSession) -> None:
         session.over = True

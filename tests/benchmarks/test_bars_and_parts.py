@@ -191,7 +191,7 @@ def test_recipes_bars(figures: Figures, unmet: set[str]) -> None:
     ("main", "words", "expected"),
     [
         (mcp_main, ["--rounds", "0"], "expected a number of at least 1, got '0'"),
-        (sandbox_main, ["--only", "starts"], "expected some of start, execute"),
+        (sandbox_main, ["--only", "starts"], "expected some of start, burst, execute"),
         (sandbox_main, ["--levels", "root"], "got 'root'"),
         (sandbox_main, ["--preload", "os;evil"], "expected names of modules, got 'os;evil'"),
     ],

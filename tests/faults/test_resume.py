@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +126,30 @@ async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
         assert (await client.step(Add(amount=1))).observation.extra == 2
         assert proxy.connections == 2
         await eventually(lambda: len(app._built().sockets._conversations) == 1)
+
+
+THINKS = [0, pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+
+
+@pytest.mark.parametrize("think_s", THINKS)
+async def test_a_policy_that_thinks_keeps_its_session_and_a_half_open_one_is_found(think_s: int) -> None:
+    app = app_of(Tally)
+    pings = {} if think_s else {"ws_ping_interval": 0.05, "ws_ping_timeout": 2.0}
+    often = {} if think_s else {"websocket_ping_interval_s": 0.05, "lease_s": 0.2}
+    async with (
+        serving(app, **pings) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url, **often) as client,
+    ):
+        await client.reset()
+        said = proxy.passed
+        await asyncio.sleep(think_s)
+        await eventually(lambda: proxy.passed > said + 20)  # both ask, and both answer
+        assert (await client.step(Add(amount=1))).observation.extra == 1
+        assert proxy.connections == 1
+        if not think_s:
+            proxy.hold()  # the client does not look for so long; the server does
+            await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
@@ -418,36 +441,3 @@ async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_bre
     async with serving(app) as address, faulty_proxy(address) as proxy:
         await play(proxy, random.Random(breaks), breaks)
         await eventually(lambda: app.sessions.active == 0)
-
-
-class Echo(Counter):
-    """Says what it is told, after a while that differs."""
-
-    async def step(self, action: Add) -> Count:  # type: ignore[override]
-        await asyncio.sleep(action.amount % 5 / 1000)
-        return Count(total=action.amount)
-
-
-@pytest.mark.parametrize("steps", [60, pytest.param(3000, marks=pytest.mark.soak)])
-async def test_no_reply_answers_another_request_whoever_gives_up_and_whatever_breaks(steps: int) -> None:
-    rng = random.Random(steps)
-    answered = 0
-    async with (
-        serving(app_of(Echo)) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
-
-        async def ask_on(first: int) -> None:
-            nonlocal answered
-            for amount in range(first, first + steps):
-                if rng.random() < 0.05:
-                    proxy.cut()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(rng.choice((0.0, 0.002, 0.01, 20.0, 20.0))):
-                        assert (await client.step(Add(amount=amount))).observation.total == amount
-                        answered += 1
-
-        await asyncio.gather(*(ask_on(1000 * (steps + 1) * task) for task in range(1, 4)))
-        assert (await client.step(Add(amount=7))).observation.total == 7
-    assert answered > steps

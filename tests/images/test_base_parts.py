@@ -40,6 +40,7 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
             "httpx",
             "picows",
             "pydantic",
+            "prometheus-client",
             "pyyaml",
             "fastapi",
             "uvicorn",

@@ -2,11 +2,14 @@
 
 import json
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
 
 from openenv_core import GenericEnvClient
+from servers.routes.websocket import HANDSHAKE_WAIT_S
 
 soak = pytest.mark.soak
 EVERY_CLIENT = [
@@ -50,6 +53,24 @@ def test_clients_with_models_read_every_mark_in_the_metadata() -> None:
             last = ours.step({"amount": 3})
     assert (last.terminated, last.truncated, last.infrastructure_error) == (False, True, "no disk")
     assert last.unscored == "no judge"
+
+
+@pytest.mark.parametrize(
+    ("processes", "clients", "slots"), [(1, 60, 20), pytest.param(4, 500, 500, marks=soak)]
+)
+def test_of_a_crowd_nobody_is_refused_to_whom_a_slot_comes_in_time(
+    processes: int, clients: int, slots: int
+) -> None:
+    with our_server("counter:app", "--max-sessions", str(slots)) as url, ThreadPoolExecutor() as pool:
+        crowds = [pool.submit(drive, "0.10.0", "crowd", url, str(clients), "0.2") for _ in range(processes)]
+        ended = [one for crowd in crowds for one in crowd.result()]
+    played = [one for one in ended if "total" in one]
+    sys.stdout.write(
+        f"{len(played)} of {len(ended)} played, after {max(one['after_s'] for one in ended)} s\n"
+    )
+    assert {one["total"] for one in played} == {2}
+    assert len(played) >= 2 * slots
+    assert [one for one in ended if "error" in one and one["after_s"] < 0.9 * HANDSHAKE_WAIT_S] == []
 
 
 @soak

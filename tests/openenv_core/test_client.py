@@ -315,6 +315,24 @@ async def test_nobody_there() -> None:
             await CounterEnv(f"http://{address}/nowhere").connect()
 
 
+async def test_who_has_just_got_the_turn_when_the_session_is_ended_asks_nothing() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address:
+        env = CounterEnv(f"http://{address}")
+        await env.reset(seed=0)
+        release = env._turn.release
+
+        def release_and_end() -> None:
+            release()
+            env._abort_request()  # as a task that closes the client does, before the next one runs
+
+        env._turn.release = release_and_end  # type: ignore[method-assign]
+        asked = [asyncio.create_task(env.step(Add(amount=1))) for _ in range(2)]
+        assert (await asked[0]).observation.total == 1
+        with pytest.raises(ConnectionLostError, match="has closed the session"):
+            await asked[1]
+        await env.close()
+
+
 @pytest.mark.parametrize("how", ["close", "disconnect"])
 async def test_closing_ends_a_request_that_waits(how: str) -> None:
     env_class = SlowAsync.fresh()

@@ -12,7 +12,6 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
 from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
-from openenv_core.client.conversation import FairLock
 
 
 async def test_what_a_close_code_means() -> None:
@@ -223,28 +222,3 @@ async def test_reply_that_is_none_is_told_at_once_whatever_the_server_does_then(
         async with asyncio.timeout(20):
             await env.close()
         over.set()
-
-
-async def test_turns_are_fair_and_survive_cancellation() -> None:
-    turn = FairLock()
-    order: list[int] = []
-
-    async def work(number: int) -> None:
-        with turn if turn.take() else await turn.wait():
-            await asyncio.sleep(0)
-            order.append(number)
-
-    tasks = [asyncio.create_task(work(n)) for n in range(6)]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == [0, 1, 3, 4, 5]
-    assert not turn.taken
-    # Cancelled in the moment in which it is handed the turn.
-    assert turn.take()
-    heir = asyncio.create_task(work(7))
-    await asyncio.sleep(0)
-    turn.release()
-    heir.cancel()
-    await asyncio.gather(heir, return_exceptions=True)
-    assert not turn.taken

@@ -111,6 +111,28 @@ async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:
                 await hurried.reset()
 
 
+async def test_each_of_several_servers_is_asked_before_one_is_called_full() -> None:
+    full, free = app_of(1), app_of(1)
+    async with serving(full) as one, serving(free) as two, CounterEnv(f"http://{one}") as first:
+        await first.reset()
+        urls = [f"http://{one}", f"http://{two}"]
+        second = CounterEnv(urls, queue_timeout_s=0)
+        second._urls, second._base_url = urls, urls[0]  # which is drawn
+        async with second:
+            assert (await second.reset(seed=3)).observation.total == 3
+            async with CounterEnv(urls, queue_timeout_s=0) as third:
+                with pytest.raises(CapacityError, match="1 of 1 in use; try again later"):
+                    await third.reset()
+
+
+def test_pauses_grow_to_a_bound_and_heed_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting.random, "uniform", lambda least, most: most)
+    backoff = waiting.Backoff(1.0, 6.0)
+    assert [backoff.next_s() for _ in range(4)] == [1, 2, 4, 6]
+    backoff.reset()
+    assert [backoff.next_s(asked) for asked in (0.0, 5.0, 60.0)] == [1, 5, 6]
+
+
 async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
     app = app_of(2)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -472,14 +473,27 @@ async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytes
         assert sorted(one["id"] for one in told) == [*range(9)]
 
 
-async def test_a_member_that_was_ended_is_asked_nothing_more() -> None:
-    async with serving(app_of(Counter, cap=2)) as address, batch_of(address, 2) as connection:
+async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobody() -> None:
+    app = app_of(Counter, cap=2)
+    async with serving(app) as address, batch_of(address, 2) as connection:
+        (conversation,) = app._built().sockets._conversations
+        sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
+        ended, failed = (weakref.ref(session.runner._environment) for session in sessions)
         await request(connection, op="close", members=[0])
         for member, kind in ((0, "error"), (1, "observation")):
             await connection.send(
                 json.dumps({"id": 8, "type": "step", "data": {"amount": 1}, "member": member})
             )
             assert (await answer(connection))["type"] == kind
+        assert (await request(connection, op="step", actions=add(1)))["members"] == [1]
+        for asked in ({"op": "state", "members": [0, 1]}, {"op": "close", "members": [0]}):
+            assert (await request(connection, **asked))["error"]["code"] == "SESSION_ERROR"
+        await eventually(lambda: ended() is None)  # nobody keeps it for its number
+        assert (await request(connection, op="open"))["members"] == [2]
+        app.sessions.drop(sessions[1])
+        await eventually(lambda: failed() is None)
+        told = await request(connection, op="state")
+        assert (told["members"], list(told["errors"])) == ([2], ["1"])
 
 
 async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:

@@ -25,7 +25,7 @@ from openenv_core.errors import (
     SessionError,
     ValidationFailedError,
 )
-from servers.sessions import snapshots
+from servers.sessions import DeadlineExceededError, snapshots
 
 
 @dataclass
@@ -344,6 +344,39 @@ async def test_what_is_restored_still_is_closed_after_it(leaves: bool) -> None:
             assert Held.closed == held
             env.go.set()
             await eventually(lambda: (env.closed, Held.closed) == (1 + leaves, held + 1))
+    finally:
+        env.go.set()
+
+
+async def test_a_snapshot_is_kept_while_it_is_used_and_for_its_lease_from_then_on() -> None:
+    app = app_of(AsyncState, 4, idle_timeout_s=0.2)
+    async with serving(app) as address, vector(address) as client:
+        await client.ask("reset", seeds=[1])
+        snapshot, closed = await client.snapshot(0), Held.closed
+        loop = asyncio.get_running_loop()
+        with app.sessions.snapshots.use("", snapshot) as state:
+            over = loop.create_future()
+            loop.call_later(0.5, over.set_result, None)
+            await over
+            assert (len(app.sessions.snapshots), state.users) == (1, 1)
+            app.sessions.snapshots.drop("", [snapshot])
+            await asyncio.sleep(0)
+            assert Held.closed == closed
+        await eventually(lambda: (len(app.sessions.snapshots), Held.closed) == (0, closed + 1))
+
+
+async def test_a_class_that_shares_no_process_keeps_its_slot_until_an_interrupted_restore_is_over() -> None:
+    env = type("Alone", (SlowRestore,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
+    env.go, env.entered, env.closed = threading.Event(), 0, 0
+    app = app_of(env, 1, step_timeout_s=1.0)
+    table = app.sessions
+    try:
+        state = snapshots.SessionState(Held(3))
+        with pytest.raises(DeadlineExceededError):
+            await table.admit(table.queue.enter(""), state=state)
+        assert (env.entered, table.active) == (1, 1)
+        env.go.set()
+        await eventually(lambda: (table.active, env.closed) == (0, 1))
     finally:
         env.go.set()
 

@@ -1,5 +1,6 @@
 """JSON-RPC, the same on POST /mcp, on the socket /mcp and in the mcp frames of /ws."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -111,6 +112,21 @@ async def test_capacity() -> None:
         closed = await rpc(address, "openenv/session/close", {"session_id": session})
         assert closed == {"jsonrpc": "2.0", "id": 1, "result": {"session_id": session, "closed": True}}
         assert app.sessions.active == 0
+
+
+async def test_who_creates_a_session_waits_as_it_prefers() -> None:
+    app = app_of(Counter, cap=1, max_wait_s=600.0)
+    async with serving(app) as address:
+        session = await opened(address)
+        reply = await rpc(address, "openenv/session/create", prefer="wait=0")
+        assert reply["error"]["data"]["active_sessions"] == 1
+        creating = asyncio.create_task(rpc(address, "openenv/session/create", prefer="wait=20"))
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+        (ticket,) = app.sessions.queue._lines[""]
+        assert ticket.timer is not None
+        assert ticket.timer.when() - asyncio.get_running_loop().time() > 10
+        await rpc(address, "openenv/session/close", {"session_id": session})
+        assert (await creating)["result"]["session_id"] != session
 
 
 async def test_a_constructor_that_raises() -> None:

@@ -11,7 +11,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from chromium import Browser, Tab, chromium
 from faulty_proxy import faulty_proxy
-from gallery import HOSTILE, png
+from page_gallery import HOSTILE, png
 from PIL import Image
 from serve_process import ServeProcess, eventually, serve
 
@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def gallery() -> Iterator[ServeProcess]:
-    with serve(app="gallery:app", OPENENV_WEB="1") as server:
+    with serve(app="page_gallery:app", OPENENV_WEB="1") as server:
         yield server
 
 
@@ -193,7 +193,7 @@ def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
 def test_a_token_is_asked_for(browser: Browser) -> None:
     token = "a-token-of-a-visitor"
     words = ("--web", "--token", token)
-    with serve(*words, app="gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
+    with serve(*words, app="page_gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
         tab.wait_for("document.querySelector('#token').open")
         fill(tab, "#token-input", "a-token-of-nobody")
         tab.press("Enter")
@@ -233,7 +233,7 @@ def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
 
 def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
     with (
-        serve("--web", "--idle-timeout", "1", app="gallery:app") as server,
+        serve("--web", "--idle-timeout", "1", app="page_gallery:app") as server,
         visit(browser, server.address) as tab,
     ):
         begin(tab)

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import RefusalError
 from servers.routes import websocket
-from servers.sessions import FullError, LocalSlots, SlotQueue, Ticket
+from servers.sessions import FullError, SessionSlots, SlotQueue, Ticket
 from servers.sessions import queue as queues
 
 TOKENS = ("a" * 32, "b" * 32)
@@ -26,7 +26,7 @@ PATIENT = {"max_wait_s": 600.0}
 
 
 def queue_of(cap: int, per_owner: int | None = None, waiting: int = 99, wait_s: float = 600) -> SlotQueue:
-    return SlotQueue(LocalSlots(cap, per_owner), waiting, wait_s)
+    return SlotQueue(SessionSlots(cap, per_owner), waiting, wait_s)
 
 
 def granted(*tickets: Ticket) -> list[bool]:
@@ -77,6 +77,10 @@ async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_o
 
 
 async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
+    hurried = queue_of(1, wait_s=0.1)
+    hurried.enter("a")
+    with pytest.raises(FullError):
+        await hurried.enter("a", wait_s=600).take()
     queue = queue_of(1)
     first = queue.enter("a")
     with pytest.raises(

@@ -8,10 +8,11 @@ import pytest
 from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
-from servers.sessions import LocalSlots, SessionTable, session
+from servers.sessions import SessionSlots, SessionTable, session
 from servers.sessions import table as reaper
 
 TOKENS = ("a" * 32, "b" * 32)
@@ -37,6 +38,29 @@ async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPa
             await eventually(lambda: standing._waiting == 0)
         env.release.set()
         assert (await call).status_code == 200
+
+
+def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_of_them() -> None:
+    async def ask(table: SessionTable) -> None:
+        with pytest.raises(RefusalError, match="1 of 1 in use"):
+            await table.find_or_open("", "one", wait_s=10)
+
+    async def wait() -> float:
+        app = app_of(Counter, cap=1, max_wait_s=600.0)
+        await app.sessions.open("")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await asyncio.gather(*(ask(app.sessions) for _ in range(5)))
+        waited_s = clock() - began
+        waiting = asyncio.create_task(app.sessions.find_or_open("", "one", wait_s=500))
+        await asyncio.sleep(0)
+        await ask(app.sessions)  # who comes later and waits for less is refused before
+        assert not waiting.done()
+        await app.sessions.shut_down()
+        assert (await waiting).id == "one"
+        return waited_s
+
+    assert 10 <= simulate(wait()) < 11
 
 
 # Owners
@@ -98,7 +122,7 @@ async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
 
 
 def test_slots_add_up() -> None:
-    slots = LocalSlots(3, per_owner=2)
+    slots = SessionSlots(3, per_owner=2)
     for owner in ("a", "a", "b"):
         slots.take(owner)
     for owner, word in (("a", "2 of 2"), ("c", "3 of 3")):

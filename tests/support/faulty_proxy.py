@@ -11,6 +11,8 @@ class FaultyProxy:
     Attributes:
         port: Where it listens.
         connections: How many there were.
+        passed: Chunks that went through, either way.
+        delay_s: How late what comes from the server is passed on.
         cut_after: Says, of a connection that begins, after how many bytes to the server and from it that is cut; None
             lets it be.
     """
@@ -19,6 +21,8 @@ class FaultyProxy:
         self.port = 0
         self.server: asyncio.Server | None = None
         self.connections = 0
+        self.passed = 0
+        self.delay_s = 0.0
         self.cut_after: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
         self._address = address
         self._open: list[list[asyncio.StreamWriter]] = []
@@ -64,7 +68,7 @@ class FaultyProxy:
         try:
             ways = [
                 asyncio.create_task(self._pump(reader, server, limits[0])),
-                asyncio.create_task(self._pump(there, writer, limits[1])),
+                asyncio.create_task(self._pump(there, writer, limits[1], late=True)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in ways:
@@ -76,13 +80,23 @@ class FaultyProxy:
                 self._held.discard(one)
                 one.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int | None) -> None:
+    async def _pump(
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        left: int | None,
+        *,
+        late: bool = False,
+    ) -> None:
         with suppress(OSError):
             while data := await source.read(65_536):
+                if late:
+                    await asyncio.sleep(self.delay_s)
                 if sink in self._held:
                     continue
                 if left is not None:
                     data, left = data[:left], left - len(data)
+                self.passed += 1
                 sink.write(data)
                 await sink.drain()
                 if left is not None and left <= 0:

@@ -279,6 +279,7 @@ class _Context:
         self.process = os.fork()
         if self.process == 0:
             try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # in a container it is the host's
                 os.dup2(to_stdout, 1)
                 os.dup2(to_stderr, 2)
                 channel = os.dup2(theirs.fileno(), 3) if theirs.fileno() != 3 else 3
@@ -339,7 +340,7 @@ def _interpret(control: socket.socket) -> None:
     # Line by line, so that what is printed streams, and keeps its place among what programs print.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
     sys.stdout, sys.stderr = out, err
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     cells = Cells()
     cells.install()
     pid = os.getpid()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Player
+from harbor_player import Player
 from harbor_tasks import NOTHING, SOLVED, TASKS
 from serve_process import serve
 

@@ -4,7 +4,7 @@ import io
 import tarfile
 
 import pytest
-from conftest import Player
+from harbor_player import Player
 
 from envs.harbor_env.server.machines import ARCHIVE_BYTES, TooLargeError
 from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards
