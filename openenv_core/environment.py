@@ -208,7 +208,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         except LLMError as error:
             _mark_failure(observation, error)
             return None
-        if inspect.isawaitable(score):
+        if inspect.isawaitable(score) and not isinstance(score, float):
             if inspect.iscoroutine(score):
                 score.close()
             raise TypeError(

@@ -65,12 +65,7 @@ class LLMResponse:
 
 
 class LLMClient(ABC):
-    """A language model behind a server.
-
-    Args:
-        endpoint: The server, as `http://localhost`.
-        port: Where it listens.
-    """
+    """A language model behind a server: `endpoint`, as `http://localhost`, and the `port` where it listens."""
 
     def __init__(self, endpoint: str, port: int) -> None:
         self.endpoint = endpoint
@@ -88,13 +83,7 @@ class LLMClient(ABC):
     async def complete_with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
     ) -> LLMResponse:
-        """Return the answer to a chat of a model that may call tools.
-
-        Args:
-            messages: In OpenAI's chat format.
-            tools: As MCP lists them.
-            kwargs: As `complete` takes them.
-        """
+        """Return the answer to a chat in OpenAI's format, of a model that may call tools, given as MCP lists them."""
         raise NotImplementedError(f"{type(self).__name__} calls no tools")
 
 

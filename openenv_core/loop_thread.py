@@ -245,3 +245,13 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, from a thread with an event loop or without."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coro)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coro).result()

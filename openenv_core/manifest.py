@@ -213,7 +213,7 @@ def read_keys(folder: Path) -> dict[str, Any]:
         raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
     except (OSError, ValueError) as error:
         raise ManifestError([f"expected a readable {file}, got: {error}"]) from None
-    return _load_keys(text, str(file))
+    return load_keys(text, str(file))
 
 
 def load_manifest(text: str, place: str) -> Manifest:
@@ -226,10 +226,11 @@ def load_manifest(text: str, place: str) -> Manifest:
     Raises:
         ManifestError: It is no YAML, or says what it cannot say; one line a fault.
     """
-    return parse_manifest(_load_keys(text, place))
+    return parse_manifest(load_keys(text, place))
 
 
-def _load_keys(text: str, place: str) -> dict[str, Any]:
+def load_keys(text: str, place: str) -> dict[str, Any]:
+    """Read a manifest's text as `read_keys` does the file's; `place` is where it is from, for messages."""
     import yaml  # not at the top: clients do without
 
     try:

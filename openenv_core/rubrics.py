@@ -22,15 +22,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    ItemsView,
     Iterable,
     Iterator,
-    KeysView,
     Mapping,
     Sequence,
-    ValuesView,
 )
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from typing_extensions import TypeIs
 
 from openenv_core.errors import LLMError
 
@@ -48,6 +47,20 @@ Hook: TypeAlias = Callable[["Rubric", Any, Any, float], object]
 
 PreHook: TypeAlias = Callable[["Rubric", Any, Any], object]
 """Told the rubric, the action and the observation; likewise."""
+
+
+class Known(float):
+    """A score that is there already, and may be awaited all the same: released containers give such as have to be."""
+
+    def __await__(self) -> Generator[Any, Any, float]:
+        yield from ()
+        return float(self)
+
+
+def must_wait(score: object) -> TypeIs[Awaitable[float]]:
+    """Whether a score has yet to be awaited."""
+    return inspect.isawaitable(score) and not isinstance(score, Known)
+
 
 _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
 
@@ -77,7 +90,7 @@ class Rubric(ABC):
         for part in self.rubrics():
             part._has_scored = False
         score = self.forward(action, observation)
-        if inspect.isawaitable(score):
+        if must_wait(score):
             score = yield score
         self.last_score, self._has_scored = score, True
         if self._children:
@@ -206,6 +219,11 @@ class _Combination(Rubric):
         for number, rubric in enumerate(self._rubrics):
             self._children[f"rubric_{number}"] = rubric
 
+    def __call__(self, action: Any, observation: Any) -> Score:
+        """See `Rubric.__call__`."""
+        score = super().__call__(action, observation)
+        return score if inspect.isawaitable(score) else Known(score)
+
     def forward(self, action: Any, observation: Any) -> Score:
         """See `Rubric.forward`."""
         return _run(self._combine(action, observation))
@@ -225,7 +243,7 @@ class Sequential(_Combination):
         score = 1.0
         for rubric in self._rubrics:
             given = rubric(action, observation)
-            score = (yield given) if inspect.isawaitable(given) else given
+            score = (yield given) if must_wait(given) else given
             if score == 0.0:
                 break
         return score
@@ -247,7 +265,7 @@ class Gate(_Combination):
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
         given = self.rubric(action, observation)
-        score: float = (yield given) if inspect.isawaitable(given) else given
+        score: float = (yield given) if must_wait(given) else given
         return score if score >= self.threshold else 0.0
 
 
@@ -275,9 +293,9 @@ class WeightedSum(_Combination):
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
         given = [rubric(action, observation) for rubric in self._rubrics]
-        waiting = [one for one in given if inspect.isawaitable(one)]
+        waiting = [one for one in given if must_wait(one)]
         came = iter((yield _all_of(waiting)) if waiting else ())
-        scores = [next(came) if inspect.isawaitable(one) else one for one in given]
+        scores = [next(came) if must_wait(one) else one for one in given]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
 
@@ -312,8 +330,10 @@ class RubricList(Rubric):
         return iter(self._rubrics)
 
 
-class RubricDict(Rubric):
+class RubricDict(Rubric, Mapping[str, Rubric]):
     """Rubrics by name, likewise: one a game, for example."""
+
+    __hash__ = object.__hash__
 
     def __init__(self, rubrics: Mapping[str, Rubric] | None = None) -> None:
         self.update(rubrics or {})
@@ -332,26 +352,11 @@ class RubricDict(Rubric):
     def __getitem__(self, name: str) -> Rubric:
         return self._children[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._children
-
     def __len__(self) -> int:
         return len(self._children)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._children)
-
-    def keys(self) -> KeysView[str]:
-        """Return the names."""
-        return self._children.keys()
-
-    def values(self) -> ValuesView[Rubric]:
-        """Return the rubrics."""
-        return self._children.values()
-
-    def items(self) -> ItemsView[str, Rubric]:
-        """Return both."""
-        return self._children.items()
 
 
 class TrajectoryRubric(Rubric):

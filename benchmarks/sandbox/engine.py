@@ -66,7 +66,7 @@ async def start(sandbox: Sandbox, count: int) -> dict[str, Any]:
 async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
     """Start sessions and execute in each, all at once: milliseconds from the beginning of all to each one's result."""
     await (await sandbox.open()).close()
-    began, sessions = time.perf_counter(), []
+    before, began, sessions = _cpu(sandbox), time.perf_counter(), []
 
     async def one() -> float:
         sessions.append(session := await sandbox.open())
@@ -75,8 +75,9 @@ async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
         return (time.perf_counter() - began) * 1e3
 
     took = await asyncio.gather(*(one() for _ in range(count)))
+    cpu = _cpu(sandbox) - before
     await asyncio.gather(*(session.close() for session in sessions))
-    return {"ms": took}
+    return {"ms": took, "cpu": cpu * 1e3 / count}
 
 
 async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:

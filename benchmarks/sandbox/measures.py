@@ -54,11 +54,10 @@ def burst(plan: Plan, figures: Figures, progress: Progress) -> None:
     for round_ in range(plan.rounds):
         for level, preload in _contestants(plan):
             progress(f"burst: {level}, {preload}, round {round_ + 1} of {plan.rounds}")
-            add(
-                level,
-                f"{plan.burst} at once, {_loaded(preload)}",
-                _engine("burst", level, preload, plan.burst)["ms"],
-            )
+            load = f"{plan.burst} at once, {_loaded(preload)}"
+            found = _engine("burst", level, preload, plan.burst)
+            add(level, load, found["ms"])
+            figures.add("burst CPU ms", level, load, found["cpu"])
     there = peers.jails()
     figures.notes += [
         f"{name}: it is not installed here" for name in ("bubblewrap", "nsjail") if name not in there

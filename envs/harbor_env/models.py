@@ -1,8 +1,8 @@
 """What crosses the wire of an environment of Harbor tasks."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from openenv_core import Action, Observation, State
 from openenv_core.tools import CallToolAction, ListToolsAction
@@ -17,7 +17,7 @@ Path: TypeAlias = Annotated[
         examples=["answer.txt"],
     ),
 ]
-Text: TypeAlias = Annotated[str, Field(max_length=4 << 20)]
+Text: TypeAlias = Annotated[str, Field(max_length=4 << 20, pattern=r"^[^\x00]*$")]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
 Status: TypeAlias = Literal["ok", "refused", "timeout", "output_limit", "killed", "sandbox_error"]
@@ -43,7 +43,7 @@ class Run(HarborAction):
 
 
 class ReadFile(HarborAction):
-    """Reads a file of text."""
+    """Reads a file of text, 64 KiB of it at most."""
 
     type: Literal["read_file"] = "read_file"
     path: Path
@@ -72,24 +72,9 @@ class Submit(HarborAction):
     type: Literal["submit"] = "submit"
 
 
-def _kind(value: Any) -> str | None:
-    if isinstance(value, ListToolsAction | CallToolAction):
-        return "tool"
-    said = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "tool" if said in ("list_tools", "call_tool") else said
-
-
 AnyAction: TypeAlias = Annotated[
-    Annotated[Run, Tag("run")]
-    | Annotated[ReadFile, Tag("read_file")]
-    | Annotated[WriteFile, Tag("write_file")]
-    | Annotated[EditFile, Tag("edit_file")]
-    | Annotated[Submit, Tag("submit")]
-    | Annotated[
-        Annotated[ListToolsAction | CallToolAction, Field(discriminator="type")],
-        Tag("tool"),
-    ],
-    Discriminator(_kind),
+    Run | ReadFile | WriteFile | EditFile | Submit | ListToolsAction | CallToolAction,
+    Field(discriminator="type"),
 ]
 """What a step takes."""
 

@@ -1,6 +1,7 @@
 """A server that is looked at as it serves: what it holds, here or in a container."""
 
 import inspect
+import json
 import os
 import shutil
 import tempfile
@@ -112,17 +113,18 @@ class WatchedServer:
         return Held(**(inside.usage(self.server.pids()) if here else self._run_inside("look")))
 
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
-        from openenv_core.providers.docker.engine import DockerEngine
+        from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
 
         container, engine = self.server.container, DockerEngine.find()
         command = [_PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
-        # With a terminal the engine sends what is printed as it is, without headers of its own.
-        body = {"Cmd": command, "AttachStdout": True, "Tty": True}
         try:
-            started = engine.call("POST", f"/containers/{container.id}/exec", body=body)["Id"]
-            found = engine.call("POST", f"/exec/{started}/start", body={"Detach": False, "Tty": True})
+            done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
         except ProviderError as error:
             raise NotApplicableError(f"the container cannot be looked into: {error}") from error
+        try:
+            found = json.loads(done.output)
+        except ValueError:
+            found = None
         if not isinstance(found, dict):
             raise NotApplicableError(f"the container cannot be looked into: it has no {_PYTHON} that answers")
         return found

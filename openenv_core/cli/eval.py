@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""
     add = parser.add_argument
     add(
-        "words",
+        "targets",
         nargs="*",
         metavar="ENV",
         help="environments, each a name, folder, module:attribute, URL or image; with --config changed keys: "
@@ -99,29 +99,31 @@ _ALONE: Final = {
 """What may stand beside an option that says what the command does."""
 
 
-def reword(words: Sequence[str]) -> Sequence[str]:
+def reword(argv: Sequence[str]) -> Sequence[str]:
     """Write a run's keys as its configuration knows them; see `rl_bridge.cli.common`."""
-    if not any(word.partition("=")[0] == "--config" for word in words):
-        return words
+    if not any(word.partition("=")[0] == "--config" for word in argv):
+        return argv
     from openenv_core.evaluation.policies import load_provided
 
-    return load_provided("reword", "a training run's configuration")(words)  # type: ignore[no-any-return]
+    return load_provided("reword", "a training run's configuration")(argv)  # type: ignore[no-any-return]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate or compare; 1 where the evaluation could not be brought to its end, 2 for wrong usage."""
-    asked = [name for name in _ALONE if getattr(arguments, name)]
+    modes = [name for name in _ALONE if getattr(arguments, name)]
     given = {name: value for name, value in vars(arguments).items() if value not in (None, [], False)}
-    if asked:
-        allowed = {asked[0], *_ALONE[asked[0]], *(("words",) if asked[0] == "config" else ())}
+    if modes:
+        allowed = {modes[0], *_ALONE[modes[0]], *(("targets",) if modes[0] == "config" else ())}
         if extra := sorted(given.keys() - allowed):
-            told = " and ".join("ENV" if name == "words" else f"--{name.replace('_', '-')}" for name in extra)
-            raise ConfigurationError(f"expected --{asked[0]} without {told}; leave one out")
+            told = " and ".join(
+                "ENV" if name == "targets" else f"--{name.replace('_', '-')}" for name in extra
+            )
+            raise ConfigurationError(f"expected --{modes[0]} without {told}; leave one out")
     if arguments.config:
         from openenv_core.evaluation.policies import load_provided
 
         evaluate = load_provided("config", "a training run's configuration")
-        return evaluate(arguments.config, arguments.words, arguments.name)  # type: ignore[no-any-return]
+        return evaluate(arguments.config, arguments.targets, arguments.name)  # type: ignore[no-any-return]
     if arguments.name:
         raise ConfigurationError("expected --name with --config; a folder is named by --out")
     if arguments.compare:
@@ -165,18 +167,18 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
     from openenv_core.errors import describe_faults
     from openenv_core.evaluation.records import EvaluationSettings
 
-    if not arguments.words or arguments.policy is None:
+    if not arguments.targets or arguments.policy is None:
         raise ConfigurationError(
             "expected environments and --policy (or --config FILE, --resume FOLDER, --compare A B), as in "
             "`ropewalk eval blackjack --policy random`"
         )
-    if len(set(arguments.words)) < len(arguments.words):
-        raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.words)}")
+    if len(set(arguments.targets)) < len(arguments.targets):
+        raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
     given = {name: getattr(arguments, name) for name in _PLAYING}
     given |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
     found = {name: value for name, value in given.items() if value is not None}
     try:
-        return EvaluationSettings(environments=tuple(arguments.words), **found)
+        return EvaluationSettings(environments=tuple(arguments.targets), **found)
     except ValidationError as error:
         raise ConfigurationError(f"cannot evaluate so: {describe_faults(error, 'options')}") from None
 

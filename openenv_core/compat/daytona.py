@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import httpx
-import yaml
 
 from openenv_core.compat.containers import ContainerProvider
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
+from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import ELSEWHERE_FACTOR, wait_healthy
 
 PORT: Final = 8000
@@ -123,10 +123,9 @@ class DaytonaProvider(ContainerProvider):
     @staticmethod
     def _parse_app_field(yaml_content: str) -> str | None:
         try:
-            found = yaml.safe_load(yaml_content)
-        except yaml.YAMLError:
+            app = load_keys(yaml_content, MANIFEST).get("app")
+        except ManifestError:
             return None
-        app = found.get("app") if isinstance(found, dict) else None
         return app.strip() or None if isinstance(app, str) else None
 
     def start_container(

@@ -139,7 +139,7 @@ MODULES: Final[Mapping[str, Module]] = {
         )
     ),
     "openenv.core.env_server.mcp_environment": Module(
-        _in("openenv_core.compat.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools")
+        _in("openenv_core.tools.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools")
     ),
     "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
@@ -195,7 +195,7 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.tools.local_python_executor": Module(_in("openenv_core.compat.executor", "PyExecutor")),
     "openenv.core.utils": Module(
-        _in("openenv_core.compat.mcp_link", "run_async_safely")
+        _in("openenv_core.loop_thread", "run_async_safely")
         | {"convert_to_ws_url": "openenv_core.client.settings:websocket_url"}
     ),
     "openenv.core.harness": Module(

@@ -110,6 +110,7 @@ class EvaluationFolder:
         self.path = path
         self.records: dict[tuple[str, int, int], EpisodeRecord] = {}
         self._file: Any = None
+        self._read_bytes = 0  # of whole lines
 
     @classmethod
     def begin(cls, path: Path, settings: EvaluationSettings) -> Self:
@@ -141,10 +142,12 @@ class EvaluationFolder:
 
     def read(self) -> Self:
         """Read the records; a last line that was cut off is passed over."""
+        self._read_bytes = 0
         with contextlib.suppress(FileNotFoundError), (self.path / RECORDS_FILE).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
+                self._read_bytes += len(line)
                 try:
                     self._note(EpisodeRecord.model_validate_json(line))
                 except ValidationError as error:
@@ -167,9 +170,7 @@ class EvaluationFolder:
             raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
         self._file = file
         self.read()
-        file.seek(0)
-        whole = file.read().rpartition(b"\n")
-        file.truncate(len(whole[0]) + len(whole[1]))  # without a line that a kill has cut off
+        file.truncate(self._read_bytes)  # without a line that a kill has cut off
         return self
 
     def __exit__(self, *_: object) -> None:

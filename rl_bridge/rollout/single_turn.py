@@ -1,29 +1,20 @@
 """The single-turn loop beside the environment's: sample a prompt, generate answers, evaluate, report."""
 
-import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from rl_bridge.data.examples import Example
-from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-    Outcome,
-    sampling_seed,
-)
-from rl_bridge.rollout.episode import back_off, shortened
+from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, sampling_seed
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
-from rl_bridge.rollout.worker import until_stopped
+from rl_bridge.rollout.worker import Player, Playing
 from rl_bridge.types import Ending, Trajectory, Turn
 
 
-class SingleTurn:
+class SingleTurn(Player[Example]):
     """Answers the prompts of a dataset; a group's task is the place of its example.
 
     Args:
@@ -34,99 +25,50 @@ class SingleTurn:
     """
 
     def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any, *, max_attempts: int) -> None:
+        super().__init__(policy, max_attempts=max_attempts)
         self._dataloader = dataloader
-        self._policy = policy
         self._reward = reward
-        self._max_attempts = max_attempts
-        self._stops: dict[int, asyncio.Event] = {}
 
-    async def play(self, assignment: Assignment) -> AssignmentResult:
-        """Have one prompt answered by as many siblings as are asked for, or until `cut` says to stop.
+    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> Example:
+        """Sample: the example is the group's, also when the group is played again."""
+        example: Example = await self._dataloader.at.route(playing.assignment.task)
+        return example
+
+    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: Example) -> Outcome:
+        """Generate and evaluate one answer. The dispatcher makes those of an assignment a group.
 
         Raises:
             RewardError: A reward function raised, and the run is to end then.
             PromptRefusedError: The engine takes no such prompt.
         """
-        stop = self._stops[assignment.lease] = asyncio.Event()
-        try:
-            return await self._play(assignment, stop)
-        finally:
-            del self._stops[assignment.lease]
-
-    async def _play(self, assignment: Assignment, stop: asyncio.Event) -> AssignmentResult:
-        # 1. Sample: the example is the group's, also when the group is played again.
-        example: Example = await self._dataloader.at.route(assignment.task)
-        prompt = self._policy.prompt(example.prompt)
+        assignment, prompt = playing.assignment, policy.prompt(begun.prompt)
         if prompt is None:
-            too_long = NoTrajectory(
+            return NoTrajectory(
                 absence=Absence.NO_TURN,
-                reason=f"the prompt of {example.id} leaves no room (rollout.max_length)",
+                reason=f"the prompt of {begun.id} leaves no room (rollout.max_length)",
             )
-            return AssignmentResult(lease=assignment.lease, outcomes=(too_long,) * len(assignment.seeds))
+        key, temperature = assignment.sampling_key, assignment.settings.temperature
+        seed = None if key is None else sampling_seed(*key, assignment.siblings[place], 0)
 
-        failures: list[str] = []
+        async def answer(number: int, settled: ChatPolicy) -> tuple[Turn, str]:
+            return await settled.answer(prompt, temperature=temperature, seed=seed)
 
-        async def answered(seed: int, sibling: int, policy: ChatPolicy) -> Outcome:
-            # 2. Generate.
-            answer = await self._answer(policy, assignment, prompt, sibling, failures)
-            if answer is None:  # no policy is to blame
-                return NoTrajectory(absence=Absence.DROPPED, reason=failures[-1], ending=Ending.FAILED_POLICY)
-            turn, response = answer
-            # 3. Evaluate. No reward is no zero: the answer stays out of its group's baseline.
-            reward = await self._reward.evaluate_response.route(
-                prompt=example.prompt, response=response, target=example.target
-            )
-            if reward is None:
-                return NoTrajectory(
-                    absence=Absence.UNSCORED,
-                    reason="the reward function gave no reward",
-                    ending=Ending.FAILED_REWARD,
-                )
-            ending = Ending.COMPLETED if turn.completion.stopped else Ending.TRUNCATED_LENGTH
-            return Trajectory(seed=seed, turns=[turn], ending=ending, reward=reward)
-
-        # 4. Add: the dispatcher makes them a group.
-        siblings = zip(assignment.seeds, assignment.siblings, strict=True)
-        with self._policy.settled() as policy:
-            outcomes = await until_stopped([answered(*sibling, policy) for sibling in siblings], stop)
-        late = NoTrajectory(absence=Absence.UNFINISHED, reason="it was not answered in time")
-        return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=tuple(outcome or late for outcome in outcomes),
-            retried=len(failures),
-            last_failure=failures[-1] if failures else None,
+        answered = await self.retry(playing, policy, answer)
+        if isinstance(answered, NoTrajectory):  # no policy is to blame
+            return answered
+        turn, response = answered
+        # No reward is no zero: the answer stays out of its group's baseline.
+        reward = await self._reward.evaluate_response.route(
+            prompt=begun.prompt, response=response, target=begun.target
         )
-
-    async def _answer(
-        self,
-        policy: ChatPolicy,
-        assignment: Assignment,
-        prompt: Sequence[int],
-        sibling: int,
-        failures: list[str],
-    ) -> tuple[Turn, str] | None:
-        """Ask the policy, again after each failure; None where all attempts failed, with why in `failures`."""
-        key = assignment.sampling_key
-        for number in range(self._max_attempts):
-            if number:
-                await back_off(number)
-            try:
-                return await policy.answer(
-                    prompt,
-                    temperature=assignment.settings.temperature,
-                    seed=None if key is None else sampling_seed(*key, sibling, 0),
-                )
-            except PromptRefusedError:
-                raise
-            except GeneratorError as error:
-                failures.append(shortened(f"{type(error).__name__}: {error}"))
-        return None
-
-    async def cut(self, leases: Iterable[int]) -> None:
-        """Stop the assignments of these leases: they come back with the answers that are finished."""
-        for lease in leases:
-            if (stop := self._stops.get(lease)) is not None:
-                stop.set()
+        if reward is None:
+            return NoTrajectory(
+                absence=Absence.UNSCORED,
+                reason="the reward function gave no reward",
+                ending=Ending.FAILED_REWARD,
+            )
+        ending = Ending.COMPLETED if turn.completion.stopped else Ending.TRUNCATED_LENGTH
+        return Trajectory(seed=assignment.seeds[place], turns=[turn], ending=ending, reward=reward)
 
 
 class DatasetReport:

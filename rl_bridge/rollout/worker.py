@@ -4,10 +4,11 @@ import asyncio
 import gc
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
@@ -35,42 +36,47 @@ from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
 
 T = TypeVar("T")
+BegunT = TypeVar("BegunT")
 
 
-class RolloutWorker:
-    """Plays assignments, each episode in a session of its own for as long as it lasts.
+@dataclass(slots=True, frozen=True)
+class Beginning:
+    """How the siblings of an assignment begin: each with a reset, unless there is more.
 
-    A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
-    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted:
-    infrastructure is never scored as play. One whose environment cannot say how well it was played is left out, and
-    counted apart.
-
-    Args:
-        sessions: Bounds the episodes in flight.
-        task: What ties the episodes to the policy.
-        policy: Who plays.
-        max_attempts: How often an episode is tried before it is dropped.
-        judge: Says what answers earn beside what the environment gives.
+    Attributes:
+        branch: Where they part, having begun as one.
+        sessions: One for each, there.
+        ended: What became of the first, which ended before they could part.
     """
 
-    def __init__(
-        self,
-        sessions: SessionLeases,
-        *,
-        task: Task,
-        policy: ChatPolicy,
-        max_attempts: int,
-        judge: Judge | None = None,
-    ) -> None:
-        self._sessions = sessions
-        self._task = task
+    branch: Branch | None = None
+    sessions: Sequence[LeasedSession] = ()
+    ended: Outcome | None = None
+
+
+class Player(ABC, Generic[BegunT]):
+    """Plays assignments, all episodes of one at once.
+
+    Args:
+        policy: Who plays.
+        max_attempts: How often an episode is tried before it is dropped.
+    """
+
+    def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
         self.policy = policy
         self._max_attempts = max_attempts
-        self._judge = judge
-        self._playing: dict[int, _Playing] = {}
+        self._playing: dict[int, Playing] = {}
         self._leaving = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @abstractmethod
+    async def begin(self, playing: "Playing", policy: ChatPolicy, held: AsyncExitStack) -> BegunT:
+        """Do what an assignment's episodes have in common; `held` is closed when all of them are done."""
+
+    @abstractmethod
+    async def attempt(self, place: int, playing: "Playing", policy: ChatPolicy, begun: BegunT) -> Outcome:
+        """Play the episode at a place of an assignment."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
         """Play episodes until all are done, or `cut` or `leave` says to stop.
@@ -84,7 +90,7 @@ class RolloutWorker:
         """
         if self._leaving.is_set():
             await asyncio.get_running_loop().create_future()
-        playing = _Playing(self, assignment)
+        playing = Playing(self, assignment)
         self._playing[assignment.lease] = playing
         self._idle.clear()
         try:
@@ -113,66 +119,10 @@ class RolloutWorker:
         self.cut(list(self._playing))
         await self._idle.wait()
 
-    async def attempt(
-        self, place: int, playing: "_Playing", policy: ChatPolicy, fork: "Fork | None" = None
-    ) -> Outcome:
-        """Play one episode, in a fresh session after each failure that is not the policy's.
-
-        Args:
-            place: Which of its assignment.
-            playing: The assignment.
-            policy: Who plays.
-            fork: Where it begins, if not with a reset. After a failure it is brought there by the same answers.
-        """
-        branch = None if fork is None else fork.branch
-        answers: list[tuple[Turn, str]] = [] if branch is None else list(branch.answers)
-
-        async def play(number: int, settled: ChatPolicy) -> Outcome:
-            session: Session
-            async with AsyncExitStack() as own:
-                if fork is None:
-                    session = await own.enter_async_context(self._sessions.lease())
-                elif number:
-                    session = fork.sessions[place]
-                    await self._sessions.renew(session)
-                else:
-                    session = RecordingSession(fork.sessions[place], fork.branch.results)
-                found = await self._play(session, place, playing, settled, answers, branch=branch)
-            assert not isinstance(found, Branch)
-            return found
-
-        return await self._retry(playing, policy, play)
-
-    async def fork(self, playing: "_Playing", policy: ChatPolicy, held: AsyncExitStack) -> "Fork | Outcome":
-        """Play what the siblings of an assignment share, and fork its session for each of them.
-
-        Args:
-            playing: The assignment.
-            policy: Who plays.
-            held: Ends the sessions; to be closed when all siblings are done.
-
-        Returns:
-            The fork; what became of the episode, where it ended before.
-        """
-        siblings = len(playing.assignment.seeds)
-        answers: list[tuple[Turn, str]] = []
-
-        async def play(number: int, settled: ChatPolicy) -> "Fork | Outcome":
-            async with AsyncExitStack() as own:
-                session = await own.enter_async_context(self._sessions.lease(forks=siblings))
-                turn = playing.assignment.fork_turn
-                found = await self._play(session, 0, playing, settled, answers, fork_turn=turn)
-                if not isinstance(found, Branch):
-                    return found
-                fork = Fork(found, await self._sessions.fork(session, siblings))
-                held.push_async_callback(own.pop_all().aclose)
-                return fork
-
-        return await self._retry(playing, policy, play)
-
-    async def _retry(
-        self, playing: "_Playing", policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
+    async def retry(
+        self, playing: "Playing", policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
     ) -> T | NoTrajectory:
+        """Try something until it does not fail but by the policy's doing; `play` is told how often it was tried."""
         failure, ending = "", Ending.FAILED_ENVIRONMENT
         for number in range(self._max_attempts):
             if number:
@@ -192,18 +142,127 @@ class RolloutWorker:
                 playing.retried += 1
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
+
+class Playing:
+    """An assignment under way."""
+
+    def __init__(self, player: Player[Any], assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.stop = asyncio.Event()
+        self.retried = 0
+        self.last_failure: str | None = None
+        self._player = player
+        self._outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
+
+    async def run(self) -> None:
+        """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
+        player, places = self._player, range(len(self.assignment.seeds))
+        async with AsyncExitStack() as held:
+            policy = held.enter_context(player.policy.settled())
+            (begun,) = await until_stopped([player.begin(self, policy, held)], self.stop)
+            if begun is not None:
+                attempts = [player.attempt(place, self, policy, begun) for place in places]
+                self._outcomes = await until_stopped(attempts, self.stop)
+
+    def result(self, *, preempted: bool) -> AssignmentResult:
+        """What became of the episodes; `preempted` says that the worker has to go."""
+        unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
+        outcomes = tuple(outcome or unfinished for outcome in self._outcomes)
+        return AssignmentResult(
+            lease=self.assignment.lease,
+            outcomes=outcomes,
+            retried=self.retried,
+            last_failure=self.last_failure,
+            preempted=preempted,
+        )
+
+
+class RolloutWorker(Player[Beginning]):
+    """Plays assignments, each episode in a session of its own for as long as it lasts.
+
+    A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
+    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted:
+    infrastructure is never scored as play. One whose environment cannot say how well it was played is left out, and
+    counted apart.
+
+    Args:
+        sessions: Bounds the episodes in flight.
+        task: What ties the episodes to the policy.
+        policy: Who plays.
+        max_attempts: How often an episode is tried before it is dropped.
+        judge: Says what answers earn beside what the environment gives.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionLeases,
+        *,
+        task: Task,
+        policy: ChatPolicy,
+        max_attempts: int,
+        judge: Judge | None = None,
+    ) -> None:
+        super().__init__(policy, max_attempts=max_attempts)
+        self._sessions = sessions
+        self._task = task
+        self._judge = judge
+
+    async def begin(self, playing: "Playing", policy: ChatPolicy, held: AsyncExitStack) -> Beginning:
+        """Play what siblings share, where an assignment says so, and fork its session for each of them."""
+        assignment, answers = playing.assignment, list[tuple[Turn, str]]()
+        siblings = len(assignment.seeds)
+
+        async def play(number: int, settled: ChatPolicy) -> Beginning:
+            async with AsyncExitStack() as own:
+                session = await own.enter_async_context(self._sessions.lease(forks=siblings))
+                found = await self._play(session, 0, assignment, settled, answers, assignment.fork_turn)
+                if not isinstance(found, Branch):
+                    return Beginning(ended=found)
+                begun = Beginning(found, await self._sessions.fork(session, siblings))
+                held.push_async_callback(own.pop_all().aclose)
+                return begun
+
+        if assignment.fork_turn is None:
+            return Beginning()
+        begun = await self.retry(playing, policy, play)
+        return begun if isinstance(begun, Beginning) else Beginning(ended=begun)
+
+    async def attempt(self, place: int, playing: "Playing", policy: ChatPolicy, begun: Beginning) -> Outcome:
+        """Play one episode, in a fresh session after each failure that is not the policy's.
+
+        One that begins at a fork is brought there again by the same answers.
+        """
+        if begun.ended is not None and place == 0:
+            return begun.ended
+        branch = begun.branch
+        answers = [] if branch is None else list(branch.answers)
+
+        async def play(number: int, settled: ChatPolicy) -> Outcome:
+            session: Session
+            async with AsyncExitStack() as own:
+                if branch is None:
+                    session = await own.enter_async_context(self._sessions.lease())
+                elif number:
+                    session = begun.sessions[place]
+                    await self._sessions.renew(session)
+                else:
+                    session = RecordingSession(begun.sessions[place], branch.results)
+                found = await self._play(session, place, playing.assignment, settled, answers, branch=branch)
+            assert not isinstance(found, Branch)
+            return found
+
+        return await self.retry(playing, policy, play)
+
     async def _play(
         self,
         session: Session,
         place: int,
-        playing: "_Playing",
+        assignment: Assignment,
         policy: ChatPolicy,
         answers: list[tuple[Turn, str]],
-        *,
         fork_turn: int | None = None,
         branch: Branch | None = None,
     ) -> Outcome | Branch:
-        assignment = playing.assignment
         key = assignment.sampling_key
         seed, sibling = assignment.seeds[place], assignment.siblings[place]
         try:
@@ -229,55 +288,6 @@ class RolloutWorker:
             absence=Absence.NO_TURN,
             reason="the episode was over when it began, its first prompt leaves no room for an answer "
             "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
-        )
-
-
-@dataclass(slots=True, frozen=True)
-class Fork:
-    """Where siblings part, and a session there for each."""
-
-    branch: Branch
-    sessions: Sequence[LeasedSession]
-
-
-class _Playing:
-    """An assignment under way."""
-
-    def __init__(self, worker: RolloutWorker, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.stop = asyncio.Event()
-        self.retried = 0
-        self.last_failure: str | None = None
-        self._worker = worker
-        self._outcomes: Sequence[Outcome | None] = ()
-
-    async def run(self) -> None:
-        """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
-        worker, places = self._worker, range(len(self.assignment.seeds))
-        async with AsyncExitStack() as held:
-            policy = held.enter_context(worker.policy.settled())
-            fork: Fork | None = None
-            if self.assignment.fork_turn is not None:
-                (begun,) = await until_stopped([worker.fork(self, policy, held)], self.stop)
-                if isinstance(begun, Fork):
-                    fork = begun
-                elif begun is None:
-                    return
-                else:  # it ended before, and so is one of siblings that share nothing
-                    places, self._outcomes = places[1:], [begun]
-            attempts = [worker.attempt(place, self, policy, fork) for place in places]
-            self._outcomes = [*self._outcomes, *await until_stopped(attempts, self.stop)]
-
-    def result(self, *, preempted: bool) -> AssignmentResult:
-        unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
-        missing = len(self.assignment.seeds) - len(self._outcomes)
-        outcomes = tuple(outcome or unfinished for outcome in (*self._outcomes, *[None] * missing))
-        return AssignmentResult(
-            lease=self.assignment.lease,
-            outcomes=outcomes,
-            retried=self.retried,
-            last_failure=self.last_failure,
-            preempted=preempted,
         )
 
 

@@ -111,6 +111,11 @@ class UnixPeers:
         finally:
             peer.transport.abort()
 
+    async def forget(self, worker: int) -> None:
+        """Let go of the connections to one that is gone."""
+        if (pool := self._pools.pop(worker, None)) is not None:
+            await pool.aclose()
+
     async def close(self) -> None:
         """Let go of all connections."""
         for pool in self._pools.values():

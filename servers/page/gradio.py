@@ -84,22 +84,16 @@ def build(
 
 def action_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the fields of an action as released builders of pages are given them."""
-    required = schema.get("required", ())
+    names = {"default_value": "default", "choices": "enum", "min_value": "minimum", "max_value": "maximum"}
+    names |= {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
     return [
         {
             "name": name,
             "type": _input(name, part),
-            "required": name in required,
-            "description": part.get("description", ""),
-            "default_value": part.get("default"),
-            "choices": part.get("enum"),
-            "min_value": part.get("minimum"),
-            "max_value": part.get("maximum"),
-            "min_length": part.get("minLength"),
-            "max_length": part.get("maxLength"),
-            "pattern": part.get("pattern"),
+            "required": name in schema.get("required", ()),
             "placeholder": f"Enter {name.replace('_', ' ')}...",
-            "help_text": part.get("description", ""),
+            **dict.fromkeys(("description", "help_text"), part.get("description", "")),
+            **{given: part.get(key) for given, key in names.items()},
         }
         for name, part in schema.get("properties", {}).items()
         if name != "metadata"

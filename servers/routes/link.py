@@ -325,7 +325,7 @@ class Link:
         if inline and isinstance(head, NumberedFrame):
             member = self.batch.members.get(head.member)
             if member is None or member.session.alone:
-                await self._answer_here(head, frame, parsed, began)
+                await self._answer_here(head, member, frame, parsed, began)
                 return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
@@ -355,10 +355,12 @@ class Link:
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(self, head: Any, frame: str | bytes, parsed: Any, began: float) -> None:
+    async def _answer_here(
+        self, head: NumberedFrame, member: Member | None, frame: str | bytes, parsed: Any, began: float
+    ) -> None:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
-            member = self.batch.members.get(head.member) or self._members([head.member])[0]
+            member = member or self._members([head.member])[0]  # which says why it is not there
             reply = await self._dialect.single.answer(member.session, frame, parsed, began, head.traceparent)
         except RefusalError as refusal:
             reply = self._dialect.single.refusal(refusal)
@@ -642,7 +644,7 @@ class LinkConversation(Conversation):
         try:
             while not self.leaving:
                 self.busy = bool(self._link.running)
-                while sum(len(request.frame) for request in self._link.running) > MAX_HELD:
+                while self.busy and sum(len(request.frame) for request in self._link.running) > MAX_HELD:
                     await self._link.progress()
                 frame = await self._next_frame()
                 self.busy = True

@@ -19,7 +19,7 @@ from servers.sandboxes.guest import Guest, GuestError, Subscription
 from servers.sandboxes.table import Record
 
 Find: TypeAlias = Callable[[Request], Record]
-Asked: TypeAlias = dict[str, Any]
+Json: TypeAlias = dict[str, Any]
 
 STREAMED: Final = frozenset(("/files", "/process.Process/StreamInput"))
 """Paths whose bodies are read here, as they come."""
@@ -69,31 +69,31 @@ def routes(find: Find) -> list[Route]:
         find: Returns the sandbox that a request is for, or raises.
     """
 
-    def unary(path: str, act: "Callable[[Record, Asked], Awaitable[Asked]]") -> Route:
+    def unary(path: str, act: "Callable[[Record, Json], Awaitable[Json]]") -> Route:
         async def endpoint(request: Request) -> Response:
             record = _of_user(find(request), request)
-            asked = _message(await request.body())
+            body = _message(await request.body())
             try:
-                return JSONResponse(await act(record, asked))
+                return JSONResponse(await act(record, body))
             except (KeyError, TypeError, ValueError) as error:
                 raise GuestError("invalid_argument", f"expected a request of E2B's, got {error!r}") from None
 
         return Route(path, endpoint, methods=["POST"])
 
-    def streaming(path: str, act: "Callable[[Record, Asked, float | None], AsyncIterator[Asked]]") -> Route:
+    def streaming(path: str, act: "Callable[[Record, Json, float | None], AsyncIterator[Json]]") -> Route:
         async def endpoint(request: Request) -> Response:
             record = _of_user(find(request), request)
-            asked = _message((await request.body())[5:])
+            body = _message((await request.body())[5:])
             limit = request.headers.get("connect-timeout-ms", "")
             timeout_s = int(limit) / 1000 if limit.isdigit() and len(limit) <= 10 else None
-            pieces = _enveloped(act(record, asked, timeout_s))
+            pieces = _enveloped(act(record, body, timeout_s))
             return StreamingResponse(pieces, media_type="application/connect+json")
 
         return Route(path, endpoint, methods=["POST"])
 
     async def stream_input(request: Request) -> Response:
         record = find(request)
-        message: Asked = {}
+        message: Json = {}
         try:
             pid: Any = None
             async for message in _messages(request):
@@ -101,7 +101,7 @@ def routes(find: Find) -> list[Route]:
                     pid = _pid(message["start"])
                 elif "data" in message:
                     await _input(record, pid, message["data"]["input"])
-            end: Asked = {}
+            end: Json = {}
         except (KeyError, TypeError, ValueError) as error:
             end = {
                 "error": {"code": "invalid_argument", "message": f"expected messages of E2B's, got {error!r}"}
@@ -128,13 +128,13 @@ def routes(find: Find) -> list[Route]:
         streaming(process + "Start", _start),
         streaming(process + "Connect", _connect),
         unary(process + "List", _list_processes),
-        unary(process + "SendInput", lambda record, asked: _input(record, _pid(asked), asked["input"])),
+        unary(process + "SendInput", lambda record, body: _input(record, _pid(body), body["input"])),
         unary(process + "SendSignal", _signal),
-        unary(process + "CloseStdin", lambda record, asked: _plain(record, "close_stdin", pid=_pid(asked))),
+        unary(process + "CloseStdin", lambda record, body: _plain(record, "close_stdin", pid=_pid(body))),
         Route(process + "StreamInput", stream_input, methods=["POST"]),
-        unary(system + "Stat", lambda record, asked: _plain(record, "stat", path=asked["path"])),
-        unary(system + "MakeDir", lambda record, asked: _plain(record, "mkdir", path=asked["path"])),
-        unary(system + "Remove", lambda record, asked: _plain(record, "remove", path=asked["path"])),
+        unary(system + "Stat", lambda record, body: _plain(record, "stat", path=body["path"])),
+        unary(system + "MakeDir", lambda record, body: _plain(record, "mkdir", path=body["path"])),
+        unary(system + "Remove", lambda record, body: _plain(record, "remove", path=body["path"])),
         unary(system + "Move", _move),
         unary(system + "ListDir", _list_folder),
         streaming(system + "WatchDir", _watch_folder),
@@ -159,7 +159,7 @@ def _of_user(record: Record, request: Request) -> Record:
     return record
 
 
-def _message(data: bytes) -> Asked:
+def _message(data: bytes) -> Json:
     try:
         message = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -169,13 +169,13 @@ def _message(data: bytes) -> Asked:
     return message
 
 
-def _envelope(flags: int, message: Asked) -> bytes:
+def _envelope(flags: int, message: Json) -> bytes:
     data = json.dumps(message, separators=(",", ":")).encode()
     return bytes([flags]) + len(data).to_bytes(4, "big") + data
 
 
-async def _enveloped(messages: AsyncIterator[Asked]) -> AsyncIterator[bytes]:
-    end: Asked = {}
+async def _enveloped(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+    end: Json = {}
     try:
         async for message in messages:
             yield _envelope(0, message)
@@ -201,7 +201,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
             raise GuestError("deadline_exceeded", "expected the rest of the body, got nothing") from None
 
 
-async def _messages(request: Request) -> AsyncIterator[Asked]:
+async def _messages(request: Request) -> AsyncIterator[Json]:
     held = bytearray()
     async for piece in _pieces(request):
         held += piece
@@ -215,42 +215,39 @@ async def _messages(request: Request) -> AsyncIterator[Asked]:
             )
 
 
-def _pid(asked: Asked) -> int:
-    selector = asked["process"]
+def _pid(body: Json) -> int:
+    selector = body["process"]
     if type(pid := selector.get("pid")) is not int:
         raise GuestError("invalid_argument", "expected a process by its pid, got none")
     return pid
 
 
-async def _plain(record: Record, op: str, **fields: Any) -> Asked:
+async def _plain(record: Record, op: str, **fields: Any) -> Json:
     header, _ = await record.guest.ask(op, **fields)
     return {"entry": header["entry"]} if "entry" in header else {}
 
 
-async def _input(record: Record, pid: int, given: Asked) -> Asked:
+async def _input(record: Record, pid: int, given: Json) -> Json:
     if "stdin" not in given:
         raise GuestError("unimplemented", "expected input for standard input; there are no terminals here")
-    return await _plain_with(record, "input", base64.b64decode(given["stdin"]), pid=pid)
-
-
-async def _plain_with(record: Record, op: str, blob: bytes, **fields: Any) -> Asked:
-    for at in range(0, len(blob) or 1, FILE_PIECE):
-        while True:
-            try:
-                await record.guest.ask(op, blob[at : at + FILE_PIECE], **fields)
-                break
-            except GuestError as error:
-                if error.code != "resource_exhausted":
-                    raise
-                await asyncio.sleep(BUSY_RETRY_S)  # it reads slowly; the client's own time-out bounds this
+    blob = base64.b64decode(given["stdin"])
+    pieces = [blob[at : at + FILE_PIECE] for at in range(0, len(blob), FILE_PIECE)]
+    while pieces:
+        try:
+            await record.guest.ask("input", pieces[0], pid=pid)
+            del pieces[0]
+        except GuestError as error:
+            if error.code != "resource_exhausted":
+                raise
+            await asyncio.sleep(BUSY_RETRY_S)  # it reads slowly; the client's own time-out bounds this
     return {}
 
 
-async def _signal(record: Record, asked: Asked) -> Asked:
-    return await _plain(record, "signal", pid=_pid(asked), signal=_SIGNALS[asked["signal"]])
+async def _signal(record: Record, body: Json) -> Json:
+    return await _plain(record, "signal", pid=_pid(body), signal=_SIGNALS[body["signal"]])
 
 
-async def _list_processes(record: Record, _: Asked) -> Asked:
+async def _list_processes(record: Record, _: Json) -> Json:
     told = [
         {"pid": each["pid"], "config": {name: each[name] for name in ("cmd", "args", "envs", "cwd")}}
         for each in await _listing(record, "commands")
@@ -258,13 +255,13 @@ async def _list_processes(record: Record, _: Asked) -> Asked:
     return {"processes": told}
 
 
-async def _move(record: Record, asked: Asked) -> Asked:
-    return await _plain(record, "move", source=asked["source"], destination=asked["destination"])
+async def _move(record: Record, body: Json) -> Json:
+    return await _plain(record, "move", source=body["source"], destination=body["destination"])
 
 
-async def _list_folder(record: Record, asked: Asked) -> Asked:
-    depth = int(asked.get("depth") or 1)
-    return {"entries": await _listing(record, "list", path=asked.get("path", ""), depth=depth)}
+async def _list_folder(record: Record, body: Json) -> Json:
+    depth = int(body.get("depth") or 1)
+    return {"entries": await _listing(record, "list", path=body.get("path", ""), depth=depth)}
 
 
 async def _listing(record: Record, op: str, **fields: Any) -> Any:
@@ -276,10 +273,10 @@ async def _listing(record: Record, op: str, **fields: Any) -> Any:
     return json.loads(data)
 
 
-async def _start(record: Record, asked: Asked, timeout_s: float | None) -> AsyncIterator[Asked]:
+async def _start(record: Record, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
     """Start a command and tell what becomes of it. It outlives whoever listens, but not its own time."""
-    guest, config = record.guest, asked["process"]
-    if "pty" in asked:
+    guest, config = record.guest, body["process"]
+    if "pty" in body:
         raise GuestError(
             "unimplemented", "expected a command without a terminal, got one with; there is none here"
         )
@@ -291,82 +288,81 @@ async def _start(record: Record, asked: Asked, timeout_s: float | None) -> Async
             args=config.get("args", []),
             envs=config.get("envs", {}),
             cwd=config.get("cwd") or "",
-            stdin=bool(asked.get("stdin")),
+            stdin=bool(body.get("stdin")),
         )
         pid = int(header["pid"])
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(timeout_s, lambda: guest.tell("signal", stream=output.stream, signal=9))
-        async for event in _told(pid, output, timeout_s):
+        async for event in _process_events(pid, output, timeout_s):
             yield event
 
 
-async def _connect(record: Record, asked: Asked, timeout_s: float | None) -> AsyncIterator[Asked]:
-    guest, pid = record.guest, _pid(asked)
+async def _connect(record: Record, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
+    guest, pid = record.guest, _pid(body)
     header, _ = await guest.ask("find", pid=pid)
     async with guest.subscribed(str(header["name"])) as output:
         await guest.ask("find", pid=pid)  # it may have ended before anybody listened
-        async for event in _told(pid, output, timeout_s):
+        async for event in _process_events(pid, output, timeout_s):
             yield event
 
 
-async def _told(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Asked]:
-    yield {"event": {"start": {"pid": pid}}}
+async def _coming(output: Subscription, timeout_s: float | None) -> AsyncIterator[tuple[Json, bytes] | None]:
+    """Yield what comes of a stream, to its end; None where a client has to hear that we live."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
     while True:
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
         came = await output.take(max(left_s, 0.0))
-        if came is None:
-            if deadline is not None and loop.time() >= deadline:
-                raise GuestError(
-                    "deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end"
-                )
-            yield {"event": {"keepalive": {}}}
-            continue
-        header, blob = came
-        if header.get("lost"):
-            raise GuestError("unavailable", str(header["status"]))
-        if "end" in header:
-            code = int(header["end"])
-            end: Asked = {"exitCode": code, "exited": code >= 0, "status": str(header["status"])}
-            yield {"event": {"end": {**end, "error": end["status"]} if code else {"end": end}["end"]}}
+        if came is None and deadline is not None and loop.time() >= deadline:
+            raise GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
+        if came is not None and came[0].get("lost"):
+            raise GuestError("unavailable", str(came[0].get("status")))
+        yield came
+        if came is not None and "end" in came[0]:
             return
-        yield {"event": {"data": {str(header["pipe"]): base64.b64encode(blob).decode()}}}
 
 
-async def _watched(record: Record, asked: Asked, name: str) -> None:
-    await record.guest.ask("watch", name=name, path=asked["path"], recursive=bool(asked.get("recursive")))
+async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
+    yield {"event": {"start": {"pid": pid}}}
+    async for came in _coming(output, timeout_s):
+        event: Json = {"keepalive": {}}
+        if came is not None and "end" in came[0]:
+            code, status = int(came[0]["end"]), str(came[0]["status"])
+            error = {"error": status} if code else {}
+            event = {"end": {"exitCode": code, "exited": code >= 0, "status": status, **error}}
+        elif came is not None:
+            event = {"data": {str(came[0]["pipe"]): base64.b64encode(came[1]).decode()}}
+        yield {"event": event}
 
 
-def _events(header: Asked) -> list[Asked]:
+async def _watched(record: Record, body: Json, name: str) -> None:
+    await record.guest.ask("watch", name=name, path=body["path"], recursive=bool(body.get("recursive")))
+
+
+def _events(header: Json) -> list[Json]:
     return [{"type": f"EVENT_TYPE_{kind}", "name": str(name)} for kind, name in header.get("events", ())]
 
 
-async def _watch_folder(record: Record, asked: Asked, timeout_s: float | None) -> AsyncIterator[Asked]:
+async def _watch_folder(record: Record, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
     guest = record.guest
     async with guest.subscribed(f"w{guest.name()}") as output:
-        await _watched(record, asked, output.stream)
+        await _watched(record, body, output.stream)
         try:
             yield {"start": {}}
-            loop = asyncio.get_running_loop()
-            deadline = None if timeout_s is None else loop.time() + timeout_s
-            while deadline is None or loop.time() < deadline:
-                left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
-                came = await output.take(max(left_s, 0.0))
+            async for came in _coming(output, timeout_s):
                 if came is None:
                     yield {"keepalive": {}}
-                    continue
-                if "end" in came[0]:
-                    raise GuestError("unavailable", str(came[0].get("status")))
-                for event in _events(came[0]):
-                    yield {"filesystem": event}
-            raise GuestError("deadline_exceeded", f"the time of {timeout_s:g} s is over")
+                elif "end" in came[0]:
+                    raise GuestError("not_found", str(came[0].get("status")))
+                else:
+                    for event in _events(came[0]):
+                        yield {"filesystem": event}
         finally:
             guest.tell("unwatch", name=output.stream)
 
 
-async def _create_watcher(record: Record, asked: Asked) -> Asked:
+async def _create_watcher(record: Record, body: Json) -> Json:
     guest = record.guest
     name = f"w{guest.name()}"
     if len(record.watchers) >= MAX_WATCHERS:
@@ -376,7 +372,7 @@ async def _create_watcher(record: Record, asked: Asked) -> Asked:
     stack = contextlib.AsyncExitStack()
     output = await stack.enter_async_context(guest.subscribed(name))
     try:
-        await _watched(record, asked, name)
+        await _watched(record, body, name)
     except BaseException:
         await stack.aclose()
         raise
@@ -384,21 +380,21 @@ async def _create_watcher(record: Record, asked: Asked) -> Asked:
     return {"watcherId": name}
 
 
-def _watcher(record: Record, asked: Asked) -> "tuple[Subscription, contextlib.AsyncExitStack]":
-    if asked.get("watcherId") not in record.watchers:
-        raise GuestError("not_found", f"expected a watcher, got {asked.get('watcherId')!r}")
-    return record.watchers[asked["watcherId"]]
+def _watcher(record: Record, body: Json) -> "tuple[Subscription, contextlib.AsyncExitStack]":
+    if body.get("watcherId") not in record.watchers:
+        raise GuestError("not_found", f"expected a watcher, got {body.get('watcherId')!r}")
+    return record.watchers[body["watcherId"]]
 
 
-async def _watcher_events(record: Record, asked: Asked) -> Asked:
-    output, _ = _watcher(record, asked)
+async def _watcher_events(record: Record, body: Json) -> Json:
+    output, _ = _watcher(record, body)
     return {"events": [event for header, _ in output.take_all() for event in _events(header)]}
 
 
-async def _remove_watcher(record: Record, asked: Asked) -> Asked:
-    _, stack = _watcher(record, asked)
-    del record.watchers[asked["watcherId"]]
-    record.guest.tell("unwatch", name=asked["watcherId"])
+async def _remove_watcher(record: Record, body: Json) -> Json:
+    _, stack = _watcher(record, body)
+    del record.watchers[body["watcherId"]]
+    record.guest.tell("unwatch", name=body["watcherId"])
     await stack.aclose()
     return {}
 
@@ -430,7 +426,7 @@ async def _download(guest: Guest, path: str) -> Response:
     )
 
 
-async def _upload(guest: Guest, request: Request, path: str | None) -> list[Asked]:
+async def _upload(guest: Guest, request: Request, path: str | None) -> list[Json]:
     kind = request.headers.get("content-type", "")
     pieces = _inflated(request)
     if kind.startswith("application/octet-stream"):
@@ -454,9 +450,9 @@ async def _upload(guest: Guest, request: Request, path: str | None) -> list[Aske
     return told
 
 
-async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Asked:
+async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     offset, held = 0, bytearray()
-    entry: Asked = {}
+    entry: Json = {}
     async for piece in pieces:
         held += piece
         while len(held) >= FILE_PIECE:
@@ -465,7 +461,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Asked
             del held[:FILE_PIECE]
     if held or not offset:
         entry = (await guest.ask("write", bytes(held), path=path, offset=offset))[0]
-    told: Asked = entry["entry"]
+    told: Json = entry["entry"]
     return told
 
 

@@ -28,12 +28,12 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
     """
 
     async def execute(request: Request) -> Response:
-        record, asked = find(request), await _json(request)
-        code, envs = asked.get("code"), asked.get("env_vars") or {}
+        record, body = find(request), await _json(request)
+        code, envs = body.get("code"), body.get("env_vars") or {}
         if not isinstance(code, str) or not isinstance(envs, dict):
             raise ApiError(400, "expected code as text, got something else")
-        _python(asked.get("language"))
-        name = asked.get("context_id") or DEFAULT
+        _python(body.get("language"))
+        name = body.get("context_id") or DEFAULT
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
         _, turn = _context(record, name)
@@ -46,9 +46,9 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
         record = find(request)
         if request.method == "GET":
             return JSONResponse([told for told, _ in record.contexts.values()])
-        asked = await _json(request)
-        _python(asked.get("language"))
-        return JSONResponse(await _make(record, record.guest.name(), str(asked.get("cwd") or "")))
+        body = await _json(request)
+        _python(body.get("language"))
+        return JSONResponse(await _make(record, record.guest.name(), str(body.get("cwd") or "")))
 
     async def context(request: Request) -> Response:
         record, name = find(request), request.path_params["id"]
@@ -68,12 +68,12 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
 
 async def _json(request: Request) -> dict[str, Any]:
     try:
-        asked = json.loads(await request.body() or b"{}")
+        body = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
+        body = None
+    if not isinstance(body, dict):
         raise ApiError(400, "expected a JSON object, got none")
-    return asked
+    return body
 
 
 def _python(language: object) -> None:

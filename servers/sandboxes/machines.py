@@ -198,11 +198,7 @@ async def _attached(engine: DockerEngine, container: str) -> Guest:
         {} if tls is None else {"ssl": tls, "server_hostname": _wire.host(engine.address)}
     )
     reader, writer = await opened(sock=connection, **secure)
-    start = b'{"Detach": false, "Tty": false}'
-    writer.write(
-        b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\nConnection: Upgrade\r\n"
-        b"Upgrade: tcp\r\nContent-Length: %d\r\n\r\n%s" % (made["Id"].encode(), len(start), start)
-    )
+    writer.write(_wire.attach_request(made["Id"]))
     async with asyncio.timeout(BOOT_TIMEOUT_S):
         head = await reader.readuntil(b"\r\n\r\n")
     if head.split(b" ", 2)[1] not in (b"101", b"200"):

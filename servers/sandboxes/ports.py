@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 from contextlib import suppress
+from itertools import count
 from secrets import token_hex
 from typing import Final
 
@@ -37,7 +38,9 @@ class Ports:
     def __init__(self, table: SandboxTable) -> None:
         self._table = table
         self._doors: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
-        self._names: list[str] = []
+        self._opening = asyncio.Lock()
+        self._numbers = count()
+        self._names: dict[int, str] = {}
         self._peers = UnixPeers(self._names.__getitem__, REPLY_TIMEOUT_S)
 
     async def serve(
@@ -79,18 +82,25 @@ class Ports:
 
     async def _door(self, record: Record, port: int) -> int:
         """Return the number of the socket whose connections end at a port inside."""
-        if (record.id, port) not in self._doors:
-            # Not a file, which would stay when this process is killed.
-            self._names.append(f"\0ropewalk-{token_hex(16)}")
-            number = len(self._names) - 1
+        async with self._opening:  # or two who come at once would open two
+            if (record.id, port) not in self._doors:
+                number = next(self._numbers)
+                # Not a file, which would stay when this process is killed.
+                self._names[number] = f"\0ropewalk-{token_hex(16)}"
 
-            async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await _carry(record, port, reader, writer)
+                async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                    await _carry(record, port, reader, writer)
 
-            server = await asyncio.start_unix_server(carry, self._names[number])
-            self._doors[record.id, port] = (number, server)
-            record.guest.gone.add_done_callback(lambda _: self._doors.pop((record.id, port))[1].close())
-        return self._doors[record.id, port][0]
+                server = await asyncio.start_unix_server(carry, self._names[number])
+                self._doors[record.id, port] = (number, server)
+                record.guest.gone.add_done_callback(lambda _: self._close_door(record.id, port))
+            return self._doors[record.id, port][0]
+
+    def _close_door(self, sandbox: str, port: int) -> None:
+        number, server = self._doors.pop((sandbox, port))
+        server.close()
+        del self._names[number]
+        self._table.spawn(self._peers.forget(number), f"connections to port {port} of {sandbox}")
 
 
 async def _carry(

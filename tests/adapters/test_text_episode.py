@@ -60,6 +60,7 @@ async def test_an_episode_that_nobody_can_score_has_no_reward(key: str) -> None:
         await episode.close()
 
 
+@pytest.mark.slow
 async def test_a_lost_server_is_no_reward_and_the_next_reset_says_so() -> None:
     async with serving(blackjack) as address:
         episode = TextEpisode(f"http://{address}", reset_timeout_s=0.3)

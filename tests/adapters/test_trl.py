@@ -105,12 +105,13 @@ def test_what_the_page_shows_trains_and_leaves_nothing_behind(
     import trl
 
     before = {name: weight.clone() for name, weight in policy[0].named_parameters()}
-    servers: list[psutil.Process] = []
+    others = set(psutil.Process().children(recursive=True))  # of tests that share this process
+    servers: set[psutil.Process] = set()
     trainers: list[Any] = []
 
     def tiny_trainer(model: str, **options: Any) -> Any:
         trainers.append(GRPOTrainer(model=policy[0], processing_class=policy[1], **options))
-        servers.extend(psutil.Process().children(recursive=True))
+        servers.update(set(psutil.Process().children(recursive=True)) - others)
         return trainers[0]
 
     GRPOTrainer = trl.GRPOTrainer  # noqa: N806 - a class

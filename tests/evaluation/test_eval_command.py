@@ -200,6 +200,7 @@ def test_lost_episode_is_counted_apart_and_played_again(
     assert whole[table]["episodes"] == 3
 
 
+@pytest.mark.slow
 def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     with serve(app="blackjack") as server:

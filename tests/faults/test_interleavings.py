@@ -83,12 +83,16 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
             for outcome in await asyncio.gather(*asked, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, asyncio.CancelledError)
         await vector.close()
-        if end == "vanish":
-            proxy.cut_after = lambda: (0, 0)
-            proxy.cut()
-        else:
+        if end != "vanish":
             await client.close()
-        await eventually(lambda: not (app.sessions.active or app._built().links._links))
+
+        def is_gone() -> bool:
+            if end == "vanish":  # also over a connection that the proxy was making just now
+                proxy.cut()
+            return not (app.sessions.active or app._built().links._links)
+
+        proxy.cut_after = lambda: (0, 0)
+        await eventually(is_gone)
 
 
 @pytest.mark.slow

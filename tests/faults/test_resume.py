@@ -128,7 +128,10 @@ async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
         await eventually(lambda: len(app._built().sockets._conversations) == 1)
 
 
-THINKS = [0, pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+THINKS = [
+    pytest.param(0, marks=pytest.mark.slow),
+    pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+]
 
 
 @pytest.mark.parametrize("think_s", THINKS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from docker_engine import engine
 from harbor_tasks import NOTHING, SOLVED, TASKS
+from missing import missing
 from released import DRIVERS, ROOT, environment
 
 __all__ = ["engine"]
@@ -26,7 +27,7 @@ PATIENCE_S = 500
 )
 def test_its_verdicts_are_ours(names: tuple[str, ...], tmp_path: Path) -> None:
     if not HARBOR.is_file():
-        pytest.skip("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
+        missing("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
     command = [HARBOR, DRIVERS / "harbor_trials.py", tmp_path, *(TASKS / name for name in names)]
     done = subprocess.run(
         command,

@@ -25,7 +25,6 @@ from openenv_core import (
     State,
     ToolCallError,
 )
-from openenv_core.compat.mcp_environment import MCPEnvironment, get_server_tools
 from openenv_core.compat.types import (
     JsonRpcError,
     JsonRpcErrorCode,
@@ -48,6 +47,7 @@ from openenv_core.tools import (
     ToolResult,
     is_tool_host,
 )
+from openenv_core.tools.mcp_environment import MCPEnvironment, get_server_tools
 from servers import create_app
 
 PATIENCE_S = 20

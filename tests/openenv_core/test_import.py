@@ -35,7 +35,7 @@ CLIENT = {"picows", "websockets", "openenv_core.client", "openenv_core.sandbox",
             {"openenv_core.tools", "picows"},
         ),
         (
-            "from openenv_core import MCPToolClient; import openenv_core.compat.mcp_environment",
+            "from openenv_core import MCPToolClient; import openenv_core.tools.mcp_environment",
             {"openenv_core.tools"},
             {"mcp", "fastmcp"},
         ),

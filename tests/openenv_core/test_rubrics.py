@@ -78,6 +78,8 @@ def test_plain_rubrics_give_plain_scores() -> None:
 
 async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_once() -> None:
     parts = [Given(1.0), Awaited(0.9), Given(0.8), Awaited(0.7)]
+    known = Sequential(Gate(Given(1.0)), Given(0.5))(0, 0)
+    assert known == await known == 0.5  # type: ignore[misc]
     score = Sequential(*parts)(0, 0)
     assert await score == 0.7  # type: ignore[misc]
     assert [part.asked for part in parts] == [1] * 4
@@ -220,7 +222,7 @@ async def test_judge_that_is_late_or_broken_fails_and_leaves_nothing_running() -
     [
         ("8 of 10", {}, 1.0),
         ("8 of 10", {"normalize": False}, 8.0),
-        ("none", {"default_score": 0.3}, 0.3),
+        ("none", {"default_score": -1.0}, -1.0),
         ("[7/10] 3", {"score_pattern": r"\[(\d+)/10\]", "normalize": False}, 7.0),
         ("good", {"score_pattern": "good", "default_score": 0.5}, 0.5),
     ],

@@ -1,4 +1,4 @@
-"""Many more clients than slots, which all come at once: all finish, over one worker and over several."""
+"""Many more clients than slots: all finish, in the order in which they came, over one worker and over several."""
 
 import asyncio
 import sys
@@ -7,28 +7,34 @@ import pytest
 from counter import Add
 from counter_client import CounterEnv
 from serve_process import serve
-from serving import request
+from serving import PATIENCE_S, request
 
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize(
+CROWDS = pytest.mark.parametrize(
     ("clients", "slots"),
     [pytest.param(100, 20, marks=pytest.mark.slow), pytest.param(2000, 500, marks=pytest.mark.soak)],
 )
+WORKERS = pytest.mark.parametrize("workers", ["1", "2"])
+
+
+async def capacity(address: str) -> dict[str, int]:
+    told: dict[str, int] = (await request(address, "GET", "/capacity")).json()
+    return told
+
+
+def client_of(address: str) -> CounterEnv:
+    return CounterEnv(f"http://{address}", connect_timeout_s=120, message_timeout_s=120)
+
+
+@WORKERS
+@CROWDS
 async def test_all_of_a_crowd_finish_without_code_of_theirs(clients: int, slots: int, workers: str) -> None:
     with serve("--max-sessions", str(slots), "--workers", workers) as server:
         playing, most = 0, 0
-        arrivals: list[int] = []
-        order: list[int] = []
 
-        async def play(number: int) -> int:
+        async def play() -> int:
             nonlocal playing, most
-            async with CounterEnv(
-                f"http://{server.address}", connect_timeout_s=120, message_timeout_s=120
-            ) as env:
-                arrivals.append(number)  # it has asked for a session
+            async with client_of(server.address) as env:
                 await env.reset(seed=1)
-                order.append(number)
                 playing += 1
                 most = max(most, playing)
                 await asyncio.sleep(0.2)
@@ -36,17 +42,46 @@ async def test_all_of_a_crowd_finish_without_code_of_theirs(clients: int, slots:
                 playing -= 1
             return total
 
-        crowd = asyncio.gather(*map(play, range(clients)))
+        crowd = asyncio.gather(*(play() for _ in range(clients)))
         told = {"waiting": 0}
         while not told["waiting"]:
-            told = (await request(server.address, "GET", "/capacity")).json()
+            told = await capacity(server.address)
             assert told["in_use"] <= told["slots"] == slots
         assert await crowd == [2] * clients
         assert most <= slots
+        while told["in_use"]:
+            told = await capacity(server.address)
+        assert (told["waiting"], told["estimate_s"]) == (0, 0)
+
+
+@WORKERS
+@CROWDS
+async def test_a_crowd_plays_in_the_order_in_which_it_came(clients: int, slots: int, workers: str) -> None:
+    """Each comes when the server has seen the one before: of those who come at once nobody here knows the order."""
+    with serve("--max-sessions", str(slots), "--workers", workers) as server:
+        all_are_there = asyncio.Event()
+        order: list[int] = []
+
+        async def play(number: int) -> None:
+            async with client_of(server.address) as env:
+                await env.reset(seed=1)
+                order.append(number)
+                await all_are_there.wait()
+                await asyncio.sleep(0.05)
+
+        crowd = []
+        for number in range(clients):
+            crowd.append(asyncio.create_task(play(number)))
+            expected = (min(number + 1, slots), max(0, number + 1 - slots))
+            async with asyncio.timeout(PATIENCE_S):
+                while (told := await capacity(server.address)) and (
+                    told["in_use"],
+                    told["waiting"],
+                ) != expected:
+                    assert told["in_use"] + told["waiting"] <= number + 1
+        all_are_there.set()
+        await asyncio.gather(*crowd)
         # Fair: who came as the n-th plays as one of the first 2 n, and not before half of those that came before.
-        ratios = [(order.index(one) + slots) / (place + slots) for place, one in enumerate(arrivals)]
+        ratios = [(place + slots) / (number + slots) for place, number in enumerate(order)]
         sys.stdout.write(f"place by arrival: {min(ratios):.2f} to {max(ratios):.2f}\n")
         assert all(0.5 <= ratio <= 2 for ratio in ratios)
-        while told["in_use"]:
-            told = (await request(server.address, "GET", "/capacity")).json()
-        assert (told["waiting"], told["estimate_s"]) == (0, 0)

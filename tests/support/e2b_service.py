@@ -90,7 +90,7 @@ def running(tmp_path: Path, *words: str) -> Iterator[Service]:
         process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other modules look at the processes of theirs
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     words = ("--image", "python:*", "--image", "ropewalk-test-*", "--max-sandboxes", "32", "--disk", "64m")
     with running(tmp_path_factory.mktemp("service"), *words) as found:
@@ -146,4 +146,6 @@ def create(client: Any, service: Service) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def sandbox(create: Callable[..., Any], template: str) -> Any:
-    return create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
+    made = create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
+    eventually(lambda: made.commands.list() == [])  # the image's own command ends at once
+    return made

@@ -1,4 +1,4 @@
-"""Plays Harbor tasks in this process, one after the other."""
+"""Plays Harbor tasks in this process."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class Player:
     def solve(self, task: HarborTask) -> None:
         """Do what the task's own solution does."""
         machine: Any = self.env._machine
-        packed = pack_folder(str(task.folder / "solution"), "solution")
+        packed = pack_folder(task.folder / "solution", "/solution")
         self.thread.run(machine.unpack, "/solution", packed)
         done = self.run("bash /solution/solve.sh")
         assert done.exit_code == 0, done

@@ -39,7 +39,14 @@ from ..models import (
     WriteFile,
 )
 from ..tasks import HarborTask, HarborTasks
-from .machines import CommandResult, Machine, Machines, pack_folder
+from .machines import (
+    OUTPUT_BYTES,
+    CommandResult,
+    Machine,
+    Machines,
+    TransferError,
+    pack_folder,
+)
 from .verifier import HarborVerdict, verify
 
 logger = logging.getLogger(__name__)
@@ -47,6 +54,9 @@ logger = logging.getLogger(__name__)
 TASKS: Final = "HARBOR_TASKS"
 COMMAND_TIMEOUT_S: Final = 120.0
 """Of a command that names no time-out."""
+
+_PART_CHARS: Final = 30_000
+"""What a shell is given of a text at once, as a variable: the kernel takes 128 KiB."""
 
 _OPTIONS: Final = ("seed", "episode_id", "split", "index", "task")
 _FAILURES: Final = (OpenEnvError, OSError)
@@ -133,9 +143,8 @@ class HarborEnvironment(
             workdir = self._machine.workdir
             chosen.collected(workdir)  # what cannot be judged is said before it is played
             if (files := chosen.loose_files) is not None:
-                packed = pack_folder(str(files), posixpath.basename(workdir))
-                await self._machine.unpack(workdir, packed, replace=False)
-        except _FAILURES as error:
+                await self._machine.unpack(workdir, pack_folder(files, workdir), replace=False)
+        except (*_FAILURES, TransferError) as error:
             return await self._failed(error)
         limit_s = chosen.config.agent.timeout_sec
         self._until = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
@@ -171,7 +180,7 @@ class HarborEnvironment(
 
     @tool(annotations={"readOnlyHint": True})
     async def read_file(self, path: Path) -> ToolResult:
-        """Read a file of text."""
+        """Read a file of text, 64 KiB of it at most."""
         return _result(await self._act(ReadFile(path=path)))
 
     @tool(annotations={"readOnlyHint": False, "idempotentHint": True})
@@ -284,25 +293,39 @@ class HarborEnvironment(
 
 
 async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
+    """Do what an action says; files by the policy's own shell, so that it may what its user may."""
+
+    async def shell(command: str, **variables: str) -> CommandResult:
+        done = await machine.run(command, min(COMMAND_TIMEOUT_S, left_s), variables)
+        if not done.exit_code:
+            return done
+        return CommandResult(status="refused", reason=done.output.strip()[:500])
+
+    async def write(path: str, text: str) -> CommandResult:
+        done = await shell('mkdir -p -- "$(dirname -- "$FILE")" && : > "$FILE"', FILE=path)
+        for at in range(0, len(text), _PART_CHARS):
+            if done.status == "ok":
+                done = await shell(
+                    'printf %s "$TEXT" >> "$FILE"', FILE=path, TEXT=text[at : at + _PART_CHARS]
+                )
+        return done
+
     if isinstance(action, Run):
         return await machine.run(action.command, min(action.timeout_s or COMMAND_TIMEOUT_S, left_s), {})
-    if isinstance(action, ReadFile):
-        return await machine.read(action.path)
+    assert isinstance(action, ReadFile | WriteFile | EditFile)
+    path = posixpath.join(machine.workdir, action.path)
     if isinstance(action, WriteFile):
-        return await machine.write(action.path, action.content.encode())
-    assert isinstance(action, EditFile)
-    found = await machine.read(action.path)
-    if found.status != "ok":
+        return await write(path, action.content)
+    found = await shell('cat < "$FILE"', FILE=path)
+    if isinstance(action, ReadFile) or found.status != "ok":
         return found
     count = found.output.count(action.old)
-    if count != 1 or found.cut:
-        why = (
-            "it is too long to be edited"
-            if found.cut
-            else f"expected the old text once in it, got it {count} times"
-        )
-        return CommandResult(status="refused", reason=f"{action.path}: {why}")
-    return await machine.write(action.path, found.output.replace(action.old, action.new).encode())
+    if found.cut or "\ufffd" in found.output or count != 1:
+        why = f"expected the old text once in it, got it {count} times"
+        if found.cut or "\ufffd" in found.output:
+            why = f"expected text in UTF-8 of at most {OUTPUT_BYTES >> 10} KiB; edit it by a command"
+        return CommandResult(status="refused", reason=f"{path}: {why}")
+    return await write(path, found.output.replace(action.old, action.new))
 
 
 def _seen(came: CommandResult, **end: Any) -> HarborObservation:

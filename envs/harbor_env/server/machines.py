@@ -6,7 +6,7 @@ import posixpath
 import tarfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +17,8 @@ from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions
-from openenv_core.sandbox import (
-    Execution,
-    FileRefusedError,
-    Isolation,
-    Limits,
-    Sandbox,
-    SandboxConfig,
-    SandboxSession,
-)
+from openenv_core.sandbox import Execution, FileRefusedError, Isolation, Limits, Sandbox, SandboxConfig
+from openenv_core.sandbox.sandbox import SandboxSession
 
 from ..models import Status
 from ..tasks import WORKDIR, EnvironmentTable, HarborTask, InvalidTaskError, digest
@@ -37,11 +30,10 @@ OUTPUT_HARD_BYTES: Final = 8 << 20
 """What a command may write before it is ended."""
 
 ARCHIVE_BYTES: Final = 64 << 20
-"""What a working folder may hold: what an engine's answer is read up to."""
-
-FILE_BYTES: Final = 4 << 20
+"""What a file or folder may hold that is taken out of a machine: what an engine's answer is read up to."""
 
 MEMORY_MB: Final = 2048
+DISK_MB: Final = 256
 PROCESSES: Final = 512
 """What a machine gets where its task does not say, and the most processes of any."""
 
@@ -51,7 +43,7 @@ CALL_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command, or a file, has come to; see `HarborObservation`."""
+    """What a command, or an action on a file, has come to; see `HarborObservation`."""
 
     status: Status = "ok"
     output: str = ""
@@ -60,8 +52,8 @@ class CommandResult:
     reason: str | None = None
 
 
-class TooLargeError(Exception):
-    """A folder holds more than may be taken out of a machine."""
+class TransferError(Exception):
+    """A file or folder cannot be taken out of a machine, or put into it, which is not the infrastructure's fault."""
 
 
 class Machine(Protocol):
@@ -76,24 +68,14 @@ class Machine(Protocol):
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
         """Run a command in a shell. After a time-out, or too much output, nothing runs any more."""
 
-    async def read(self, path: str) -> CommandResult:
-        """Read a file of text."""
-
-    async def write(self, path: str, data: bytes) -> CommandResult:
-        """Write a file, and the folders above it."""
-
     async def end(self) -> None:
         """End all that runs, for good: files can be packed, and no command be run."""
 
     async def pack(self, path: str) -> bytes | None:
-        """Return a file or folder as a tar archive; None where there is none. Call `end` first.
-
-        Raises:
-            TooLargeError: It is.
-        """
+        """Return a file or folder as a tar archive; None where there is none. TransferError: it is too large."""
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        """Put a file or folder, as it was packed, in the place of a path, or add it to what is there."""
+        """Put what was packed in the place of a path, or add it there. TransferError: something is in its way."""
 
     async def close(self) -> None:
         """Let go of it. Idempotent."""
@@ -104,9 +86,12 @@ import os, shutil, signal, subprocess, sys, tarfile
 
 for _name in ("app", "tests", "solution", "logs/agent", "logs/artifacts", "logs/verifier"):
     os.makedirs(_name, exist_ok=True)
+_path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
+_variables = {**os.environ, "PATH": _path, "HOME": "/tmp", "TMPDIR": "/tmp"}
 
-def run(command, folder, variables):
-    process = subprocess.Popen(["/bin/bash", "-c", command], cwd=folder, env=variables, stdin=subprocess.DEVNULL)
+def run(command, variables):
+    words, given = ["/bin/bash", "-c", command], {**_variables, **variables}
+    process = subprocess.Popen(words, cwd="/app", env=given, stdin=subprocess.DEVNULL)
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -123,55 +108,38 @@ def end():
 def pack(path):
     if not os.path.lexists(path):
         return False
-    with tarfile.open(".tmp/packed", "w", dereference=False) as archive:
+    with tarfile.open(".tmp/packed", "w") as archive:
         archive.add(path, arcname=os.path.basename(path))
     return True
 
 def unpack(path, replace):
     if replace:
         shutil.rmtree(path, ignore_errors=True)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    above = os.path.dirname(path) or "."
+    os.makedirs(above, exist_ok=True)
     with tarfile.open(".tmp/unpacked") as archive:
-        archive.extractall(os.path.dirname(path) or ".", filter="data")
-    os.remove(".tmp/unpacked")
+        archive.extractall(above, filter="data")
     os.makedirs("app", exist_ok=True)
-
-def variables():
-    path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
-    return {**os.environ, "PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp"}
 """
 """What a session's interpreter, which runs nothing else, is told first."""
 
 _PLACES: Final = {"app": "app", "tests": "tests", "solution": "solution", "logs": "logs", "tmp": ".tmp"}
-"""Where what lies below the root is in the workspace."""
+"""Where in the workspace that is which tasks name by absolute paths."""
 
 
-def sandbox_config() -> SandboxConfig:
-    """Return how sandboxes for tasks are made: with the folders that tasks name by absolute paths."""
-    links = tuple(name for name in _PLACES if name != "tmp")
-    return SandboxConfig(minimum=Isolation.NAMESPACES, links=links)
-
-
-class SandboxMachine:
-    """A session of the process sandbox.
-
-    Args:
-        session: It has nothing in it yet.
-        variables: Of the task.
-    """
+class _SandboxMachine:
+    """A session of the process sandbox."""
 
     workdir = WORKDIR
 
     def __init__(self, session: SandboxSession, variables: Mapping[str, str]) -> None:
-        self._session = session
-        self._variables = dict(variables)
+        self._session, self._variables = session, variables
 
     @classmethod
     async def open(
         cls, sandbox: Sandbox, table: EnvironmentTable, variables: Mapping[str, str]
-    ) -> "SandboxMachine":
-        """Open one, with the working folder empty."""
-        disk_bytes = (table.storage_mb or 256) << 20
+    ) -> "_SandboxMachine":
+        disk_bytes = (table.storage_mb or DISK_MB) << 20
         limits = Limits(
             timeout_s=86_400.0,
             grace_s=2.0,
@@ -188,121 +156,91 @@ class SandboxMachine:
         session = await sandbox.open(limits)
         try:
             _require(await session.execute(_INSIDE, timeout_s=CALL_TIMEOUT_S))
-            given = await session.call("variables", timeout_s=CALL_TIMEOUT_S)
-            _require(given.execution)
         except BaseException:
             await session.close()
             raise
-        return cls(session, {**given.value, **variables})
+        return cls(session, variables)
 
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
-        """Run a command; see `Machine`."""
-        arguments = (command, self.workdir, {**self._variables, **variables})
-        done = await self._session.call("run", arguments, timeout_s=timeout_s)
+        done = await self._session.call(
+            "run", (command, {**self._variables, **variables}), timeout_s=timeout_s
+        )
         seen = done.execution
+        status: Status = "ok"
         if seen.status == "sandbox_error":
-            raise OpenEnvError(seen.reason or "the sandbox failed")
-        output = seen.stdout + seen.stderr
-        cut = seen.cut.stdout or seen.cut.stderr
-        if seen.state_lost:
-            reason = f"the command ended what it ran in: {seen.reason or seen.status}"
-            return CommandResult(status="killed", output=output, cut=cut, reason=reason)
-        if seen.status in ("timeout", "output_limit"):
-            status: Status = "timeout" if seen.status == "timeout" else "output_limit"
+            _require(seen)
+        elif seen.state_lost or (seen.status == "ok") != isinstance(done.value, int):
+            status = "killed"
+        elif seen.status in ("timeout", "output_limit"):
+            status = "timeout" if seen.status == "timeout" else "output_limit"
             await self._session.execute("")  # takes what was written on the way to the end
-            return CommandResult(status=status, output=output, cut=cut, reason=seen.reason)
-        if not isinstance(done.value, int):
-            trace = "".join(seen.error.traceback[-1:]) if seen.error is not None else str(seen.reason)
-            return CommandResult(
-                status="killed", output=output, cut=cut, reason=f"it did not begin: {trace}"[:500]
-            )
-        code = done.value if done.value >= 0 else 128 - done.value
-        return CommandResult(output=output, cut=cut, exit_code=code)
-
-    async def read(self, path: str) -> CommandResult:
-        """Read a file of text; see `Machine`."""
-        try:
-            data = await self._session.get_file(self._inside(path))
-        except FileRefusedError as error:
-            return CommandResult(status="refused", reason=str(error))
-        return text_result(data)
-
-    async def write(self, path: str, data: bytes) -> CommandResult:
-        """Write a file; see `Machine`."""
-        try:
-            await self._session.put_file(self._inside(path), data)
-        except FileRefusedError as error:
-            return CommandResult(status="refused", reason=str(error))
-        return CommandResult()
+        elif seen.status != "ok":
+            status = "refused"  # the shell did not begin: too many processes, no working folder
+        code = done.value if isinstance(done.value, int) else None
+        return CommandResult(
+            status=status,
+            output=seen.stdout + seen.stderr,
+            cut=seen.cut.stdout or seen.cut.stderr,
+            exit_code=128 - code if code is not None and code < 0 else code,
+            reason=seen.reason or (None if seen.error is None else seen.error.evalue or seen.error.ename),
+        )
 
     async def end(self) -> None:
-        """End all that runs; see `Machine`."""
         _require((await self._session.call("end", timeout_s=CALL_TIMEOUT_S)).execution)
 
     async def pack(self, path: str) -> bytes | None:
-        """Return a file or folder; see `Machine`."""
-        try:
-            inside = self._inside(path)
-        except FileRefusedError:
-            return None  # there is no such place
-        done = await self._session.call("pack", [inside], timeout_s=CALL_TIMEOUT_S)
-        if done.execution.status == "sandbox_error":
-            _require(done.execution)
-        if done.execution.status == "ok" and not done.value:
+        if (inside := self._inside(path)) is None:
+            return None
+        if not await self._transfer("pack", inside):
             return None
         try:
-            data = await self._session.get_file(".tmp/packed") if done.execution.status == "ok" else b""
+            data = await self._session.get_file(".tmp/packed")
         except FileRefusedError as error:
-            raise TooLargeError(str(error)) from None
-        if not data or len(data) > ARCHIVE_BYTES:
-            raise TooLargeError(f"{path} could not be packed, or has more than {ARCHIVE_BYTES >> 20} MiB")
-        return data
+            raise TransferError(str(error)) from None
+        return _bounded(path, data)
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        """Put a file or folder in its place; see `Machine`."""
+        if (inside := self._inside(path)) is None:
+            raise TransferError(f"{path}: expected a path below {', '.join(f'/{name}' for name in _PLACES)}")
         try:
-            inside = self._inside(path)
-        except FileRefusedError:
-            return  # it was not there to be packed
-        await self._session.put_file(".tmp/unpacked", archive)
-        _require((await self._session.call("unpack", [inside, replace], timeout_s=CALL_TIMEOUT_S)).execution)
+            await self._session.put_file(".tmp/unpacked", archive)
+        except FileRefusedError as error:
+            raise TransferError(str(error)) from None
+        await self._transfer("unpack", inside, replace)
 
     async def close(self) -> None:
-        """End the session; see `Machine`."""
         await self._session.close()
 
-    def _inside(self, path: str) -> str:
-        first, _, rest = posixpath.normpath(posixpath.join(self.workdir, path)).strip("/").partition("/")
-        if first not in _PLACES:
-            raise FileRefusedError(path, f"expected a path below {', '.join(f'/{name}' for name in _PLACES)}")
-        return posixpath.join(_PLACES[first], rest) if rest else _PLACES[first]
+    async def _transfer(self, function: str, *arguments: Any) -> Any:
+        done = await self._session.call(function, arguments, timeout_s=CALL_TIMEOUT_S)
+        if done.execution.status == "sandbox_error":
+            _require(done.execution)
+        if done.execution.status != "ok":
+            raise TransferError(f"{arguments[0]}: {_why(done.execution)}")
+        return done.value
+
+    def _inside(self, path: str) -> str | None:
+        first, _, rest = posixpath.join(self.workdir, path).strip("/").partition("/")
+        return posixpath.join(_PLACES[first], rest).rstrip("/") if first in _PLACES else None
+
+
+def _why(execution: Execution) -> str:
+    told = None if execution.error is None else execution.error.evalue
+    return execution.reason or told or execution.status
 
 
 def _require(execution: Execution) -> None:
     if execution.status != "ok":
-        why = execution.reason or (
-            execution.error.evalue if execution.error is not None else execution.status
-        )
-        raise OpenEnvError(f"the sandbox failed: {why}")
+        raise OpenEnvError(f"the sandbox failed: {_why(execution)}")
 
 
-class ContainerMachine:
-    """A container without a server. All its calls block, and are made in threads.
+class _ContainerMachine:
+    """A container without a server. All its calls block, and are made in threads."""
 
-    Args:
-        container: It runs.
-        engine: Where.
-        workdir: Where commands run.
-        user: Whose they are; "" leaves it to the image.
-        shell: Their shell.
-    """
-
-    def __init__(
-        self, container: Container, engine: DockerEngine, workdir: str, user: str, shell: str
-    ) -> None:
+    def __init__(self, container: Container, engine: DockerEngine, workdir: str, user: str) -> None:
         self.workdir = workdir
-        self._container, self._engine = container, engine
-        self._user, self._shell = user, shell
+        self._container, self._engine, self._user = container, engine, user
+        self._shell = "sh"
 
     @classmethod
     def start(
@@ -312,8 +250,7 @@ class ContainerMachine:
         network: str,
         user: str | int | None,
         variables: Mapping[str, str],
-    ) -> "ContainerMachine":
-        """Start one of an image. Blocks."""
+    ) -> "_ContainerMachine":
         engine = DockerEngine.find()
         options = ContainerOptions(
             env_vars=variables,
@@ -333,13 +270,12 @@ class ContainerMachine:
         )
         container = start_container(image, options, engine=engine, serves=False)
         try:
-            folder = table.workdir or (engine.find_image(image) or {})["Config"].get("WorkingDir") or "/"
-            self = cls(container, engine, folder, "" if user is None else str(user), "sh")
+            workdir = table.workdir or (engine.find_image(image) or {})["Config"].get("WorkingDir") or "/"
+            self = cls(container, engine, workdir, "" if user is None else str(user))
             self._root(
-                'mkdir -p "$0" /logs/agent /logs/artifacts /logs/verifier /tests; chmod -R 777 /logs', folder
+                'mkdir -p "$0" /logs/agent /logs/artifacts /logs/verifier; chmod -R 777 /logs', workdir
             )
-            if self._root("command -v bash").exit_code == 0:
-                self._shell = "bash"
+            self._shell = "bash" if self._root("command -v bash") == 0 else "sh"
         except BaseException:
             with suppress(OpenEnvError):
                 container.remove()
@@ -347,7 +283,6 @@ class ContainerMachine:
         return self
 
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
-        """Run a command; see `Machine`."""
         return await asyncio.to_thread(self._run, command, timeout_s, variables)
 
     def _run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
@@ -368,40 +303,20 @@ class ContainerMachine:
             if state.out_of_memory:
                 return CommandResult(status="killed", reason=f"the container {state}")
             raise
-        output, cut = done.output[:OUTPUT_BYTES].decode(errors="replace"), len(done.output) > OUTPUT_BYTES
-        if done.full:
-            reason = f"it wrote more than {OUTPUT_HARD_BYTES >> 20} MiB"
-            return CommandResult(status="output_limit", output=output, cut=cut, reason=reason)
-        if done.exit_code is None:
-            reason = f"it ran longer than {timeout_s:g} s"
-            return CommandResult(status="timeout", output=output, cut=cut, reason=reason)
-        return CommandResult(output=output, cut=cut, exit_code=done.exit_code)
-
-    async def read(self, path: str) -> CommandResult:
-        """Read a file of text; see `Machine`."""
-        done = await self._as_user('head -c "$1" -- "$0"', self._path(path), str(FILE_BYTES + 1))
-        if done.exit_code != 0:
-            return CommandResult(status="refused", reason=done.output.decode(errors="replace").strip()[:500])
-        return text_result(done.output)
-
-    async def write(self, path: str, data: bytes) -> CommandResult:
-        """Write a file; see `Machine`."""
-        place = self._path(path)
-        made = await self._as_user('mkdir -p -- "$(dirname -- "$0")" && { : >> "$0"; }', place)
-        if made.exit_code != 0:
-            return CommandResult(status="refused", reason=made.output.decode(errors="replace").strip()[:500])
-        # By way of a folder that nothing else is in, so that the user's own shell decides where a link leads.
-        await asyncio.to_thread(
-            self._engine.put_archive, self._container.id, "/", _one_file("tmp/.given", data)
+        status: Status = "ok" if done.exit_code is not None else "output_limit" if done.full else "timeout"
+        limits = {
+            "output_limit": f"it wrote more than {OUTPUT_HARD_BYTES >> 20} MiB",
+            "timeout": f"it ran longer than {timeout_s:g} s",
+        }
+        return CommandResult(
+            status=status,
+            output=done.output[:OUTPUT_BYTES].decode(errors="replace"),
+            cut=len(done.output) > OUTPUT_BYTES,
+            exit_code=done.exit_code,
+            reason=limits.get(status),
         )
-        done = await self._as_user('cat /tmp/.given > "$0"', place)
-        await asyncio.to_thread(self._root, "rm -f /tmp/.given")
-        if done.exit_code != 0:
-            return CommandResult(status="refused", reason=done.output.decode(errors="replace").strip()[:500])
-        return CommandResult()
 
     async def end(self) -> None:
-        """End all that runs; see `Machine`."""
         try:
             await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/kill")
         except EngineRefusedError as error:
@@ -409,84 +324,67 @@ class ContainerMachine:
                 raise
 
     async def pack(self, path: str) -> bytes | None:
-        """Return a file or folder; see `Machine`."""
+        path = posixpath.join(self.workdir, path)
         try:
-            data = await asyncio.to_thread(self._engine.archive, self._container.id, path)
+            return _bounded(path, await asyncio.to_thread(self._engine.archive, self._container.id, path))
         except EngineRefusedError as error:
             if error.status == 404:
                 return None
             raise
-        if len(data) >= ARCHIVE_BYTES:
-            raise TooLargeError(f"{path} has more than {ARCHIVE_BYTES >> 20} MiB")
-        return data
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        """Put a file or folder in its place; see `Machine`."""
+        await asyncio.to_thread(self._unpack, posixpath.join(self.workdir, path), archive, replace=replace)
 
-        def put() -> None:
-            folder = posixpath.dirname(path)
-            if replace:
-                self._root('rm -rf -- "$0"', path)
-            self._root('mkdir -p -- "$0"', folder)
-            self._engine.put_archive(self._container.id, folder, archive)
-            # The folder itself may be where commands run.
-            self._root('mkdir -p -- "$0"', self.workdir)
-
-        await asyncio.to_thread(put)
+    def _unpack(self, path: str, archive: bytes, *, replace: bool) -> None:
+        above = posixpath.dirname(path)
+        if replace:
+            self._root('rm -rf -- "$0"', path)
+        try:
+            if self._root('mkdir -p -- "$0"', above) != 0:
+                raise TransferError(f"{path}: there can be no folder {above}")
+            self._engine.put_archive(self._container.id, above, archive)
+        except EngineRefusedError as error:
+            raise TransferError(f"{path}: {error.reason}") from error
+        finally:
+            self._root('mkdir -p -- "$0"', self.workdir)  # it may be what was replaced
 
     async def close(self) -> None:
-        """Remove the container; see `Machine`."""
         await asyncio.to_thread(self._container.remove)
 
-    def _path(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self.workdir, path))
-
-    async def _as_user(self, command: str, *arguments: str) -> Any:
-        return await asyncio.to_thread(self._shell_run, self._user, command, *arguments)
-
-    def _root(self, command: str, *arguments: str) -> Any:
-        return self._shell_run("0", command, *arguments)
-
-    def _shell_run(self, user: str, command: str, *arguments: str) -> Any:
+    def _root(self, command: str, *arguments: str) -> int | None:
         words = ("sh", "-c", command, *arguments)
-        most = FILE_BYTES + (64 << 10)
-        return self._engine.execute(
-            self._container.id, words, timeout_s=CALL_TIMEOUT_S, most=most, User=user, WorkingDir="/"
+        done = self._engine.execute(
+            self._container.id, words, timeout_s=CALL_TIMEOUT_S, most=OUTPUT_BYTES, User="0", WorkingDir="/"
         )
+        return done.exit_code
 
 
-def text_result(data: bytes) -> CommandResult:
-    """Return what is told of a file's content."""
-    try:
-        text = data[:FILE_BYTES].decode()
-    except UnicodeDecodeError:
-        return CommandResult(status="refused", reason="expected a file of text in UTF-8, got another")
-    return CommandResult(output=text, cut=len(data) > FILE_BYTES)
+def _bounded(path: str, archive: bytes) -> bytes:
+    if len(archive) >= ARCHIVE_BYTES:
+        raise TransferError(f"{path} has more than {ARCHIVE_BYTES >> 20} MiB")
+    return archive
 
 
-def _one_file(name: str, data: bytes) -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
-        member = tarfile.TarInfo(name)
-        member.size, member.mode = len(data), 0o644
-        archive.addfile(member, io.BytesIO(data))
-    return held.getvalue()
+def pack_folder(folder: Path, path: str) -> bytes:
+    """Return a folder of this machine as an archive that can be unpacked at a path, as root's."""
 
-
-def pack_folder(folder: str, name: str) -> bytes:
-    """Return a folder of this machine as an archive that holds it under another name, as root's."""
-
-    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if "__pycache__" in member.name.split("/"):
-            return None
+    def as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         return member
 
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
-        archive.add(folder, arcname=name, filter=owned)
+        archive.add(folder, arcname=posixpath.basename(path), filter=as_root)
     return held.getvalue()
+
+
+def packed_content(archive: bytes) -> bytes | None:
+    """Return the content of the plain file that an archive holds; None where it holds something else."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as held:
+        member = held.next()
+        file = held.extractfile(member) if member is not None and member.isreg() else None
+        return None if file is None else file.read(ARCHIVE_BYTES)
 
 
 @dataclass(slots=True)
@@ -513,16 +411,26 @@ class Machines:
         config = task.config
         phase = config.verifier if verifier else config.agent
         table, image = config.environment, task.image
-        if verifier and config.verifier.environment is not None:
-            table = config.verifier.environment
-        if verifier and task.verifier_image is not None:
-            image = task.verifier_image
+        if verifier:
+            table, image = config.verifier.environment or table, task.verifier_image or image
         variables = task.variables(table.env)
         if task.kind == "process":
-            return await SandboxMachine.open(await self._sandbox(), table, variables)
-        network = phase.network_mode or table.network_mode
+            return await _SandboxMachine.open(await self.sandbox(), table, variables)
         name = image if isinstance(image, str) else await asyncio.to_thread(self._build, image, task)
-        return await _kept(lambda: ContainerMachine.start(name, table, network, phase.user, variables))
+        settings = (name, table, phase.network_mode or table.network_mode, phase.user, variables)
+        # Where the caller goes away meanwhile, the container ends with the object, which nobody holds.
+        return await asyncio.to_thread(_ContainerMachine.start, *settings)
+
+    async def sandbox(self) -> Sandbox:
+        """Return the sandbox of this event loop, started."""
+        held = self._here()
+        async with held.lock:
+            if held.sandbox is None:
+                links = tuple(name for name in _PLACES if name != "tmp")
+                sandbox = Sandbox(SandboxConfig(minimum=Isolation.NAMESPACES, links=links))
+                await sandbox.start()
+                held.sandbox = sandbox
+            return held.sandbox
 
     async def close(self) -> None:
         """End the sandbox of this event loop. Idempotent."""
@@ -540,15 +448,6 @@ class Machines:
         finally:
             await self.close()
 
-    async def _sandbox(self) -> Sandbox:
-        held = self._here()
-        async with held.lock:
-            if held.sandbox is None:
-                sandbox = Sandbox(sandbox_config())
-                await sandbox.start()
-                held.sandbox = sandbox
-            return held.sandbox
-
     def _here(self) -> _Held:
         return self._held.setdefault(asyncio.get_running_loop(), _Held())
 
@@ -560,24 +459,7 @@ class Machines:
                 if not (folder / "Dockerfile").is_file():
                     raise InvalidTaskError(f"{task.folder}: expected {folder.name}/Dockerfile, got none")
                 limit_s = task.config.environment.build_timeout_sec
-                request = BuildRequest(
-                    context=folder, dockerfile="Dockerfile", tags=(tag,), timeout_s=limit_s
+                build_image(
+                    BuildRequest(context=folder, dockerfile="Dockerfile", tags=(tag,), timeout_s=limit_s)
                 )
-                build_image(request)
         return tag
-
-
-async def _kept(start: Callable[[], ContainerMachine]) -> ContainerMachine:
-    """Start a container; one whose caller has gone away meanwhile is removed."""
-    starting = asyncio.ensure_future(asyncio.to_thread(start))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        starting.add_done_callback(_let_go)
-        raise
-
-
-def _let_go(starting: "asyncio.Future[ContainerMachine]") -> None:
-    # The container ends with the object that holds it.
-    if not starting.cancelled():
-        starting.exception()

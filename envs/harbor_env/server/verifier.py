@@ -12,17 +12,14 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from openenv_core.errors import OpenEnvError
-
 from ..tasks import HarborTask
-from .machines import ARCHIVE_BYTES, Machine, Machines, TooLargeError, pack_folder
+from .machines import ARCHIVE_BYTES, Machine, Machines, TransferError, pack_folder, packed_content
 
 _TESTS: Final = "/tests"
 _REWARDS: Final = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 """In the order in which they count."""
 
 _STDOUT: Final = "/logs/verifier/test-stdout.txt"
-_REWARD_BYTES: Final = 64 << 10
 _SHOWN_CHARS: Final = 4000
 
 
@@ -48,24 +45,19 @@ class UnscoredError(Exception):
 
 
 async def verify(machines: Machines, task: HarborTask, policy: Machine) -> HarborVerdict:
-    """Judge what a policy has left in its machine, which is closed.
-
-    Args:
-        machines: Where the verifier's machine comes from.
-        task: Says what is taken over, and has the tests.
-        policy: The policy's machine.
+    """Judge what a policy has left in its machine, and close that.
 
     Raises:
         OpenEnvError: The infrastructure failed.
         OSError: Likewise.
     """
+    parts = {}
     try:
         await policy.end()
-        parts = {}
         for path in task.collected(policy.workdir):
             if (packed := await policy.pack(path)) is not None:
                 parts[path] = plain_archive(packed, posixpath.basename(path), folder=path == policy.workdir)
-    except TooLargeError as error:
+    except TransferError as error:
         return HarborVerdict(reward=0.0, reason=str(error))
     finally:
         await policy.close()
@@ -74,8 +66,10 @@ async def verify(machines: Machines, task: HarborTask, policy: Machine) -> Harbo
         for path, archive in parts.items():
             await machine.unpack(path, archive)
         if task.verifier_image is None:
-            await machine.unpack(_TESTS, _packed_tests(task))
+            await machine.unpack(_TESTS, pack_folder(task.folder / "tests", _TESTS))
         return await _judge(machine, task)
+    except (TransferError, UnscoredError) as error:
+        return HarborVerdict(reason=str(error))
     finally:
         await machine.close()
 
@@ -85,27 +79,29 @@ async def _judge(machine: Machine, task: HarborTask) -> HarborVerdict:
     command = f"(chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh) > {_STDOUT} 2>&1"
     done = await machine.run(command, verifier.timeout_sec, task.variables(verifier.env))
     if done.status == "killed":
-        return HarborVerdict(reason=f"the tests were ended: {done.reason}")
+        raise UnscoredError(f"the tests took down what they ran in: {done.reason}")
     await machine.end()
     output = (await _content(machine, _STDOUT) or b"").decode(errors="replace")[-_SHOWN_CHARS:]
+    reason = f"the tests wrote neither {' nor '.join(_REWARDS)}"
     if done.status != "ok":
         return HarborVerdict(reason=f"the tests did not end: {done.reason}", output=output)
     try:
         for path in _REWARDS:
             if (data := await _content(machine, path)) is not None:
                 rewards = read_rewards(data, path)
-                return HarborVerdict(reward=_reward_of(rewards), rewards=rewards, output=output)
+                return HarborVerdict(reward=_main_reward(rewards), rewards=rewards, output=output)
     except UnscoredError as error:
-        return HarborVerdict(reason=str(error), output=output)
-    return HarborVerdict(reason=f"the tests wrote neither {' nor '.join(_REWARDS)}", output=output)
+        reason = str(error)
+    return HarborVerdict(reason=reason, output=output)
+
+
+async def _content(machine: Machine, path: str) -> bytes | None:
+    packed = await machine.pack(path)
+    return None if packed is None else packed_content(packed)
 
 
 def read_rewards(data: bytes, path: str) -> dict[str, float]:
-    """Read a reward file.
-
-    Args:
-        data: Its content: a number, or with a name in `.json` an object of numbers.
-        path: Its name.
+    """Read a reward file: a number, or with a name in `.json` an object of numbers.
 
     Raises:
         UnscoredError: It is empty, or holds no finite numbers.
@@ -113,23 +109,20 @@ def read_rewards(data: bytes, path: str) -> dict[str, float]:
     try:
         found: Any = json.loads(data) if path.endswith(".json") else {"reward": float(data)}
     except (ValueError, RecursionError):
-        raise UnscoredError(f"expected a number in {path}, got {data[:80]!r}") from None
-    good = isinstance(found, dict) and all(
+        found = None
+    if not isinstance(found, dict) or not all(
         isinstance(value, int | float) and math.isfinite(value) for value in found.values()
-    )
-    if not good:
-        raise UnscoredError(f"expected an object of finite numbers in {path}, got {data[:80]!r}")
+    ):
+        raise UnscoredError(f"expected finite numbers in {path}, got {data[:80]!r}")
     return {str(name): float(value) for name, value in found.items()}
 
 
-def _reward_of(rewards: dict[str, float]) -> float:
-    if "reward" in rewards:
-        return rewards["reward"]
-    if len(rewards) != 1:
+def _main_reward(rewards: dict[str, float]) -> float:
+    if "reward" not in rewards and len(rewards) != 1:
         raise UnscoredError(
             f"expected a reward called reward, or one alone, got {', '.join(rewards) or 'none'}"
         )
-    return next(iter(rewards.values()))
+    return rewards.get("reward", next(iter(rewards.values())))
 
 
 def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
@@ -143,72 +136,40 @@ def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
         folder: It is to be a folder, and nothing else is kept.
 
     Raises:
-        TooLargeError: It is, or is none.
+        TransferError: It holds too much, or is no archive.
     """
-    held = io.BytesIO()
+    held, links = io.BytesIO(), set[str]()
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=held, mode="w") as kept:
-            links: set[str] = set()
             for member in given:
                 path = posixpath.normpath(member.name)
                 above = [path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)]
-                inside = path == name or path.startswith(f"{name}/")
-                if (
-                    not inside
-                    or links.intersection(above)
-                    or (folder and path == name and not member.isdir())
-                ):
+                if (path != name and not path.startswith(f"{name}/")) or links.intersection(above):
+                    continue
+                if folder and path == name and not member.isdir():
                     continue
                 plain = tarfile.TarInfo(path)
                 plain.mode, plain.mtime = member.mode & 0o777, member.mtime
                 plain.uid, plain.gid = member.uid, member.gid
+                content: io.BytesIO | None = None
                 if member.isdir():
                     plain.type = tarfile.DIRTYPE
-                    kept.addfile(plain)
                 elif member.issym() and path != name and _goes_down(member.linkname):
                     links.add(path)
                     plain.type, plain.linkname = tarfile.SYMTYPE, member.linkname
-                    kept.addfile(plain)
-                elif member.isreg() or member.islnk():
+                elif (member.isreg() or member.islnk()) and (file := given.extractfile(member)) is not None:
                     # A second name of a file becomes a copy of it.
-                    file = given.extractfile(member)
-                    if file is None:
-                        continue
-                    content = file.read(ARCHIVE_BYTES - held.tell() + 1)
-                    if held.tell() + len(content) > ARCHIVE_BYTES:
-                        raise TooLargeError(f"{name} has more than {ARCHIVE_BYTES >> 20} MiB")
-                    plain.size = len(content)
-                    kept.addfile(plain, io.BytesIO(content))
+                    content = io.BytesIO(file.read(ARCHIVE_BYTES - held.tell() + 1))
+                    plain.size = len(content.getbuffer())
+                    if held.tell() + plain.size > ARCHIVE_BYTES:
+                        raise TransferError(f"{name} has more than {ARCHIVE_BYTES >> 20} MiB")
+                else:
+                    continue
+                kept.addfile(plain, content)
     except (tarfile.TarError, EOFError, KeyError) as error:
-        raise TooLargeError(f"{name} could not be taken over: {error}") from None
+        raise TransferError(f"{name} could not be taken over: {error}") from None
     return held.getvalue()
 
 
 def _goes_down(target: str) -> bool:
     return bool(target) and not target.startswith("/") and ".." not in target.split("/")
-
-
-async def _content(machine: Machine, path: str) -> bytes | None:
-    """Return the content of a plain file; None where there is none, or something else of that name."""
-    try:
-        packed = await machine.pack(path)
-    except TooLargeError as error:
-        raise UnscoredError(str(error)) from None
-    if packed is None:
-        return None
-    try:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            member = archive.next()
-            if member is None or not member.isreg():
-                return None
-            file = archive.extractfile(member)
-            assert file is not None
-            if path != _STDOUT and member.size > _REWARD_BYTES:
-                raise UnscoredError(f"expected a number in {path}, got {member.size} bytes")
-            return file.read()
-    except tarfile.TarError as error:
-        raise OpenEnvError(f"{path} could not be read: {error}") from error
-
-
-def _packed_tests(task: HarborTask) -> bytes:
-    return pack_folder(str(task.folder / "tests"), "tests")

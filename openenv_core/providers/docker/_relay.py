@@ -372,12 +372,7 @@ def prepare(address: _wire.EngineAddress, container: str, port: str) -> bytes:
     answer = _wire.call(address, "POST", f"/containers/{container}/exec", body=body)
     if answer.status != 201:
         raise MuxBrokenError(answer.text())
-    start = b'{"Detach": false, "Tty": false}'
-    return (
-        b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
-        b"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: %d\r\n\r\n%s"
-        % (answer.json()["Id"].encode(), len(start), start)
-    )
+    return _wire.attach_request(answer.json()["Id"])
 
 
 async def carry(address: _wire.EngineAddress, request: bytes, listener: socket.socket, parent: int) -> None:

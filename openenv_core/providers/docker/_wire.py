@@ -120,6 +120,16 @@ def call(
         connection.close()
 
 
+def attach_request(execution: str) -> bytes:
+    """Return the request that starts an exec and keeps its connection, as that of its standard streams."""
+    start = b'{"Detach": false, "Tty": false}'
+    return (
+        b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
+        b"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: %d\r\n\r\n%s"
+        % (execution.encode(), len(start), start)
+    )
+
+
 class EngineStream(NamedTuple):
     """What came of a stream.
 

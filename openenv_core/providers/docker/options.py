@@ -239,15 +239,15 @@ def spec(
     return body
 
 
-def find_dropped(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def find_dropped(requested: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return what the engine did not take over, of what it was asked for."""
     config = found.get("Config") or {}
-    lines = _differences("HostConfig", asked["HostConfig"], found.get("HostConfig"))
+    lines = _differences("HostConfig", requested["HostConfig"], found.get("HostConfig"))
     for place in ("Labels", "User", "Entrypoint", "Cmd"):
-        if place in asked:
-            lines += _differences(place, asked[place], config.get(place))
+        if place in requested:
+            lines += _differences(place, requested[place], config.get(place))
     # The values may be secret.
-    missing = [each.partition("=")[0] for each in asked["Env"] if each not in (config.get("Env") or ())]
+    missing = [each.partition("=")[0] for each in requested["Env"] if each not in (config.get("Env") or ())]
     return lines + ([f"Env: asked {missing!r}, got none"] if missing else [])
 
 

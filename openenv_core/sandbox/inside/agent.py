@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
+from openenv_core.sandbox.inside.cells import BACKEND, Cells, ShownBundles, describe
 
 FRAME: Final = struct.Struct("!II")
 PIECE: Final = 1 << 16
@@ -337,6 +337,7 @@ def _interpret(control: socket.socket) -> None:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
+    os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
     # Line by line, so that what is printed streams, and keeps its place among what programs print.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
     sys.stdout, sys.stderr = out, err
@@ -437,20 +438,20 @@ def _walk(path: str, depth: int) -> list[tuple[str, os.stat_result]]:
     return sorted(found)
 
 
-def _entry(path: str, told: os.stat_result) -> dict[str, Any]:
-    when = datetime.datetime.fromtimestamp(told.st_mtime, datetime.UTC)
+def _entry(path: str, info: os.stat_result) -> dict[str, Any]:
+    when = datetime.datetime.fromtimestamp(info.st_mtime, datetime.UTC)
     entry = {
         "name": os.path.basename(path),
-        "type": f"FILE_TYPE_{_KINDS.get(stat.S_IFMT(told.st_mode), 'UNSPECIFIED')}",
+        "type": f"FILE_TYPE_{_KINDS.get(stat.S_IFMT(info.st_mode), 'UNSPECIFIED')}",
         "path": path,
-        "size": str(told.st_size),
-        "mode": stat.S_IMODE(told.st_mode),
-        "permissions": stat.filemode(told.st_mode)[1:],
-        "owner": _user(told.st_uid),
-        "group": str(told.st_gid),
+        "size": str(info.st_size),
+        "mode": stat.S_IMODE(info.st_mode),
+        "permissions": stat.filemode(info.st_mode)[1:],
+        "owner": _user(info.st_uid),
+        "group": str(info.st_gid),
         "modifiedTime": when.isoformat().replace("+00:00", "Z"),
     }
-    if stat.S_ISLNK(told.st_mode):
+    if stat.S_ISLNK(info.st_mode):
         entry["symlinkTarget"] = os.readlink(path)
     return entry
 
@@ -562,83 +563,85 @@ class Agent:
             path = self._home + path[len(ALIAS) :]
         return os.path.normpath(os.path.join(self._home, path))
 
-    def _op_setup(self, asked: dict[str, Any], _: bytes) -> None:
-        os.environ.update(asked["envs"])
+    def _op_setup(self, request: dict[str, Any], _: bytes) -> None:
+        os.environ.update(request["envs"])
 
-    def _op_start(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        cwd = self._path(asked["cwd"])
+    def _op_start(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        cwd = self._path(request["cwd"])
         if not os.path.isdir(cwd):
             raise _RefusedError("invalid_argument", f"expected a folder to start in, got {cwd!r}")
-        cmd = asked["cmd"]
+        cmd = request["cmd"]
         if cmd == "/bin/bash" and not os.path.exists(cmd):
             cmd = "/bin/sh"
         process = subprocess.Popen(
-            [cmd, *asked["args"]],
+            [cmd, *request["args"]],
             cwd=cwd,
-            env={**os.environ, **asked["envs"], "PWD": cwd},
-            stdin=subprocess.PIPE if asked["stdin"] else subprocess.DEVNULL,
+            env={**os.environ, **request["envs"], "PWD": cwd},
+            stdin=subprocess.PIPE if request["stdin"] else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=self._sessions,
         )
-        self._commands[process.pid] = _Command(self, process, asked.pop("stream"), asked)
+        self._commands[process.pid] = _Command(self, process, request.pop("stream"), request)
         return {"pid": process.pid}
 
-    def _op_commands(self, asked: dict[str, Any], _: bytes) -> bytes:
+    def _op_commands(self, request: dict[str, Any], _: bytes) -> bytes:
         return json.dumps(
             [{"pid": pid, **command.config} for pid, command in self._commands.items()]
         ).encode()
 
-    def _op_find(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        return {"name": self._command(asked).stream}
+    def _op_find(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        return {"name": self._command(request).stream}
 
-    def _command(self, asked: dict[str, Any]) -> _Command:
+    def _command(self, request: dict[str, Any]) -> _Command:
         for pid, command in self._commands.items():
-            if asked.get("pid") == pid or asked.get("stream") == command.stream:
+            if request.get("pid") == pid or request.get("stream") == command.stream:
                 return command
-        raise _RefusedError("not_found", f"expected a running process, got {asked.get('pid')}")
+        raise _RefusedError("not_found", f"expected a running process, got {request.get('pid')}")
 
-    def _op_input(self, asked: dict[str, Any], blob: bytes) -> None:
-        if (feed := self._command(asked).feed) is None:
+    def _op_input(self, request: dict[str, Any], blob: bytes) -> None:
+        if (feed := self._command(request).feed) is None:
             raise _RefusedError("failed_precondition", "expected a command with stdin=True, got one without")
         feed.write(blob)
 
-    def _op_close_stdin(self, asked: dict[str, Any], _: bytes) -> None:
-        if (feed := self._command(asked).feed) is not None:
+    def _op_close_stdin(self, request: dict[str, Any], _: bytes) -> None:
+        if (feed := self._command(request).feed) is not None:
             feed.close()
 
-    def _op_connect(self, asked: dict[str, Any], _: bytes) -> None:
-        connection = socket.create_connection(("127.0.0.1", asked["port"]), timeout=5.0)
+    def _op_connect(self, request: dict[str, Any], _: bytes) -> None:
+        connection = socket.create_connection(("127.0.0.1", request["port"]), timeout=5.0)
         feed = _Feed(self, os.dup(connection.fileno()))
-        self._connections[asked["stream"]] = feed
-        _Pipes(self, asked["stream"], {connection.detach(): "data"})
+        self._connections[request["stream"]] = feed
+        _Pipes(self, request["stream"], {connection.detach(): "data"})
 
-    def _op_send(self, asked: dict[str, Any], blob: bytes) -> None:
-        self._connections[asked["stream"]].write(blob)
+    def _op_send(self, request: dict[str, Any], blob: bytes) -> None:
+        self._connections[request["stream"]].write(blob)
 
-    def _op_disconnect(self, asked: dict[str, Any], _: bytes) -> None:
-        self._connections.pop(asked["stream"]).close()
-        if (pipes := self.pipes.get(asked["stream"])) is not None:
+    def _op_disconnect(self, request: dict[str, Any], _: bytes) -> None:
+        self._connections.pop(request["stream"]).close()
+        if (pipes := self.pipes.get(request["stream"])) is not None:
             pipes.close()
 
-    def _op_signal(self, asked: dict[str, Any], _: bytes) -> None:
-        command = self._command(asked)
-        (os.killpg if self._sessions else os.kill)(command.process.pid, asked["signal"])
+    def _op_signal(self, request: dict[str, Any], _: bytes) -> None:
+        command = self._command(request)
+        (os.killpg if self._sessions else os.kill)(command.process.pid, request["signal"])
 
-    def _op_acknowledge(self, asked: dict[str, Any], _: bytes) -> None:
-        if (pipes := self.pipes.get(asked["stream"])) is not None:
-            pipes.acknowledge(asked["bytes"])
+    def _op_acknowledge(self, request: dict[str, Any], _: bytes) -> None:
+        if (pipes := self.pipes.get(request["stream"])) is not None:
+            pipes.acknowledge(request["bytes"])
 
-    def _op_stat(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        path = self._path(asked["path"])
+    def _op_stat(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        path = self._path(request["path"])
         return {"entry": _entry(path, os.lstat(path))}
 
-    def _op_list(self, asked: dict[str, Any], _: bytes) -> bytes:
-        path = self._path(asked["path"])
-        return json.dumps([_entry(*each) for each in _walk(path, asked["depth"])]).encode("utf-8", "replace")
+    def _op_list(self, request: dict[str, Any], _: bytes) -> bytes:
+        path = self._path(request["path"])
+        return json.dumps([_entry(*each) for each in _walk(path, request["depth"])]).encode(
+            "utf-8", "replace"
+        )
 
-    def _op_mkdir(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        path = self._path(asked["path"])
+    def _op_mkdir(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        path = self._path(request["path"])
         if os.path.exists(path):
             raise _RefusedError(
                 "already_exists" if os.path.isdir(path) else "invalid_argument", f"{path} is there"
@@ -646,32 +649,32 @@ class Agent:
         os.makedirs(path)
         return {"entry": _entry(path, os.lstat(path))}
 
-    def _op_move(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        source, path = self._path(asked["source"]), self._path(asked["destination"])
+    def _op_move(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        source, path = self._path(request["source"]), self._path(request["destination"])
         os.lstat(source)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.rename(source, path)
         return {"entry": _entry(path, os.lstat(path))}
 
-    def _op_remove(self, asked: dict[str, Any], _: bytes) -> None:
-        path = self._path(asked["path"])
+    def _op_remove(self, request: dict[str, Any], _: bytes) -> None:
+        path = self._path(request["path"])
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
 
-    def _op_read(self, asked: dict[str, Any], _: bytes) -> bytes:
-        with open(self._file(self._path(asked["path"]), os.O_RDONLY), "rb") as file:
-            file.seek(asked["offset"])
+    def _op_read(self, request: dict[str, Any], _: bytes) -> bytes:
+        with open(self._file(self._path(request["path"]), os.O_RDONLY), "rb") as file:
+            file.seek(request["offset"])
             return file.read(FILE_PIECE)
 
-    def _op_write(self, asked: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        path = self._path(asked["path"])
-        begin = asked["offset"] == 0
+    def _op_write(self, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        path = self._path(request["path"])
+        begin = request["offset"] == 0
         if begin:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(self._file(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if begin else 0)), "wb") as file:
-            file.seek(asked["offset"])
+            file.seek(request["offset"])
             file.write(blob)
         return {"entry": {"name": os.path.basename(path), "type": "file", "path": path}}
 
@@ -682,31 +685,31 @@ class Agent:
             raise _RefusedError("invalid_argument", f"expected a plain file, got {path!r}")
         return file
 
-    def _op_watch(self, asked: dict[str, Any], _: bytes) -> None:
-        self._watchers[asked["name"]] = _Watcher(
-            self, asked["name"], self._path(asked["path"]), asked["recursive"]
+    def _op_watch(self, request: dict[str, Any], _: bytes) -> None:
+        self._watchers[request["name"]] = _Watcher(
+            self, request["name"], self._path(request["path"]), request["recursive"]
         )
 
-    def _op_unwatch(self, asked: dict[str, Any], _: bytes) -> None:
-        self._watchers.pop(asked["name"], None)
+    def _op_unwatch(self, request: dict[str, Any], _: bytes) -> None:
+        self._watchers.pop(request["name"], None)
 
-    def _op_context(self, asked: dict[str, Any], _: bytes) -> dict[str, Any]:
-        cwd = self._path(asked["cwd"])
+    def _op_context(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
+        cwd = self._path(request["cwd"])
         os.makedirs(cwd, exist_ok=True)
-        self._contexts[asked["name"]] = _Context(self, asked["name"], cwd)
+        self._contexts[request["name"]] = _Context(self, request["name"], cwd)
         return {"cwd": cwd}
 
-    def _op_run(self, asked: dict[str, Any], _: bytes) -> None:
-        self._contexts[asked["name"]].run(asked["code"], asked["envs"])
+    def _op_run(self, request: dict[str, Any], _: bytes) -> None:
+        self._contexts[request["name"]].run(request["code"], request["envs"])
 
-    def _op_interrupt(self, asked: dict[str, Any], _: bytes) -> None:
-        self._contexts[asked["name"]].interrupt()
+    def _op_interrupt(self, request: dict[str, Any], _: bytes) -> None:
+        self._contexts[request["name"]].interrupt()
 
-    def _op_restart(self, asked: dict[str, Any], _: bytes) -> None:
-        self._contexts[asked["name"]].restart()
+    def _op_restart(self, request: dict[str, Any], _: bytes) -> None:
+        self._contexts[request["name"]].restart()
 
-    def _op_drop(self, asked: dict[str, Any], _: bytes) -> None:
-        context = self._contexts.pop(asked["name"])
+    def _op_drop(self, request: dict[str, Any], _: bytes) -> None:
+        context = self._contexts.pop(request["name"])
         os.kill(context.process, signal.SIGKILL)
         os.waitpid(context.process, 0)
         context.close()

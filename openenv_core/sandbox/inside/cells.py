@@ -89,7 +89,7 @@ def _plain(part: Any) -> str:
     return part if type(part) is str else str(part)
 
 
-_BACKEND: Final = "ropewalk_figures"
+BACKEND: Final = "ropewalk_figures"
 """The module that matplotlib is told to draw by."""
 
 
@@ -97,8 +97,9 @@ class FigureBackend(ModuleType):
     """What matplotlib draws by, with its own canvas: shows open figures at `show()`, and after an execution."""
 
     def __init__(self) -> None:
-        super().__init__(_BACKEND)
+        super().__init__(BACKEND)
         self.shown: ShownBundles | None = None
+        self.__dict__["show"] = self.show  # pyplot takes what a module's dictionary has
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("FigureCanvas", "FigureManager"):
@@ -154,7 +155,7 @@ class Cells:
     def install(self) -> None:
         """Become the process's main module."""
         sys.modules["__main__"] = self._main
-        sys.modules[_BACKEND] = self._figures
+        sys.modules[BACKEND] = self._figures
 
     def run(self, code: str, shown: ShownBundles) -> str | None:
         """Run a cell; return the text of its last expression's value, None where there is none."""

@@ -56,11 +56,12 @@ class Main {
       readme ? make("details", {}, make("summary", { textContent: "readme" }), make("div", { className: "text", textContent: readme.replace(/^---\n[\s\S]*?\n---\n/, "").trim() })) : "");
   }
 
-  /** A session that nobody plays in is given back. */
+  /** A session that nobody plays in is given back; whoever waits in the queue has nothing to do. */
   #awake() {
     clearTimeout(this.sleep);
-    const minutes = this.told.idle_s / 60;
-    this.sleep = setTimeout(() => this.game.leave(`Nothing was done for ${minutes >= 1 ? counted(Math.round(minutes), "minute") : counted(this.told.idle_s, "second")}, so the session was given back.`), 1000 * this.told.idle_s);
+    const { idle_s: seconds } = this.told, words = seconds < 60 ? counted(seconds, "second") : counted(Math.round(seconds / 60), "minute");
+    const leave = () => this.game.leave(`Nothing was done for ${words}, so the session was given back.`);
+    this.sleep = setTimeout(() => (this.game.mode === "waiting" ? this.#awake() : leave()), 1000 * seconds);
   }
 
   async begin(options) {

@@ -1,4 +1,4 @@
-"""Harbor tasks played in this process, on one event loop that all tests of the folder share."""
+"""Harbor tasks played on one event loop that all tests of a module share."""
 
 from collections.abc import Iterator
 
@@ -14,12 +14,12 @@ from openenv_core.sandbox import SandboxUnavailableError
 __all__ = ["engine"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def player() -> Iterator[Player]:
     thread, machines = LoopThread(), Machines()
     player = Player(thread, machines)
     try:
-        thread.run(machines._sandbox)
+        thread.run(machines.sandbox)
     except SandboxUnavailableError as error:
         missing(f"needs name spaces for tasks without an image: docs/sandbox.md ({error})")
     yield player

@@ -1,6 +1,7 @@
 """Episodes of Harbor tasks: what a solution and nothing earn, what actions and tools do, and how an episode ends."""
 
 import shutil
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,17 @@ def test_a_container_is_what_the_task_says_and_is_gone_afterwards(player: Player
 def check_actions(player: Player, folder: str) -> None:
     path = f"{folder}/deep/note.txt"
     assert player.step(WriteFile(path=path, content="one two\n")).status == "ok"
-    assert player.step(EditFile(path=path, old="two", new="three")).status == "ok"
-    assert player.step(ReadFile(path=path)).output == "one three\n"
+    player.run(f"chmod +x {path}")
+    assert player.step(EditFile(path=path, old="two", new="three $HOME 'ü'")).status == "ok"
+    assert player.step(ReadFile(path=path)).output == "one three $HOME 'ü'\n"
+    assert player.run(f"test -x {path}").exit_code == 0
+    long = "".join(f"{n}\n" for n in range(20_000))
+    assert player.step(WriteFile(path=path, content=long)).status == "ok"
+    seen = player.step(ReadFile(path=path))
+    assert (seen.output, seen.cut) == (long[: 64 << 10], True)
+    assert player.step(EditFile(path=path, old="19999", new="x")).status == "refused"
+    assert player.run(f"md5sum < {path}").output.split()[0] == md5(long.encode()).hexdigest()
+    player.step(WriteFile(path=path, content="one three\n"))
     twice = player.step(EditFile(path=path, old="e", new="x"))
     assert twice.status == "refused"
     assert "got it 3 times" in (twice.reason or "")
@@ -155,14 +165,19 @@ def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp
     seen = play(player, tasks, "echo 3 > count.txt; sleep 60")
     assert (seen.done, seen.reward, seen.status) == (True, 1.0, "timeout")
     assert was_truncated(seen)
+    env = player.environment(tasks)
+    player.thread.run(env.reset_async)
+    env._until = 0.0
+    late = player.thread.run(env.step_async, Run(command="echo 3 > count.txt"))
+    assert (late.done, late.reward, late.status, was_truncated(late)) == (True, 0.0, "ok", True)
 
 
 @pytest.mark.parametrize(
     ("test", "verifier", "why"),
     [
         ("true", "", "wrote neither"),
-        ("echo good > /logs/verifier/reward.txt", "", "expected a number"),
-        ("echo 1 > /logs/verifier/reward.txt; echo '[1]' > /logs/verifier/reward.json", "", "object"),
+        ("echo good > /logs/verifier/reward.txt", "", "expected finite numbers"),
+        ("echo 1 > /logs/verifier/reward.txt; echo '[1]' > /logs/verifier/reward.json", "", "finite numbers"),
         ("echo 1 > /logs/verifier/reward.txt; sleep 60", "timeout_sec = 0.5", "did not end"),
         ("ln -s /tests/expected.txt /logs/verifier/reward.txt", "", "wrote neither"),
     ],

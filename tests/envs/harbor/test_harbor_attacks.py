@@ -2,12 +2,15 @@
 
 import io
 import tarfile
+from collections.abc import Mapping
 
 import pytest
 from harbor_player import Player
+from harbor_tasks import TASKS
 
-from envs.harbor_env.server.machines import ARCHIVE_BYTES, TooLargeError
-from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards
+from envs.harbor_env.server.machines import ARCHIVE_BYTES, CommandResult, Machine, Machines, TransferError
+from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards, verify
+from envs.harbor_env.tasks import HarborTask
 
 GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
 """Prints a program that gives the reward, whatever it is called as."""
@@ -74,6 +77,46 @@ def test_in_a_container(player: Player, attack: str) -> None:
     rob(player, "sort-table", {**ATTACKS, **AS_ROOT}[attack], "people.csv")
 
 
+async def test_the_tests_come_when_nothing_of_the_policys_runs_any_more() -> None:
+    calls: list[str] = []
+
+    class Recorder:
+        workdir = "/app"
+
+        def __init__(self, whose: str) -> None:
+            self.whose = whose
+
+        async def end(self) -> None:
+            calls.append(f"{self.whose} end")
+
+        async def pack(self, path: str) -> bytes | None:
+            calls.append(f"{self.whose} pack {path}")
+            return packed(("app", tarfile.DIRTYPE, "")) if path == "/app" else None
+
+        async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
+            calls.append(f"{self.whose} unpack {path}")
+
+        async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
+            calls.append(f"{self.whose} run")
+            return CommandResult(exit_code=0)
+
+        async def close(self) -> None:
+            calls.append(f"{self.whose} close")
+
+    class Recorders(Machines):
+        async def open(self, task: HarborTask, *, verifier: bool) -> Machine:
+            calls.append("open")
+            return Recorder("verifier")
+
+    verdict = await verify(Recorders(), HarborTask.read(TASKS / "count-lines"), Recorder("policy"))
+    assert verdict.reward is None
+    assert calls[:8] == [
+        *("policy end", "policy pack /app", "policy pack /logs/artifacts", "policy close", "open"),
+        *("verifier unpack /app", "verifier unpack /tests", "verifier run"),
+    ]
+    assert (calls[8], calls[-1]) == ("verifier end", "verifier close")
+
+
 def packed(*members: tuple[str, bytes, str]) -> bytes:
     """Pack members by name, type and what they are: their content, or where they lead."""
     held = io.BytesIO()
@@ -120,10 +163,10 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
     assert plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
     file_instead = packed(("app", tarfile.REGTYPE, "a file"))
     assert plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TransferError):
         plain_archive(b"no archive", "app")
     half = "x" * (ARCHIVE_BYTES // 2)
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TransferError):
         plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
 
 

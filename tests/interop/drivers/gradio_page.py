@@ -1,6 +1,5 @@
-"""A counter with a page of Gradio's, as released environments make theirs; run, two visitors of that page."""
+"""A counter with a page of Gradio's, as released environments make theirs."""
 
-import sys
 from typing import Any
 
 import gradio
@@ -34,10 +33,3 @@ def builder(
 
 
 app = create_app(Counter, Add, Count, env_name="counter", max_concurrent_envs=8, gradio_builder=builder)
-
-if __name__ == "__main__":
-    from gradio_client import Client
-
-    one, two = (Client(sys.argv[1], verbose=False) for _ in range(2))
-    for visitor, name in ((one, "reset"), (one, "step"), (two, "reset"), (two, "step"), (one, "step")):
-        print(visitor.predict(api_name=f"/{name}"))

@@ -92,6 +92,7 @@ async def test_failures_at_random_do_not_select_among_the_answers(notebook: str)
     assert abs(share - expected) < 4 * (expected * (1 - expected) / episodes) ** 0.5
 
 
+@pytest.mark.slow
 async def test_server_that_dies_is_never_scored_as_play(process: str) -> None:
     prompts = 0
 

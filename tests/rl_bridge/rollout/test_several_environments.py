@@ -130,6 +130,20 @@ async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_en
         assert resumed.dispatcher.samplers[environment].metrics()["tasks/draws_max"] == 0
 
 
+@simulated
+async def test_what_a_group_came_to_is_that_of_the_environment_it_was_played_in() -> None:
+    bridge = Bridge(dull_where_even, groups=4, weights=WEIGHTS, tasks=12)
+    samplers = bridge.dispatcher.samplers
+    for group in range(4):  # as of groups that were lost, and their environment set aside since
+        for sampler in samplers.values():
+            sampler.draw(group, known=0)
+    async with bridge.dispatcher:
+        played = Counter(group.environment for group in await bridge.sample())
+    for name, sampler in samplers.items():
+        state = sampler.state()
+        assert (state["drawn"], len(state["results"])) == ([], played[name])
+
+
 def down(assignment: Assignment) -> AssignmentResult:
     lost = NoTrajectory(absence=LOST.absence, reason=f"{assignment.environment} is down")
     return answer(assignment, outcomes=(lost,) * len(assignment.seeds), last_failure=lost.reason)

@@ -166,8 +166,9 @@ def test_a_command_has_its_time(sandbox: Any) -> None:
 
 
 def test_commands_run_in_the_background(sandbox: Any) -> None:
+    eventually(lambda: sandbox.commands.list() == [])  # an image's own command has ended
     running = sandbox.commands.run("cat; echo over; exit 5", background=True, stdin=True)
-    (told,) = [each for each in sandbox.commands.list() if each.pid == running.pid]
+    (told,) = sandbox.commands.list()
     assert (told.pid, told.cmd, told.args[-1]) == (running.pid, "/bin/bash", "cat; echo over; exit 5")
     joined = sandbox.commands.connect(running.pid)
     running.send_stdin("one\n")
@@ -183,9 +184,10 @@ def test_commands_run_in_the_background(sandbox: Any) -> None:
 
 
 def test_commands_are_killed_and_left_alone(sandbox: Any) -> None:
+    eventually(lambda: sandbox.commands.list() == [])  # an image's own command has ended
     running = sandbox.commands.run("echo begun; exec sleep 600", background=True)
     running.disconnect()
-    assert running.pid in [each.pid for each in sandbox.commands.list()]
+    assert [each.pid for each in sandbox.commands.list()] == [running.pid]
     joined = sandbox.commands.connect(running.pid)
     assert sandbox.commands.kill(running.pid)
     with pytest.raises(e2b.CommandExitException) as ended:
@@ -202,9 +204,8 @@ def test_what_nobody_reads_goes_on(sandbox: Any) -> None:
     assert sandbox.commands.run("echo quick").stdout == "quick\n"
 
 
+@pytest.mark.parametrize("client", ["sync"], indirect=True)
 def test_input_streams(client: Any, create: Callable[..., Any]) -> None:
-    if not isinstance(client, type):
-        pytest.skip("one face is enough")
     sandbox = create()
     running = sandbox.commands.run("wc -c", background=True, stdin=True)
     sandbox.commands.stream_input(running.pid, [b"x" * 1_500_000, "y" * 10])
@@ -358,6 +359,14 @@ def test_cells_keep_state_and_show_results(sandbox: Any) -> None:
     assert sandbox.run_code("sys.stdin.read()").text == "''"
     sandbox.files.write("data.txt", "shared")
     assert sandbox.run_code("open('data.txt').read()").text == "'shared'"
+
+
+@pytest.mark.soak
+def test_figures_are_pictures(create: Callable[..., Any]) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])\n'over'"
+    done = create().run_code(code, timeout=120)
+    assert (done.error, done.text) == (None, "'over'")
+    assert [base64.b64decode(each.png)[:4] for each in done.results if each.png] == [b"\x89PNG"] * 2
 
 
 def test_output_comes_while_code_runs(sandbox: Any) -> None:

@@ -129,7 +129,7 @@ HELD = [each for each in PLAYED if each.holds <= FILTERED and each.category not 
 @pytest.mark.parametrize(
     "attacks",
     [
-        pytest.param([each for each in HELD if not each.slow and not each.alone][::6], id="some"),
+        pytest.param([each for each in HELD if not each.slow and not each.alone][::12], id="some"),
         pytest.param(HELD, id="all", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
     ],
 )
@@ -137,7 +137,7 @@ HELD = [each for each in PLAYED if each.holds <= FILTERED and each.category not 
 async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> None:
     from e2b_code_interpreter import AsyncSandbox
 
-    zygote = psutil.Process(service.process.pid).children()[0].pid
+    zygote = eventually(psutil.Process(service.process.pid).children)[0].pid  # it comes after the address
     found: dict[str, list[str]] = {}
     async with Surroundings() as around:
         host = {**around.host(zygote), "supervisor": service.process.pid, "isolation": "namespaces"}

@@ -10,20 +10,9 @@ from typing import Any, Final, NoReturn, cast
 
 from pydantic import TypeAdapter
 
-from openenv_core.compat.mcp_link import (
-    McpObjectSession,
-    ask_tool,
-    error_text,
-    error_type,
-    in_thread,
-    mcp_json,
-    plain_result,
-    run_async_safely,
-    specs,
-    tool_result,
-)
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError
+from openenv_core.loop_thread import run_async_safely
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
@@ -48,6 +37,17 @@ from openenv_core.tools import (
     ToolResult,
     ToolSpec,
     ToolUnavailableError,
+)
+from openenv_core.tools.mcp_object import (
+    McpObjectSession,
+    ask_tool,
+    error_text,
+    error_type,
+    in_thread,
+    mcp_json,
+    plain_result,
+    specs,
+    tool_result,
 )
 from openenv_core.types import Action, Observation
 

@@ -4,9 +4,9 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError as CancelledFuture
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import replace
@@ -51,16 +51,6 @@ def client_class(server: Any) -> Callable[[Any], Any]:
         "expected an MCP server object whose package has a Client, FastMCP of fastmcp 2 or later or MCPServer of mcp 2 "
         f"or later, got {type(server).__module__}.{type(server).__qualname__}"
     )
-
-
-def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, from a thread with an event loop or without."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coro)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coro).result()
 
 
 def in_thread(work: Callable[[], T]) -> "Future[T]":
