@@ -1,48 +1,72 @@
 """OpenTelemetry: one trace an episode, through rollout, client and server (docs/observing.md).
 
-It is on where the environment variable ROPEWALK_OTEL says so. Off, nothing of OpenTelemetry is imported.
+It is on where OpenTelemetry's own environment variables say where spans go, or the program has a tracer provider. Off,
+nothing of OpenTelemetry is imported.
 """
 
 import functools
 import os
+import sys
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from openenv_core.errors import installed_with
+from openenv_core.errors import ConfigurationError, installed_with
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-VARIABLE: Final = "ROPEWALK_OTEL"
-_ON: Final = ("1", "true", "yes", "on")
+MAX_ERROR: Final = 1000
+"""Characters of an error that a span tells."""
+
+EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 @functools.cache
 def tracer() -> "Tracer | None":
     """Return what makes spans in this process; None where tracing is off.
 
-    The program's own provider is used where it has set one (`opentelemetry-instrument` does); otherwise spans go to
-    where OTEL_EXPORTER_OTLP_ENDPOINT says, under the name in OTEL_SERVICE_NAME.
+    The program's own provider is used where it has set one (`opentelemetry-instrument` does); otherwise one is made
+    as the OTEL_* variables say.
 
     Raises:
-        ConfigurationError: OpenTelemetry is not installed.
+        ConfigurationError: They ask for what is not installed.
     """
-    if os.environ.get(VARIABLE, "").strip().lower() not in _ON:
+    exporters = _first(EXPORTER) or ("otlp" if _first(*_ENDPOINTS) else "")
+    loaded = sys.modules.get("opentelemetry.trace")
+    provided = loaded is not None and not isinstance(loaded.get_tracer_provider(), loaded.ProxyTracerProvider)
+    if exporters == "none" or _first("OTEL_SDK_DISABLED").lower() == "true" or not (exporters or provided):
         return None
-    with installed_with("otel", f"OpenTelemetry for {VARIABLE}", "opentelemetry"):
+    with installed_with("otel", "OpenTelemetry's SDK, which OTEL_* variables ask for"):
         from opentelemetry import trace
 
-        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        if not provided:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
             provider = TracerProvider()
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+            for name in exporters.split(","):
+                provider.add_span_processor(BatchSpanProcessor(_exporter(name.strip())))
             trace.set_tracer_provider(provider)
         return trace.get_tracer("ropewalk")
+
+
+def _first(*variables: str) -> str:
+    return next(filter(None, (os.environ.get(name, "").strip() for name in variables)), "")
+
+
+def _exporter(name: str) -> Any:
+    """Make an exporter by its name, as packages of OpenTelemetry's declare theirs."""
+    if name == "otlp":
+        name = "otlp_proto_grpc" if _first(*_PROTOCOLS) == "grpc" else "otlp_proto_http"
+    for entry in entry_points(group="opentelemetry_traces_exporter", name=name):
+        return entry.load()()
+    text = f"expected {EXPORTER} to name an exporter that is installed, got {name!r}; pip install 'ropewalk[otel]'"
+    raise ConfigurationError(f"{text} brings console and otlp over HTTP")
 
 
 @contextmanager
@@ -51,12 +75,15 @@ def traced(name: str, **attributes: str | int | float) -> Iterator[None]:
     if (made_by := tracer()) is None:
         yield
         return
-    with made_by.start_as_current_span(name, attributes=_named(attributes)):
+    named = {f"ropewalk.{key}": value for key, value in attributes.items()}
+    with made_by.start_as_current_span(name, attributes=named):
         yield
 
 
 def current_traceparent() -> str | None:
-    """Return the W3C traceparent of the span that this is done in; None where there is none."""
+    """Return the W3C traceparent of the span that this is done in; None where there is none, or tracing is off."""
+    if tracer() is None:
+        return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
@@ -87,8 +114,10 @@ class EpisodeSpans:
         try:
             with self._tracer.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
                 data = await work
-                done = data.get("done") is True
-                span.set_attributes(_named({"done": done, "reward": data.get("reward")}))
+                done, reward = data.get("done") is True, data.get("reward")
+                span.set_attribute("ropewalk.done", done)
+                if isinstance(reward, int | float):
+                    span.set_attribute("ropewalk.reward", reward)
         finally:
             self._last_ns = time.time_ns()
         if done:
@@ -102,73 +131,48 @@ class EpisodeSpans:
             self._episode = None
 
 
-def episode_spans() -> EpisodeSpans | None:
-    """Return what makes the spans of one client; None where tracing is off."""
-    return None if (made_by := tracer()) is None else EpisodeSpans(made_by)
+class _Timed(Protocol):
+    spent_s: float
 
 
-class ServedSpan:
-    """A request that a server answers, as a part of its client's trace.
+@contextmanager
+def served_span(
+    traceparent: str | None, name: str, environment: str, runner: _Timed, began: float
+) -> Iterator[Callable[[str], None]]:
+    """Make a request that is answered in the block a part of its client's trace, where there is one.
+
+    Spans that an environment makes in it are parts of it. The time in the environment gets a span of its own, that ends
+    as this one does; what the block raises is told.
 
     Args:
-        made_by: Makes spans.
-        traceparent: The client's.
+        traceparent: The client's, if it says so.
         name: Of the request.
         environment: What is served.
+        runner: Notes the seconds that the request was in the environment.
         began: When the request came, by `time.perf_counter`.
+
+    Yields:
+        What notes an error that the client is told.
     """
+    if traceparent is None or (made_by := tracer()) is None:
+        yield lambda error: None
+        return
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    def __init__(
-        self, made_by: "Tracer", traceparent: str, name: str, environment: str, began: float
-    ) -> None:
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._tracer = made_by
-        self._name = name
-        self._began_ns = _epoch_ns(began)
-        self._span = made_by.start_span(
-            f"serve {name}",
-            TraceContextTextMapPropagator().extract({"traceparent": traceparent}),
-            trace.SpanKind.SERVER,
-            _named({"environment": environment}),
-            start_time=self._began_ns,
-        )
-        self.entered = trace.use_span(self._span)
-        """The context in which it is answered: spans of an environment that makes some are a part of it."""
-
-    def end(self, spent_s: float, error: bool) -> None:
-        """End it.
-
-        Args:
-            spent_s: Seconds of it in the environment, which get a span of their own, that ends as this one does.
-            error: The client is told of an error.
-        """
-        from opentelemetry import trace
-
+    waited_s = time.perf_counter() - began  # first: who is stopped between the two is late, not early
+    began_ns = time.time_ns() - int(waited_s * 1e9)
+    parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+    attributes = {"ropewalk.environment": environment}
+    span = made_by.start_span(f"serve {name}", parent, trace.SpanKind.SERVER, attributes, start_time=began_ns)
+    runner.spent_s = 0.0
+    try:
+        with trace.use_span(span):
+            yield lambda error: span.set_status(trace.StatusCode.ERROR, error[:MAX_ERROR])
+    finally:
         now = time.time_ns()
-        inner = self._tracer.start_span(
-            f"environment {self._name}",
-            trace.set_span_in_context(self._span),
-            start_time=max(self._began_ns, now - int(spent_s * 1e9)),
-        )
-        inner.end(now)
-        if error:
-            self._span.set_status(trace.StatusCode.ERROR)
-        self._span.end(now)
-
-
-def _epoch_ns(moment: float) -> int:
-    elapsed_s = (
-        time.perf_counter() - moment
-    )  # first: a process that is stopped between the two is late, not early
-    return time.time_ns() - int(elapsed_s * 1e9)
-
-
-def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes under the names that spans of ours have them by, those without a plain value left out."""
-    return {
-        f"ropewalk.{name}": value
-        for name, value in attributes.items()
-        if isinstance(value, str | bool | int | float)
-    }
+        if runner.spent_s:
+            start = max(began_ns, now - int(runner.spent_s * 1e9))
+            inside = trace.set_span_in_context(span)
+            made_by.start_span(f"environment {name}", inside, start_time=start).end(now)
+        span.end(now)

@@ -255,7 +255,7 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            if self._timed:
+            if self._timed:  # `_measured`, without its call
                 began = perf_counter()
                 try:
                     seen = _on_loop(self._step, action)
@@ -412,14 +412,12 @@ class EnvironmentRunner:
             on_loop = True
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
+        if self._timed:
+            args, fn = (fn, *args), self._measured
         if on_loop:
             if on_begin is not None:
                 on_begin()
-            began = perf_counter() if self._timed else 0.0
-            try:
-                result = _on_loop(fn, *args, **options)
-            finally:
-                self.spent_s = perf_counter() - began if self._timed else 0.0
+            result = _on_loop(fn, *args, **options)
         else:
             call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
             try:
@@ -430,10 +428,17 @@ class EnvironmentRunner:
                 else:
                     _drop(call.outcome, unclaimed)
                 raise
-            self.spent_s = call.spent_s
             if not succeeded:
                 raise result
         return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
+
+    def _measured(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call a method of the environment, and note how long that took, in whichever thread it is."""
+        began = perf_counter()
+        try:
+            return fn(*args, **options)
+        finally:
+            self.spent_s = perf_counter() - began
 
     async def _settled(self, result: Any, here: bool) -> Any:
         """Await what a method has returned, where that is awaitable; that is a part of its time."""

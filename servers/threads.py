@@ -138,22 +138,10 @@ class ThreadCall:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
         begun: A thread has taken it up; under the pool's lock, like the next two.
         thread: The thread that runs it.
-        spent_s: How long it ran, once there is an outcome.
         left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
-    __slots__ = (
-        "_fn",
-        "_on_begin",
-        "begun",
-        "left",
-        "mailbox",
-        "outcome",
-        "spent_s",
-        "then",
-        "thread",
-        "waiter",
-    )
+    __slots__ = ("_fn", "_on_begin", "begun", "left", "mailbox", "outcome", "then", "thread", "waiter")
 
     def __init__(
         self,
@@ -171,16 +159,13 @@ class ThreadCall:
         self.then = then
         self.thread: _Thread | None = None
         self.begun = self.left = False
-        self.spent_s = 0.0
 
-    def run(self, began: float) -> None:
-        """Run the call, which began at this moment of the monotonic clock; for the pool's threads."""
+    def run(self) -> None:
+        """Run the call; for the pool's threads."""
         if self._on_begin is not None:
             self.mailbox.post(self._begin, self._on_begin)
             self.mailbox.notify()
-        outcome = outcome_of(self._fn)
-        self.spent_s = time.monotonic() - began
-        self.mailbox.post(self._deliver, outcome)
+        self.mailbox.post(self._deliver, outcome_of(self._fn))
 
     def _begin(self, told: Callable[[], None]) -> None:
         if not self.waiter.done():
@@ -214,7 +199,7 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         while (call := self._pool.next_call(self)) is not None:
-            call.run(self.began)
+            call.run()
             del call  # what it holds is not this thread's while it waits
 
 

@@ -64,14 +64,10 @@ class Carrier(ABC):
         full: A frame has to wait for `wait_room`: what was sent before has not left yet.
         broken: The connection has ended, and neither side has closed it.
         deterministic: Whether the server says that the seed and the actions decide everything.
-        traces: Whether the server takes `traceparent` in requests.
-        traceparent: Of the next request, where there is one.
     """
 
-    traceparent: str | None = None
-
     def __init__(self) -> None:
-        self.full = self.broken = self.deterministic = self.traces = False
+        self.full = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened

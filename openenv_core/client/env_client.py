@@ -43,7 +43,7 @@ from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.tracing import current_traceparent, episode_spans
+from openenv_core.tracing import EpisodeSpans, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
-        self._spans = episode_spans()
+        self._spans = None if (made_by := tracer()) is None else EpisodeSpans(made_by)
 
     @classmethod
     def from_process(
@@ -453,8 +453,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)
-                if self._spans is not None:
-                    conversation.carrier.traceparent = None if reads else current_traceparent()
                 try:
                     data = await conversation.ask(frame, expected)
                 except asyncio.CancelledError:  # it may happen all the same

@@ -19,13 +19,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
-from openenv_core.protocol.http import (
-    DETERMINISTIC,
-    DETERMINISTIC_HEADER,
-    TRACES_HEADER,
-    detail_text,
-    redact_url,
-)
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
 
 MAX_REDIRECTS: Final = 5
@@ -297,7 +291,6 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise ConnectionError("the connection was closed before it was answered")
     carrier.subprotocol = transport.response.headers.get("Sec-WebSocket-Protocol")
     carrier.deterministic = transport.response.headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
-    carrier.traces = transport.response.headers.get(TRACES_HEADER) == "true"
     _open.add(carrier)
     return carrier
 

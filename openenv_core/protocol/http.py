@@ -25,9 +25,6 @@ DETERMINISTIC_HEADER: Final = "X-OpenEnv-Deterministic"
 DETERMINISTIC: Final = "true"
 """Its one value. Released servers do not send the header, and released clients do not look at it."""
 
-TRACES_HEADER: Final = "X-OpenEnv-Traces"
-"""In the answer to a WebSocket's opening, with the value `true`: the server takes `traceparent` in requests."""
-
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """What a session's id may be, whoever chooses it."""
 

@@ -247,7 +247,10 @@ class RolloutWorker(Player[Beginning]):
                     await self._sessions.renew(session)
                 else:
                     session = RecordingSession(begun.sessions[place], branch.results)
-                found = await self._play(session, place, playing.assignment, settled, answers, branch=branch)
+                assignment = playing.assignment
+                where = {"seed": assignment.seeds[place], "sibling": assignment.siblings[place]}
+                with traced("rollout", **where, lease=assignment.lease, attempt=number):
+                    found = await self._play(session, place, assignment, settled, answers, branch=branch)
             assert not isinstance(found, Branch)
             return found
 
@@ -264,21 +267,19 @@ class RolloutWorker(Player[Beginning]):
         branch: Branch | None = None,
     ) -> Outcome | Branch:
         key = assignment.sampling_key
-        seed, sibling = assignment.seeds[place], assignment.siblings[place]
         try:
-            with traced("rollout", seed=seed, lease=assignment.lease, sibling=sibling):
-                found = await play_episode(
-                    session,
-                    policy,
-                    self._task,
-                    seed=seed,
-                    settings=assignment.settings,
-                    sampling_key=None if key is None else (*key, sibling),
-                    judge=self._judge,
-                    answers=answers,
-                    fork_turn=fork_turn,
-                    branch=branch,
-                )
+            found = await play_episode(
+                session,
+                policy,
+                self._task,
+                seed=assignment.seeds[place],
+                settings=assignment.settings,
+                sampling_key=None if key is None else (*key, assignment.siblings[place]),
+                judge=self._judge,
+                answers=answers,
+                fork_turn=fork_turn,
+                branch=branch,
+            )
         except EpisodeUnscoredError as reason:
             # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
             return NoTrajectory(

@@ -37,7 +37,6 @@ _OF_SESSIONS: Final = {
     "max_wait_s": "--max-wait",
     "step_timeout_s": "--step-timeout",
     "idle_timeout_s": "--idle-timeout",
-    "metrics": "--no-metrics",
     "mode": "--mode",
     "web": "--web",
 }
@@ -256,14 +255,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _setting(limits, "--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)")
     _setting(limits, "--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)")
 
-    limits.add_argument(
-        "--no-metrics",
-        dest="metrics",
-        action="store_const",
-        const=False,
-        default=_NOT_GIVEN,
-        help="count nothing, and serve no /metrics (ROPEWALK_METRICS=0)",
-    )
     limits.add_argument(
         "--mode",
         choices=MODES,

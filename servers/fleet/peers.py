@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.protocol import replies
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import SESSION_ERROR
-from openenv_core.protocol.http import DETERMINISTIC_HEADER, TRACES_HEADER
+from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
 from servers.security import TurnedAwayError, turn_away
@@ -101,11 +101,8 @@ class UnixPeers:
             return
         try:
             assert peer.response is not None
-            headers = [
-                (name.lower().encode(), value.encode())
-                for name in (DETERMINISTIC_HEADER, TRACES_HEADER)
-                if (value := peer.response.headers.get(name)) is not None
-            ]
+            told = peer.response.headers.get(DETERMINISTIC_HEADER)
+            headers = [] if told is None else [(DETERMINISTIC_HEADER.lower().encode(), told.encode())]
             await send({"type": "websocket.accept", "subprotocol": peer.subprotocol, "headers": headers})
             await _relay(worker, peer, receive, send)
         finally:

@@ -30,7 +30,7 @@ from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_I
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
-from openenv_core.tracing import ServedSpan, tracer
+from openenv_core.tracing import served_span
 from servers.execution import FATAL, EnvironmentRunner, end
 from servers.metrics import RESET, STEP, ServerMetrics
 from servers.security import owner_of
@@ -309,18 +309,10 @@ class HttpRoutes:
         args: tuple[Any, ...],
     ) -> bytes:
         metrics, began = self._sessions.metrics, perf_counter()
-        traceparent, made_by = request.headers.get("traceparent"), tracer()
-        if traceparent is None or made_by is None or work is _state:
+        traceparent = None if work is _state else request.headers.get("traceparent")
+        name = "reset" if work is _reset else "step"
+        with served_span(traceparent, name, metrics.environment, session.runner, began):
             body = await session.run(work, *args)
-        else:
-            name = "reset" if work is _reset else "step"
-            span, failed = ServedSpan(made_by, traceparent, name, metrics.environment, began), True
-            try:
-                with span.entered:
-                    body = await session.run(work, *args)
-                failed = False
-            finally:
-                span.end(session.runner.spent_s, failed)
         if metrics.enabled and work is not _state:
             calls = metrics.counts.calls[RESET if work is _reset else STEP]
             calls.observe(perf_counter() - began, session.runner.spent_s)

@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
 from openenv_core.protocol import jsonrpc, replies
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
-from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, TRACES_HEADER
+from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
-from openenv_core.tracing import ServedSpan, tracer
+from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
@@ -32,9 +32,6 @@ from servers.sessions import (
     Ticket,
     UnknownSessionError,
 )
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger("servers")
 
@@ -168,12 +165,8 @@ class Conversation(ABC):
                 ticket.leave()
 
     async def _hold(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
-        told = (
-            (DETERMINISTIC_HEADER, DETERMINISTIC, self._sessions.deterministic),
-            (TRACES_HEADER, "true", tracer() is not None),
-        )
-        headers = [(name.lower().encode(), value.encode()) for name, value, is_so in told if is_so]
-        await self._send({**self.accept, "headers": headers})
+        told = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
+        await self._send({**self.accept, "headers": told if self._sessions.deterministic else []})
         # A task that does nothing else resumes the frames of a request alone, and not those of the application.
         task = self.task = asyncio.create_task(self._converse(sockets, entering))
         try:
@@ -454,7 +447,6 @@ class FrameDialect:
         self._decoder = decoder
         self._rpc = rpc
         self.metrics = metrics
-        self._timed = metrics.enabled
         self._resets, self._steps = metrics.counts.calls[RESET], metrics.counts.calls[STEP]
 
     async def answer(
@@ -477,9 +469,9 @@ class FrameDialect:
         Raises:
             RefusalError: The session is over.
         """
-        if traceparent is not None and (made_by := tracer()) is not None:
-            return await self._traced(made_by, traceparent, session, text, request, began)
-        timed = self._timed
+        if traceparent is not None and not isinstance(request, ReadState | Close | Mcp):
+            return await self._traced(traceparent, session, text, request, began)
+        timed = self.metrics.enabled
         if timed and not began:
             began = perf_counter()
         try:
@@ -525,20 +517,14 @@ class FrameDialect:
             # The environment's own: this task was not cancelled.
             return self._raised(error)
 
-    async def _traced(
-        self, made_by: "Tracer", traceparent: str, session: EnvironmentSession, *asked: Any
-    ) -> str | None:
+    async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
         _, request, began = asked
-        if isinstance(request, ReadState | Close | Mcp):
-            return await self.answer(session, *asked)
         name = "reset" if isinstance(request, Reset) else "step"
-        span = ServedSpan(made_by, traceparent, name, self.metrics.environment, began or perf_counter())
-        reply = None
-        try:
-            with span.entered:
-                reply = await self.answer(session, *asked)
-        finally:
-            span.end(session.runner.spent_s, reply is None or reply.startswith('{"type":"error"'))
+        about = name, self.metrics.environment, session.runner, began or perf_counter()
+        with served_span(traceparent, *about) as fail:
+            reply = await self.answer(session, *asked)
+            if reply is not None and reply.startswith('{"type":"error"'):
+                fail(reply)
         return reply
 
     def _raised(self, error: BaseException) -> str:

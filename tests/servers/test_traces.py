@@ -4,17 +4,14 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from counter import LIMIT, Add, Counter
 from counter_client import CounterEnv
 from opentelemetry import trace
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from recorded_spans import lines, recorded_spans
+from recorded_spans import collector, lines, recorded, recorded_spans, request
 from serve_process import SUPPORT, eventually, serve
 from server_apps import EVERY_WAY, app_of
 from serving import serving
@@ -22,7 +19,6 @@ from test_workers import both
 from v1_frames import held_frames
 
 from openenv_core import ConfigurationError, ValidationFailedError, tracing
-from servers.routes import websocket
 
 __all__ = ["held_frames"]
 
@@ -31,11 +27,6 @@ __all__ = ["held_frames"]
 def exporter() -> Iterator[InMemorySpanExporter]:
     with recorded_spans() as exporter:
         yield exporter
-
-
-def request(name: str) -> list[str]:
-    to = f"episode > {name}"
-    return [to, f"{to} > serve {name}", f"{to} > serve {name} > environment {name}"]
 
 
 @EVERY_WAY
@@ -54,23 +45,25 @@ async def test_a_trace_shows_every_step_of_its_episode(
         await client.step(Add(amount=1))
         with pytest.raises(ValidationFailedError):
             await client.step(Add.model_construct(amount=13))
-    whole = ["episode", *request("reset"), *(LIMIT // 2) * request("step")]
-    found = lines(exporter)
-    assert found[0] == whole
-    assert found[1][:7] == ["episode", *request("reset"), *request("step")]
-    assert len(found) == 2
+    begun = ["episode", *request("reset")]
+    refused = ["episode > step"]  # before it comes to the environment
+    assert lines(recorded(exporter)) == [
+        [*begun, *(LIMIT // 2) * request("step")],
+        [*begun, *request("step"), *refused],
+    ]
     assert bool(held_frames[0]) is (transport == "websocket")
     spans = exporter.get_finished_spans()
     told = [dict(span.attributes or {}) for span in spans if span.name == "step"]
-    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in told][4:6] == [
+    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in told] == [
+        *(LIMIT // 2 - 1) * [(False, 1)],
         (True, 1),
         (False, 1),
+        (None, None),
     ]
     failed = [span.name for span in spans if span.status.status_code is trace.StatusCode.ERROR]
-    assert failed[-1] == "step"
-    assert {
-        (span.attributes or {})["ropewalk.environment"] for span in spans if span.name.startswith("serve")
-    } == {"counter"}
+    assert failed == ["step"]
+    served = [span.attributes for span in spans if span.name.startswith("serve")]
+    assert all(of is not None and of["ropewalk.environment"] == "counter" for of in served)
 
 
 async def test_an_episode_is_a_part_of_what_it_is_played_in(exporter: InMemorySpanExporter) -> None:
@@ -80,96 +73,89 @@ async def test_an_episode_is_a_part_of_what_it_is_played_in(exporter: InMemorySp
 
     async with serving(app_of(Counter)) as address:
         await asyncio.to_thread(play, address)
-    (found,) = lines(exporter)
-    assert found == ["rollout", "rollout > episode", *(f"rollout > {path}" for path in request("reset"))]
+    (found,) = lines(recorded(exporter))
+    assert found == ["rollout", "rollout > episode", *request("reset", "rollout > episode")]
 
 
-async def test_a_server_that_does_not_say_so_is_sent_nothing(
-    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(websocket, "tracer", lambda: None)
-    read: list[str] = []
-    answer = websocket.FrameDialect.answer
-
-    async def listening(self: Any, session: Any, text: str, *args: Any) -> Any:
-        read.append(text)
-        return await answer(self, session, text, *args)
-
-    monkeypatch.setattr(websocket.FrameDialect, "answer", listening)
-    async with serving(app_of(Counter)) as address, CounterEnv(f"http://{address}") as client:
-        await client.reset(seed=0)
-    assert lines(exporter) == [["episode", "episode > reset"]]
-    assert "trace" not in read[0]
-
-
-OFF = """
+PLAY = """
 import asyncio, sys
 from counter import Add, Counter
 from counter_client import CounterEnv
 from server_apps import app_of
 from serving import serving
 
-async def main():
-    async with serving(app_of(Counter)) as address, CounterEnv(f"http://{address}") as client:
-        await client.reset(seed=0)
-        await client.step(Add(amount=1))
+async def play(url, *sessions):
+    for session in sessions:
+        async with CounterEnv(url, session_id=session) as client:
+            await client.reset(seed=0)
+            for _ in range(3):
+                await client.step(Add(amount=1))
 
-asyncio.run(main())
-loaded = sorted(name for name in sys.modules if name.partition(".")[0] in ("opentelemetry", "prometheus_client"))
-assert not loaded, loaded
+async def main(*words):
+    if words:
+        await play(*words)
+    else:
+        async with serving(app_of(Counter)) as address:
+            await play(f"http://{address}", None)
+
+asyncio.run(main(*sys.argv[1:]))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry", "prometheus_client"}))
 """
 
 
+def play(*words: str, **environ: str) -> str:
+    """Play in a process of its own, which serves by itself where nobody is named; return what it has loaded."""
+    environ |= {"PYTHONPATH": f"{SUPPORT}:{SUPPORT}/../servers:{SUPPORT}/../.."}
+    command = [sys.executable, "-c", PLAY, *words]
+    return subprocess.run(
+        command, check=True, timeout=120, env=environ, text=True, stdout=subprocess.PIPE
+    ).stdout.strip()
+
+
 @pytest.mark.slow
-def test_nothing_is_imported_where_it_is_off() -> None:
-    environ = {"PYTHONPATH": f"{SUPPORT}:{SUPPORT}/../servers:{SUPPORT}/../.."}
-    subprocess.run([sys.executable, "-c", OFF], check=True, timeout=120, env=environ)
+def test_processes_send_their_spans_to_a_collector_() -> None:
+    with collector() as (endpoint, taken):
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        with serve("--workers", "2", **environ, OTEL_SERVICE_NAME="served") as server:
+            url, sessions = f"http://{server.address}", both("traced") * 2
+            for session in sessions:  # a connection may come to the worker that passes it on to the session's
+                assert server.request("POST", "/reset", {}, X_OpenEnv_Session=session)[0] == 200
+            assert play(url, *sessions, **environ, OTEL_SERVICE_NAME="player") == "['opentelemetry']"
+        episode = ["episode", *request("reset"), *3 * request("step")]
+        eventually(lambda: len(taken) >= len(sessions) * len(episode))  # at the latest as the processes end
+    assert lines(taken) == len(sessions) * [episode]
+    assert {span.service for span in taken if " " in span.name} == {"served"}
+    assert {span.service for span in taken if " " not in span.name} == {"player"}
 
 
-def test_who_wants_it_without_the_package_is_told_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tracing.VARIABLE, "1")
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_SERVICE_NAME=x"]
+)
+def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
+    name, _, value = variable.partition("=")
+    endpoint = {} if value == "x" else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    assert play(**endpoint, **{name: value}) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing", "text"),
+    [
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+            "opentelemetry",
+            r"pip install 'ropewalk\[otel\]'",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "opentelemetry.sdk.trace", r"pip install 'ropewalk\[otel\]'"),
+        ({"OTEL_TRACES_EXPORTER": "nowhere"}, "none", "OTEL_TRACES_EXPORTER to name .* got 'nowhere'"),
+    ],
+)
+def test_who_wants_it_without_the_package_is_told_what_brings_it(
+    environ: dict[str, str], missing: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, missing, None)
     tracing.tracer.cache_clear()
-    with pytest.raises(ConfigurationError, match=r"pip install 'ropewalk\[otel\]'"):
-        tracing.tracer()
-
-
-@pytest.mark.slow
-async def test_spans_of_workers_reach_a_collector_also_of_sessions_that_are_passed_on() -> None:
-    taken: list[Any] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                name = next(
-                    a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
-                )
-                taken.extend((name, span) for scope in resource.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector, ThreadPoolExecutor(1) as pool:
-        pool.submit(collector.serve_forever)
-        environ = {
-            tracing.VARIABLE: "1",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-            "OTEL_SERVICE_NAME": "counters",
-            "OTEL_BSP_SCHEDULE_DELAY": "200",
-        }
-        try:
-            with recorded_spans() as exporter, serve("--workers", "2", **environ) as server:
-                for session in both("traced") * 2:
-                    url = f"http://{server.address}"
-                    assert server.request("POST", "/reset", {}, X_OpenEnv_Session=session)[0] == 200
-                    async with CounterEnv(url, session_id=session) as client:
-                        await client.reset(seed=0)
-                        await client.step(Add(amount=1))
-                eventually(lambda: len(taken) == 16)
-        finally:
-            collector.shutdown()
-    own = {f"{span.context.span_id:016x}": span.name for span in exporter.get_finished_spans()}
-    served = [(own[span.parent_span_id.hex()], name) for name, span in taken if span.name.startswith("serve")]
-    assert sorted(served) == 4 * [("reset", "counters")] + 4 * [("step", "counters")]
+    with pytest.raises(ConfigurationError, match=text):
+        CounterEnv("http://127.0.0.1:1")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
-from recorded_spans import lines, recorded_spans
+from recorded_spans import lines, recorded, recorded_spans, request
 from rollout_fixtures import EARNED, LENGTH, SAYINGS, NotebookTask, word
 from worker_fixtures import (
     HERE,
@@ -287,11 +287,8 @@ async def test_each_rollout_is_a_trace_of_answers_and_steps(notebook: str) -> No
         async with playing([notebook], NotebookTask, word) as play:
             await play([1, 2], length=3)
 
-    def request(name: str) -> list[str]:
-        to = f"rollout > episode > {name}"
-        return [to, f"{to} > serve {name}", f"{to} > serve {name} > environment {name}"]
-
-    turns = 3 * ["rollout > answer", *request("step")]
-    assert lines(exporter) == 2 * [["rollout", "rollout > episode", *request("reset"), *turns]]
+    to = "rollout > episode"
+    turns = 3 * ["rollout > answer", *request("step", to)]
+    assert lines(recorded(exporter)) == 2 * [["rollout", to, *request("reset", to), *turns]]
     told = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "rollout"]
     assert sorted((one["ropewalk.seed"], one["ropewalk.sibling"]) for one in told) == [(1, 0), (2, 1)]
