@@ -16,7 +16,6 @@ from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
 from openenv_core.protocol.batch import ObservationEncoder
 from openenv_core.protocol.requests import RequestDecoder
-from openenv_core.tracing import tracer
 from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH
@@ -149,7 +148,7 @@ class EnvironmentApp(FastAPI):
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
         metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
-        executor = Executor(cap, timed=settings.metrics or tracer() is not None)
+        executor = Executor(cap)
         sessions = SessionTable(
             served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
         )

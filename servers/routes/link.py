@@ -210,7 +210,7 @@ class Link:
         kept = self._kept
         kept.append(frame)
         if self._metrics.enabled:
-            self._metrics.count_bytes("", frame)
+            self._metrics.count_sent(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -298,7 +298,7 @@ class Link:
         began = 0.0
         if self._metrics.enabled:
             began = perf_counter()
-            self._metrics.count_bytes(frame, "")
+            self._metrics.count_received(frame)
         try:
             head, parsed, arrays = self._dialect.read(frame)
             if isinstance(head, wire.ResumeRequest):

@@ -270,7 +270,7 @@ class Conversation(ABC):
     async def _close(self, code: int, last: str | None) -> None:
         """Close the socket, after a last frame where there is one."""
         if last is not None:
-            self._sessions.metrics.count_bytes("", last)
+            self._sessions.metrics.count_sent(last)
             await self._say(last)
         if self.over:
             raise DisconnectedError
@@ -331,7 +331,7 @@ class _SessionConversation(Conversation):
             reply = await answer(held, frame)
             if long is not None:
                 long.stop()
-            if counts is not None:  # `count_bytes`, without its call
+            if counts is not None:  # `count_received`, without its call
                 counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
                 return NORMAL_CLOSURE
