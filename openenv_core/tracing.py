@@ -4,12 +4,13 @@ It is on where OpenTelemetry's own environment variables say where spans go, or 
 nothing of OpenTelemetry is imported.
 """
 
+import asyncio
 import functools
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR: Final = 1000
 """Characters of an error that a span tells."""
+
+FLUSH_TIMEOUT_S: Final = 5.0
 
 EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -67,6 +70,17 @@ def _exporter(name: str) -> Any:
         return entry.load()()
     text = f"expected {EXPORTER} to name an exporter that is installed, got {name!r}; pip install 'ropewalk[otel]'"
     raise ConfigurationError(f"{text} brings console and otlp over HTTP")
+
+
+async def flush() -> None:
+    """Send the spans that wait to be sent, within a limit; for a process that does not come to its exit handlers."""
+    if tracer() is None:
+        return
+    from opentelemetry import trace
+
+    provider: Any = trace.get_tracer_provider()  # of the SDK, or whatever the program has set
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.to_thread(provider.force_flush), FLUSH_TIMEOUT_S)
 
 
 @contextmanager

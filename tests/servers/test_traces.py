@@ -78,11 +78,12 @@ async def test_an_episode_is_a_part_of_what_it_is_played_in(exporter: InMemorySp
 
 
 PLAY = """
-import asyncio, sys
+import asyncio, os, sys
 from counter import Add, Counter
 from counter_client import CounterEnv
 from server_apps import app_of
 from serving import serving
+from openenv_core import tracing
 
 async def play(url, *sessions):
     for session in sessions:
@@ -99,7 +100,9 @@ async def main(*words):
             await play(f"http://{address}", None)
 
 asyncio.run(main(*sys.argv[1:]))
-print(sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry", "prometheus_client"}))
+asyncio.run(tracing.flush())
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry", "prometheus_client"}), flush=True)
+os._exit(0)
 """
 
 
