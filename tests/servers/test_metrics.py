@@ -27,8 +27,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from openenv_core import ConfigurationError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from rl_bridge.metrics.status import encode_metrics
-from servers.metrics import CALLS, CODES, ServerMetrics
-from servers.sessions import SessionSlots
+from servers.metrics import CALLS, CODES
 from servers.settings import ServerSettings
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
@@ -281,13 +280,13 @@ async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off(
         assert (await request(address, "GET", "/metrics")).status_code == 404
 
 
-def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
+async def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
     board = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     asked += [variable["query"] for variable in board["templating"]["list"]]
-    metrics = ServerMetrics("counter")
-    metrics.slots = SessionSlots(4)
-    families = [*metrics.collect(), *text_string_to_metric_families(encode_metrics(snapshot()).decode())]
+    async with serving(app_of(Counter)) as address:
+        told = (await request(address, "GET", "/metrics")).text + encode_metrics(snapshot()).decode()
+    families = [*text_string_to_metric_families(told)]
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     named = {name for text in asked for name in re.findall(r"\bropewalk_\w+", text)}
     assert named <= exported.keys()
