@@ -39,8 +39,8 @@ async def evaluate(
     with EvaluationFolder(folder) as kept:
         failures = [await _evaluate(run, name, total, kept, version) for name in names]
         results = {name: [kept.records[name, place, 0] for place in range(total)] for name in names}
-    if failures[0] is not None and all(failures):
-        raise failures[0]
+    if len(failed := [one for one in failures if one is not None]) == len(names):
+        raise failed[0]
     return results
 
 

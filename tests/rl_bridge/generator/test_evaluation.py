@@ -123,7 +123,7 @@ def asking(server: StandIn) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.heavy
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, tmp_path: Path) -> None:
     more = [*asking(server), "rollout.temperature=0.5"]
     assert run(COMMAND, words_of(tiny_policy, tmp_path, *more)) == 0

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ from rl_bridge.rollout.assignment import (
     task_seed,
 )
 from rl_bridge.rollout.groups import FIRST_PAUSE_S
-from rl_bridge.types import Group
+from rl_bridge.types import Ending, Group
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
 
@@ -285,7 +286,8 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
 async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_path: Path) -> None:
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if failing and assignment.seeds[0] % 8 == 0:
-            return AssignmentResult(lease=assignment.lease, outcomes=(LOST,) * len(assignment.seeds))
+            lost = replace(LOST, ending=Ending.FAILED_ENVIRONMENT)
+            return AssignmentResult(lease=assignment.lease, outcomes=(lost,) * len(assignment.seeds))
         if failing == "at last" and assignment.seeds[0] % 16 == 12:
             raise RolloutError("the worker's own mistake")
         return await at_once(workers, assignment)
@@ -307,8 +309,12 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
     async with bridge.dispatcher:
         failing = "some"
         assert await played() == [*range(20)]
+        lost = [*range(4), *range(8, 12), *range(16, 20)]
+        assert (
+            await played() == lost
+        )  # though nothing but these fails, the environment is known to take actions
         failing = ""
-        assert await played() == [*range(4), *range(8, 12), *range(16, 20)]  # what was lost
+        assert await played() == lost
         assert await played() == []
         failing = "at last"
         with pytest.raises(RolloutError, match="own mistake"):
