@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
-from rl_bridge.weights.assembly import without_data
-from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.assembly import copy_all, without_data
 from rl_bridge.weights.segments import HEADER, Segment
 from rl_bridge.weights.snapshot import align
 

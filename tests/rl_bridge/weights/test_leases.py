@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights import transport as leased
-from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights import directory as leased
+from rl_bridge.weights.directory import WeightDirectory, under_lease
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
-from rl_bridge.weights.transport import under_lease
 
 FIRST, SECOND = Publication(group="trainer", number=1), Publication(group="trainer", number=2)
 ORIGIN = Origin(machine="one", pid=1, started=1, rank=0)

@@ -13,7 +13,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
-from rl_bridge.weights.attachments import Attachments
+from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import LazySum
 
@@ -328,8 +328,8 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
     await store.put(1, state_of(1.0))
     old = (await snapshot_of(directory, 1)).contributions[0]
     assert isinstance(old.location, SegmentAddress)
-    attachments = Attachments()
-    with attachments.hold(1, old.origin, old.location):
+    reader = SegmentReader()
+    with reader.attach(1, old.origin, old.location):
         pass
     await store.put(2, state_of(2.0))
     with pytest.raises(Exception, match="meta"):  # half written over the first
@@ -337,7 +337,7 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
     for version in (3, 4):
         with (
             pytest.raises(SnapshotOverwrittenError, match="version 1"),
-            attachments.hold(1, old.origin, old.location),
+            reader.attach(1, old.origin, old.location),
         ):
             raise AssertionError
         await store.put(version, state_of(float(version)))
@@ -347,7 +347,7 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
         await store.put(version, state_of(4.0, size=1000))  # its segment is given up
     with (
         pytest.raises(SnapshotOverwrittenError, match="version 1"),
-        attachments.hold(1, old.origin, old.location),
+        reader.attach(1, old.origin, old.location),
     ):
         raise AssertionError
-    attachments.close()
+    await reader.close()

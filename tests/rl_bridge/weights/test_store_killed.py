@@ -14,7 +14,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
-from rl_bridge.weights.attachments import Attachments
+from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine
 from rl_bridge.weights.snapshot import Origin, Publication
 
@@ -47,7 +47,7 @@ async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directo
     assert isinstance(address, SegmentAddress)
 
     def hold() -> object:
-        lease = Attachments().hold(1, snapshot.contributions[0].origin, address)
+        lease = SegmentReader().attach(1, snapshot.contributions[0].origin, address)
         lease.__enter__()
         return lease
 
