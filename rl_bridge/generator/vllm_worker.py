@@ -74,11 +74,7 @@ class WeightSender:
         self._segment: Segment | None = None
 
     def write(self, state: Mapping[str, Tensor]) -> Handover:
-        """Copy tensors to where another process of this machine can read them, for as long as this one lives.
-
-        Raises:
-            WeightsError: There is no memory for them.
-        """
+        """Copy tensors to where another process of this machine can read them, for as long as this one lives."""
         tensors: list[HandedTensor] = []
         end = HEADER
         for name, tensor in without_data(state).items():
