@@ -54,7 +54,6 @@ class Meeting(BaseModel):
 
     Attributes:
         address: HOST:PORT of the first host, which the others can reach.
-        num_nodes: Hosts.
         node_rank: Which of them this one is, from 0.
         per_host: Processes on each.
         on_gpus: Whether each process has a GPU of its own.
@@ -244,9 +243,6 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         meeting: As this host was asked for it.
         own: What it tells.
         tells: Whether this process does: the first of its host.
-
-    Returns:
-        Of every host, by its rank.
 
     Raises:
         MeetingError: Some host did not come, two have the same rank, or they were told different things.

@@ -266,11 +266,13 @@ def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, 
     """One `vllm.SamplingParams` a prompt; raises ValueError for a seed or a setting out of range, or too few seeds."""
     if seeds is None:
         return [_sampling_params(sampling, None)] * prompts
-    if len(seeds) != prompts or not all(
-        isinstance(seed, Integral) and 0 <= int(seed) < SEED_LIMIT for seed in seeds
-    ):
+    if len(seeds) != prompts or not all(map(_is_seed, seeds)):
         raise ValueError(f"expected {prompts} seeds from 0 to {SEED_LIMIT - 1}, got {seeds!r}")
     return [_sampling_params(sampling, int(seed)) for seed in seeds]
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, Integral) and 0 <= int(value) < SEED_LIMIT
 
 
 def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:

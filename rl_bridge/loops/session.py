@@ -82,32 +82,23 @@ def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> No
             _require_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(folder_of_ones_own(folder))
-        if resume:
-            _require_no_more_trained(folder, config)
-        else:
+        if not resume:
             _require_unused(folder)  # somebody may have begun a run here before it was ours
-            _begin(config, folder)
+            try:
+                save_config(config, folder)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
+                raise
+        elif (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+            raise ConfigError(
+                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+                f"got {config.trainer.iterations}"
+            )
 
 
 def _require_unused(folder: Path) -> None:
     if not is_unused(folder):
         raise folder_exists(folder)
-
-
-def _require_no_more_trained(folder: Path, config: Config) -> None:
-    if (trained := newest_checkpoint(folder)) > config.trainer.iterations:
-        raise ConfigError(
-            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
-            f"got {config.trainer.iterations}"
-        )
-
-
-def _begin(config: Config, folder: Path) -> None:
-    try:
-        save_config(config, folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
-        raise
 
 
 @contextlib.contextmanager
@@ -194,8 +185,7 @@ def evaluate_run(config: Config, folder: Path) -> None:
         folder: For the report and the logs; made where it is missing, and gone again where nothing was started.
 
     Raises:
-        ConfigError: Something is missing.
-        rl_bridge.errors.BridgeError: The policy or the environment failed.
+        rl_bridge.errors.BridgeError: Something is missing, or the policy or the environment failed.
         KeyboardInterrupt: Somebody ended it: Ctrl-C, SIGTERM.
     """
     model_path = ready_to_evaluate(config)
@@ -221,8 +211,14 @@ def evaluate_run(config: Config, folder: Path) -> None:
 async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
     _on_sigterm()
     tasks = load_tasks(config, folder)
+    nothing_to_train = ReplayBuffer(
+        Ledger(max_losses=None),
+        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
+        timeout_s=1.0,
+        straggler_timeout_s=1.0,
+    )
     async with open_players(
-        config, folder, model_path=model_path, buffer=_nothing_to_train(), store=None, console=console
+        config, folder, model_path=model_path, buffer=nothing_to_train, store=None, console=console
     ) as players:
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
         _say(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
@@ -261,12 +257,3 @@ def _of_several(
 
 def _say(console: Console, text: str) -> None:
     console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)
-
-
-def _nothing_to_train() -> ReplayBuffer:
-    return ReplayBuffer(
-        Ledger(max_losses=None),
-        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
-        timeout_s=1.0,
-        straggler_timeout_s=1.0,
-    )

@@ -94,7 +94,6 @@ class SftResult:
     """What came out.
 
     Attributes:
-        validations: In order.
         kept: The one whose weights were written.
         settled: Whether the validation loss had stopped falling; False where a limit came first.
     """

@@ -65,11 +65,7 @@ class WeightSync:
     async def begin(self, work: Coroutine[Any, Any, SyncMetrics]) -> None:
         """Begin to bring a version, after the one before it is there.
 
-        Args:
-            work: Brings it. What it asks for first has been asked for when this returns.
-
-        Raises:
-            BridgeError: It failed, or the one before it did.
+        What `work` asks for first has been asked for when this returns. Raises what either of the two failed with.
         """
         try:
             await self.finish()

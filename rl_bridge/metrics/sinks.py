@@ -30,11 +30,7 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """One JSON object a line: `iteration`, then the metrics by name.
-
-    Args:
-        path: Appended to, so that a resumed run continues its file.
-    """
+    """One JSON object a line: `iteration`, then the metrics by name. A resumed run continues its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,12 +59,7 @@ def environment_prefix(name: str) -> str:
 
 
 class EnvironmentSink(JsonlSink):
-    """The rows of one of several environments, as those of a run on it alone would be.
-
-    Args:
-        path: As `JsonlSink`'s.
-        name: The environment's.
-    """
+    """The rows of one of several environments, as those of a run on it alone would be."""
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
@@ -82,11 +73,7 @@ class EnvironmentSink(JsonlSink):
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
-    """Take from a file of JSON lines what came after an iteration, and lines that were cut off.
-
-    Returns:
-        The last row that stays; empty where none does.
-    """
+    """Take from a file of JSON lines what came after an iteration, or was cut off; returns the last row that stays."""
     if not path.exists():
         return {}
     kept: list[bytes] = []
@@ -169,12 +156,8 @@ class TrackerSink(ABC):
     """Hands metrics to a tracker, whose steps only ever go up.
 
     What a tracker has it keeps: iterations that are trained again after a loss keep the metrics that they had first.
-    What goes wrong with it on the way is told once, and the training goes on.
-
-    Args:
-        folder: The run's. It has a file with the id of the tracker's run, by which a resumed run goes on with it.
-        project: The tracker's project.
-        config: What the run was asked for, as JSON has it.
+    What goes wrong with it on the way is told once, and the training goes on. A file in the run's folder has the id of
+    the tracker's run, by which a resumed run goes on with it.
     """
 
     name: str

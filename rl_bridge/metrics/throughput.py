@@ -29,7 +29,6 @@ class Throughput:
     """What was done in a stretch of time.
 
     Attributes:
-        seconds: How long the stretch was.
         steps: Training steps that ended in it.
         groups: Groups that went to the trainer; None where nobody has counted.
         roles: How the processes of each role spent it.
@@ -100,10 +99,7 @@ class Throughput:
 
     @classmethod
     def from_log(cls, file: Path) -> Self:
-        """What a run did that is over, its first iteration apart.
-
-        Args:
-            file: The run's `metrics.jsonl`.
+        """What a run did that is over, its first iteration apart, from its `metrics.jsonl`.
 
         Raises:
             StatusError: It cannot be read, or has less than two iterations with spans.

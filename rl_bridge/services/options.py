@@ -22,14 +22,7 @@ class RestartBudget:
         self._spent: deque[float] = deque(maxlen=restarts.budget)
 
     def spend(self, now: float) -> float | None:
-        """Take one restart from the budget.
-
-        Args:
-            now: Seconds on any clock that only goes forward.
-
-        Returns:
-            Seconds to wait before the restart, or None where the budget is gone.
-        """
+        """Take one restart from the budget: seconds to wait before it, or None where the budget is gone."""
         restarts = self._restarts
         while self._spent and now - self._spent[0] >= restarts.window_s:
             self._spent.popleft()
@@ -98,15 +91,7 @@ HOST_AVOIDANCE_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSlot:
-    """Room for one replica.
-
-    Attributes:
-        first: The first of its hosts; the others follow it.
-        hosts: How many.
-        procs: Processes on each of them.
-        gpus: For each host the GPUs of its processes; empty for a replica without.
-        pool: Of these.
-    """
+    """Room for one replica: neighbouring hosts, processes on each, and for each the GPUs of its pool, if any."""
 
     first: int
     hosts: int
@@ -140,11 +125,8 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 class Placement:
     """Shares hosts out among replicas: fewest processes first, hosts that fell silent last.
 
-    Args:
-        hosts: How many there are.
-        gpus: GPUs on each.
-        gpuless: Further hosts, behind those, without GPUs. Replicas that need none are put there first, and no replica
-            spans hosts of both kinds.
+    Behind the hosts with GPUs there may be further ones without. Replicas that need none are put there first, and no
+    replica spans hosts of both kinds.
     """
 
     def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
@@ -156,15 +138,7 @@ class Placement:
         self._avoided_until = [0.0] * (hosts + gpuless)
 
     def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
-        """Find room for a replica.
-
-        Args:
-            options: Its hosts, processes, and whether it needs GPUs.
-            now: Seconds on any clock that only goes forward.
-
-        Raises:
-            RoleError: There is no room.
-        """
+        """Find room for a replica, on a clock that only goes forward; raises RoleError where there is none."""
         needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first

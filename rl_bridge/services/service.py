@@ -217,15 +217,7 @@ async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
 
 @dataclass(slots=True, frozen=True)
 class ReplicaStatus:
-    """How one replica stands.
-
-    Attributes:
-        id: Its number in the service.
-        state: Where it is in its life.
-        places: Host and process of each rank, as soon as they have told; none of a start that is over.
-        in_flight: Calls it has begun and not ended.
-        restarts: How often it was started again.
-    """
+    """How one replica stands: a place a rank (none of a start that is over), and calls begun and not ended."""
 
     id: int
     state: ReplicaState
@@ -258,7 +250,7 @@ class Service(Balanced):
         args: Of its constructor.
         options: What the service consists of.
         start: Makes the processes of one start of a replica, given its id.
-        record: Takes what happens: replica, what, detail.
+        record: Takes what happens: replica, what, and why, where there is a why.
         on_failure: Told once when a replica is beyond its budget, or the service's own work ends in an error.
     """
 
@@ -270,7 +262,7 @@ class Service(Balanced):
         options: ServiceOptions,
         *,
         start: Callable[[int], Incarnation],
-        record: Callable[[int, str, str], None],
+        record: Callable[..., None],
         on_failure: Callable[[BridgeError], None],
     ) -> None:
         balancer = Balancer(
@@ -282,7 +274,7 @@ class Service(Balanced):
         self.args = args
         self.options = options
         self.make = start
-        self._record = record
+        self.record = record
         self._on_failure = on_failure
         self._replays = Replays(actor.REPLAYED)
         self._keepers: dict[int, ReplicaKeeper] = {}
@@ -326,13 +318,10 @@ class Service(Balanced):
         self._listeners.append(listener)
 
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Ask the replicas that serve for what an endpoint tells, beside their traffic.
+        """Ask the replicas that serve for what an endpoint tells, beside their traffic; answers by replica.
 
-        It is no sign of whether a replica does its work: loads and suspicions stay as they are.
-
-        Returns:
-            What each replica answered, by its id; those that failed, were lost meanwhile, or did not answer in time are
-            left out.
+        It is no sign of whether a replica does its work: loads and suspicions stay as they are. Those that failed, were
+        lost meanwhile, or did not answer in time are left out.
         """
 
         async def told(target: ReplicaTarget) -> Any:
@@ -413,10 +402,6 @@ class Service(Balanced):
         """A replica is lost for good, and the service with it."""
         self._balancer.fail(failure)
         self._on_failure(failure)
-
-    def record(self, replica: int, what: str, detail: str = "") -> None:
-        """Note what happened to a replica."""
-        self._record(replica, what, detail)
 
     def _notify(self) -> None:
         self._epoch += 1

@@ -21,12 +21,7 @@ from rl_bridge.types import PolicyVersion
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SyntheticRun:
-    """What a synthetic job did.
-
-    Attributes:
-        steps: One after the other.
-        throughput: Of all of them, and how the processes spent the time.
-    """
+    """What a synthetic job did, step by step, and how the processes spent the time."""
 
     steps: list[StepTimes]
     throughput: Throughput

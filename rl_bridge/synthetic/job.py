@@ -23,7 +23,7 @@ from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.tokens.chat import ChatMessage
-from rl_bridge.types import Completion, Group, PolicyVersion, Turn
+from rl_bridge.types import Completion, PolicyVersion, Turn
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -32,9 +32,6 @@ class SyntheticSettings:
 
     Attributes:
         max_staleness: As `rollout.max_staleness`; 0 is synchronous.
-        iterations: Training steps.
-        groups_per_batch: Groups a step.
-        group_size: Episodes a group.
         workers: Rollout workers, each a process.
         episode_s: How long an episode's environment sleeps on average.
         sigma: Standard deviation of the sleep's logarithm; 0 for equal episodes.
@@ -171,7 +168,6 @@ class StepTimes:
 
     Attributes:
         roll_s: Until the step's groups were there, from the end of the step before.
-        train_s: Until it was trained.
         sync_s: Until the workers had the new weights.
         staleness: Of its most stale group.
     """
@@ -202,15 +198,7 @@ async def run_job(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
-    """Run the loop to its end.
-
-    Args:
-        settings: The job's.
-        rollout: The service of `SyntheticWorker`s.
-        trainer: The service of what trains.
-        buffer: Between the two.
-        clock: In seconds.
-    """
+    """Run the loop to its end, between the services of `SyntheticWorker`s and of what trains."""
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
     async with Dispatcher(rollout, buffer, _dispatch(settings), collect=collect) as dispatcher:
@@ -230,7 +218,7 @@ async def run_job(
                     roll_s=rolled - began,
                     train_s=trained - rolled,
                     sync_s=clock() - trained,
-                    staleness=_staleness(groups, version),
+                    staleness=max(version - group.version for group in groups),
                 )
             )
     return steps
@@ -248,7 +236,3 @@ def _dispatch(settings: SyntheticSettings) -> DispatchSettings:
         deterministic=True,  # the seeds of the answers decide how long the environments sleep
         timeout_s=TIMEOUT_S,
     )
-
-
-def _staleness(groups: Sequence[Group], version: PolicyVersion) -> int:
-    return max(version - group.version for group in groups)

@@ -1,5 +1,6 @@
 """Checkpoints, written beside the training, and exports: written to their end, or not there at all."""
 
+import functools
 import json
 import os
 import re
@@ -143,7 +144,11 @@ class Checkpoints:
         try:
             with siblings_needed(f"for the checkpoint of version {version}"):
                 self._together(lambda: _begin(partial, version, run_state, attachments))
-                self._together(lambda: self._write_state(partial, state), everywhere=True)
+                writer = FileSystemWriter(partial)  # which syncs its files
+                save = functools.partial(
+                    save_distributed, dict(state), storage_writer=writer, process_group=self.group
+                )
+                self._together(save, everywhere=True)
                 self._together(lambda: self._finish(partial, final))
         except _WriteError as error:
             failure = error
@@ -185,7 +190,8 @@ class Checkpoints:
         if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
             shutil.rmtree(before)
         for version in sorted(_versions(self._folder))[:-KEEP]:
-            _remove(self._folder / f"step-{version}")
+            # Under another name, so that it is never taken for a whole one, wherever this is interrupted.
+            shutil.rmtree(_aside(self._folder / f"step-{version}", ".old" + _PARTIAL))
 
     def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
         """Let rank 0, or every rank, do something; all of them learn of a failure."""
@@ -197,10 +203,6 @@ class Checkpoints:
                 failure = _reason(error)
         if (failure := agree(failure, self.group)) is not None:
             raise _WriteError(failure)
-
-    def _write_state(self, partial: Path, state: Mapping[str, Any]) -> None:
-        writer = FileSystemWriter(partial)  # which syncs its files
-        save_distributed(dict(state), storage_writer=writer, process_group=self.group)
 
 
 class _WriteError(Exception):
@@ -259,11 +261,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that it is never taken for a whole one, wherever this is interrupted."""
-    shutil.rmtree(_aside(checkpoint, ".old" + _PARTIAL))
-
-
 def _aside(checkpoint: Path, suffix: str) -> Path:
     doomed = checkpoint.with_name(checkpoint.name + suffix)
     checkpoint.rename(doomed)
@@ -286,14 +283,8 @@ def export_weights(
 ) -> None:
     """Write weights as transformers does: `model.safetensors`, or several files and an index. All ranks call it.
 
-    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole.
-
-    Args:
-        state: This rank's part, as DTensors where a tensor is shared out.
-        folder: Where to; what an export has left there is replaced.
-        dtype: Of the files.
-        group: By which ranks wait while the first one writes.
-        most_bytes: Of a file, unless one tensor has more.
+    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole; what
+    an export has left there before is replaced. A file has `most_bytes` at most, unless one tensor has more.
 
     Raises:
         CheckpointError: They could not be written.

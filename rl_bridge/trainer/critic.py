@@ -58,8 +58,7 @@ class Critic:
     def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
 
-        Raises:
-            NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
+        Raises as `Optimization.clip`.
         """
 
         def loss(part: TrainBatch) -> Tensor:
