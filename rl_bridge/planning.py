@@ -48,10 +48,9 @@ class ModelSize:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """Read it off a checkpoint in the Hugging Face layout: its config.json, or else the headers of its weights.
+        """Read it off a checkpoint's config.json, or else the headers of its weights.
 
-        Raises:
-            ModelError: Neither says it.
+        ModelError where neither says it.
         """
         try:
             config = read_hf_config(folder)

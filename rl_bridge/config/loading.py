@@ -105,11 +105,7 @@ def _validated(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
 
 
 def resolve(reference: str, *, key: str) -> Any:
-    """Import what `package.module:name` names; the configuration key that it came from is for the error.
-
-    Raises:
-        ConfigError: The reference is malformed, the module does not import, or it lacks the name.
-    """
+    """Import what `package.module:name`, which the key has, names; ConfigError where there is no such thing."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"expected {key} as 'package.module:name', got {reference!r}")
@@ -133,11 +129,7 @@ def resolve(reference: str, *, key: str) -> Any:
 def resolve_function(
     reference: str, *, key: str, signature: str, args: tuple[Any, ...], **named: Any
 ) -> Callable[..., Any]:
-    """Import a function, and see that it can be called with such arguments; what it has to take is told by `signature`.
-
-    Raises:
-        ConfigError: There is none, or it cannot be called so.
-    """
+    """Import a function that can be called with such arguments, as `signature` tells; ConfigError for others."""
     function = resolve(reference, key=key)
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "a coroutine function" if callable(function) else type(function).__name__

@@ -58,11 +58,8 @@ class Engine(ABC):
     ) -> "Future[list[Completion]]":
         """Answer prompts, each a sequence of token ids; one completion a prompt, in order. Cancelling ends the work.
 
-        Args:
-            prompts: Token ids.
-            sampling: How to sample.
-            seeds: One a prompt, from 0: it decides the answer, whatever else the engine works on. Without, the answers
-                are drawn from the engine's own generator.
+        Seeds, one a prompt, from 0, decide the answers, whatever else the engine works on. Without, they are drawn from
+        the engine's own generator.
 
         Raises:
             GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has one, too,
@@ -154,11 +151,7 @@ class EngineLoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Have a coroutine run; cancelling the future cancels it. When the loop ends first, it fails.
-
-        Raises:
-            GeneratorError: The loop has ended, or has not begun.
-        """
+        """Have a coroutine run; cancelling the future cancels it. GeneratorError once the loop has ended."""
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()

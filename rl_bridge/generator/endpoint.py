@@ -202,14 +202,11 @@ def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
 def require_sampling_distribution(
     at_one: Mapping[str, float], at_temperature: Mapping[str, float], temperature: float
 ) -> bool:
-    """Check that log-probabilities (by token) are of the distribution that is sampled from, at 1 and at `temperature`.
+    """Raise ConfigError for log-probabilities (by token) of another distribution than is sampled from at `temperature`.
 
     With l the log-probabilities at temperature 1, those at T are l / T less a constant. So differences between tokens
     are 1 / T as large: their ratio is fitted by least squares, and has to be nearer to 1 / T than to 1. Returns whether
     it could be seen, which it cannot where all tokens are equally likely.
-
-    Raises:
-        ConfigError: They are of another distribution.
     """
     values = (*at_one.values(), *at_temperature.values())
     if not all(_is_logprob(value) for value in values):

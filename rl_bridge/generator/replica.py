@@ -116,12 +116,7 @@ class PolicyReplica:
         sampling: SamplingSettings | None = None,
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """Answer prompts, in order; see `Engine.generate`. Without sampling settings those of `rollout` count.
-
-        Raises:
-            PromptRefusedError: The engine does not take one of the prompts; it works on none of them.
-            GeneratorError: The engine failed, refused, or did not answer in time.
-        """
+        """Answer prompts, in order; see `Engine.generate`. Without sampling settings those of `rollout` count."""
         rollout = self._config.rollout
         sampling = sampling or SamplingSettings(
             temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
@@ -216,14 +211,10 @@ class Checkpoint:
         return {name: opened.get_tensor(name) for name, opened in self._weights()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
-        """Check that a state dict has every tensor of the checkpoint, in its shape.
+        """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
 
-        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
-        some tensors have been replaced already.
-
-        Raises:
-            WeightsError: It has not.
-            ModelError: The checkpoint cannot be read.
+        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when some
+        tensors have been replaced already.
         """
         if self._shapes is None:
             self._shapes = {

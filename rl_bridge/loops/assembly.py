@@ -129,9 +129,6 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     """Start all services at once, in an open fleet; returns when all of them serve.
 
     Without a store, where the trainer leaves weights for the generators, there is no trainer either.
-
-    Raises:
-        rl_bridge.errors.BridgeError: One could not be started.
     """
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
     table = config.monarch.roles
@@ -252,13 +249,7 @@ async def open_players(
 ) -> AsyncIterator[Players]:
     """Start the environment, the generators and the workers; stop them all again, whatever happens.
 
-    Args:
-        config: The run.
-        folder: Where it writes.
-        model_path: Where the policy begins.
-        buffer: Where finished groups go; told when something that playing needs is gone for good, as the fleet is.
-        store: As in `start_roles`.
-        console: What a person watches.
+    The buffer, where finished groups go, is told when something that playing needs is gone for good, as the fleet is.
 
     Raises:
         rl_bridge.errors.BridgeError: A part could not be started.
@@ -353,12 +344,7 @@ async def open_players(
 async def open_run(
     config: Config, folder: Path, *, console: Console, resume: bool = False
 ) -> AsyncIterator[tuple[Run, Fleet]]:
-    """Start everything that a run needs, or goes on with; stop it all again, whatever happens.
-
-    Raises:
-        rl_bridge.errors.BridgeError: A part could not be started.
-        openenv_core.ProviderError: The environment's server could not be started.
-    """
+    """Start everything that a run needs, or goes on with; stop it all again, whatever happens."""
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
     load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be

@@ -234,7 +234,7 @@ class Run:
                 **metrics,
                 **self._account(),
                 **iteration.metrics(),
-                **(self.sync.newest.named() if self.sync.newest is not None else {}),
+                **self.sync.newest,
             }
         if self.version == iterations or (every and self.version % every == 0):
             with span("probe", waits_for="policy"):

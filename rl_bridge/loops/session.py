@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,12 +33,7 @@ INTERRUPTED = 130
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
-    """Train, evaluate and report.
-
-    Args:
-        config: The run.
-        folder: Where it writes; made where it is missing.
-        resume: Go on from the newest checkpoint in the folder.
+    """Train, evaluate and report, in a folder that is made where it is missing, or gone on with.
 
     Returns:
         0, or 130 where the run was interrupted. Either way nothing is left running.
@@ -178,20 +172,11 @@ async def _report(run: Run) -> None:
 def evaluate_run(config: Config, folder: Path) -> None:
     """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
 
-    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs.
-
-    Args:
-        config: The run's.
-        folder: For the report and the logs; made where it is missing, and gone again where nothing was started.
-
-    Raises:
-        rl_bridge.errors.BridgeError: Something is missing, or the policy or the environment failed.
-        KeyboardInterrupt: Somebody ended it: Ctrl-C, SIGTERM.
+    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs. The folder has the report and
+    the logs, and is gone again where nothing was started. Ctrl-C and SIGTERM raise KeyboardInterrupt.
     """
     model_path = ready_to_evaluate(config)
-    here = str(Path.cwd())
-    if here not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
-        sys.path.insert(0, here)
+
     try:
         folder.mkdir(parents=True)
     except OSError as error:

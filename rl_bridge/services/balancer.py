@@ -71,10 +71,9 @@ class Router:
             load.in_flight += 1
 
     def end(self, replica: int, *, failed: bool | None, now: float) -> bool:
-        """A call to the replica has ended; `failed` is None where it was given up, which tells nothing.
+        """A call has ended (`failed` None: was given up).
 
-        Returns:
-            True where the replica has just become a suspect, and should be asked for its health.
+        True where the replica is a new suspect, to be asked for its health.
         """
         load = self._loads.get(replica)
         if load is None:
@@ -241,12 +240,7 @@ class Balancer:
         self._changed.set()
 
     async def any_target(self) -> ReplicaTarget:
-        """Wait for a target and pick the least loaded.
-
-        Raises:
-            NoReplicaError: None came within the deadline.
-            Exception: What `fail` was told.
-        """
+        """Wait for a target and pick the least loaded; NoReplicaError beyond the deadline, or what `fail` was told."""
         if (target := self._pick()) is not None:
             return target
         try:
@@ -384,12 +378,8 @@ class Replays:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
 
         What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
-        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller
-        bounds the wait.
-
-        Raises:
-            TargetGoneError: A process of it is gone.
-            Exception: What one of the calls raised.
+        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller bounds
+        the wait.
         """
         taken: dict[tuple[str, ...], Replay] = {}
         while new := sorted(

@@ -129,11 +129,7 @@ class Fleet:
         return service
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends or the run has lost what it cannot do without, whichever is first.
-
-        Raises:
-            RoleError: A service is beyond its restart budget; `work` was cancelled.
-        """
+        """Run `work` until it ends, or raise RoleError as soon as the run has lost what it cannot do without."""
         task = asyncio.ensure_future(work)
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}

@@ -75,11 +75,7 @@ class Endpoint:
         return await self._owner._fan_out(self._name, args, kwargs)
 
     async def tell(self, *args: Any, **kwargs: Any) -> Fanout:
-        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later.
-
-        Raises:
-            Exception: What one of them refused with, where all of them did.
-        """
+        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later."""
         return await self._owner._fan_out(self._name, args, kwargs, wait=False)
 
 

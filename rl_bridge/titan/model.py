@@ -210,9 +210,6 @@ class TitanModel:
         """What the last layer says of each loss token in rows from `pack`. The context of `spmd` has to be entered.
 
         Logits are divided by the temperature of the sampling, so that the distribution is the engine's.
-
-        Raises:
-            ValueError: A loss token is not in the vocabulary.
         """
         if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(

@@ -39,7 +39,6 @@ class ChatTokenizer:
 
     Raises:
         ModelError: The folder has no tokenizer, or the tokenizer has no chat template or end token.
-        MissingDependencyError: transformers is not installed.
     """
 
     def __init__(self, path: str | Path, *, thinking: bool = False) -> None:

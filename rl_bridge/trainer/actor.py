@@ -90,11 +90,6 @@ class TrainerActor(ServiceActor):
 
         Returns the seconds. Asked for before the next `train_step`, it goes on while that is computed. How long that
         step's updates had to wait for it is the metric `time/push_blocked_s` of the step.
-
-        Raises:
-            TrainerWentBackError: The trainer is at another version.
-            TrainingError: It has no store.
-            WeightsError: The store could not take them.
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")

@@ -88,11 +88,8 @@ class Checkpoints:
     ) -> None:
         """Begin to write a checkpoint, once the one before is there; those that are no longer kept are removed.
 
-        Args:
-            version: Names it; one of the same version is replaced.
-            state: Tensors, DTensors, numbers and stateful objects, nested in dicts. They may change afterwards.
-            run_state: What can be written as JSON.
-            attachments: Bytes by the names of files.
+        One of the same version is replaced. The state (tensors, DTensors, numbers and stateful objects, nested in
+        dicts) may change afterwards; `run_state` is JSON, attachments are bytes by the names of files.
 
         Raises:
             CheckpointError: The one before could not be written.
@@ -108,11 +105,7 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint is there that is being written.
-
-        Raises:
-            CheckpointError: It could not be written. Older ones are as they were, and nothing of it is left.
-        """
+        """Wait until what is being written is there; CheckpointError where it is not, and nothing of it is left."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -285,9 +278,6 @@ def export_weights(
 
     No rank has more than a file's weights beside its own part. Files get their names when all of them are whole; what
     an export has left there before is replaced. A file has `most_bytes` at most, unless one tensor has more.
-
-    Raises:
-        CheckpointError: They could not be written.
     """
     split = split_state_dict_into_shards_factory(
         {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},

@@ -52,9 +52,6 @@ def with_advantages(
         algorithm: The configuration.
         values: The critic's, shape [T]; None without a critic.
         whole: Gives the whole batch's numbers for those of this part.
-
-    Raises:
-        ValueError: The reference log-probabilities are needed and not there.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     if values is None and not in_reward:

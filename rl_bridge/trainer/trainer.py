@@ -191,8 +191,8 @@ class Trainer:
         return found
 
     @property
-    def _learners(self) -> list[Optimization | Critic]:
-        return [self._optimizer] if self._critic is None else [self._optimizer, self._critic]
+    def _learners(self) -> list[Optimization]:
+        return [self._optimizer] if self._critic is None else [self._optimizer, self._critic.optimization]
 
     def _prepare(self, mine: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
@@ -238,9 +238,6 @@ class Trainer:
         They are the weights under their Hugging Face names, adapters merged; or, with `model.lora.push` of "adapter",
         those alone under PEFT's names. Within the block they do not change: the next update waits for its end. Passes
         forward and backward do not.
-
-        Raises:
-            TrainerWentBackError: They are of another version.
         """
         self._expect(version)
         with self._readers:
@@ -295,10 +292,6 @@ class Trainer:
 
         Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them. Files have
         `most_bytes` at most; where there are several, an index says what is where.
-
-        Raises:
-            CheckpointError: They could not be written.
-            TrainerWentBackError: The trainer is at another version than the one that is asked for.
         """
         if version is not None:
             self._expect(version)

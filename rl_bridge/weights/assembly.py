@@ -46,10 +46,9 @@ class Wanted:
 
 
 def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
-    """Work out what is to be read, and whence; `like` as for `WeightStore.get`.
+    """Work out what is to be read, and whence.
 
-    Raises:
-        WeightsError: A tensor was not published, is of another shape, or has holes.
+    WeightsError where a tensor is missing, of another shape, or has holes.
     """
     parts = snapshot.parts()
     if like is None:

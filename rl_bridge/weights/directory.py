@@ -83,11 +83,7 @@ class WeightDirectory:
             self._changed.notify_all()
 
     async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
-        """Say that a rank has published; the last of them makes the snapshot whole.
-
-        Raises:
-            WeightsError: As for `announce`; or the key has been published anew meanwhile.
-        """
+        """Say that a rank has published; the last of them makes the snapshot whole. Raises as `announce`."""
         async with self._changed:
             self._require_current(key, publication)
             entry = self._entries.get(key)
@@ -157,12 +153,7 @@ class WeightDirectory:
         return self._latest
 
     async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
-        """Keep what lies with publishers from being overwritten, for `seconds` at most.
-
-        Raises:
-            SnapshotOverwrittenError: The snapshot is there no more.
-            WeightsError: The store is closed.
-        """
+        """Keep what lies with publishers from being overwritten, for `seconds` at most; raises where it is gone."""
         self._require_open()
         entry = self._entries.get(key)
         if entry is None or entry.publication != publication:

@@ -76,12 +76,7 @@ def new_memory(nbytes: int) -> Tensor:
 
 
 class SegmentPublisher:
-    """The sending side of shared memory.
-
-    Args:
-        depth: Versions that stay readable at once.
-        timeout_s: How long to wait for readers who hold what is to be overwritten.
-    """
+    """The sending side of shared memory. It waits `timeout_s` for readers of what is to be overwritten."""
 
     header = HEADER
     POLL_INTERVAL_S: ClassVar[float] = 0.002

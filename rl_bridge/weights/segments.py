@@ -152,10 +152,9 @@ class SegmentRing:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reserve(self, nbytes: int, busy: Collection[Segment] = ()) -> Segment | None:
-        """Get a locked segment of at least `nbytes` to write into; None where readers hold all that may be overwritten.
+        """Get a locked segment of at least `nbytes` to write into.
 
-        Raises:
-            WeightsError: There is no memory for a new one.
+        None where readers hold all that may be overwritten.
         """
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)

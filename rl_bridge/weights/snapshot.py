@@ -102,11 +102,9 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
 def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
     """What this rank has to publish of a state dict; names of which it has nothing are left out.
 
-    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first
-    along every dimension of its mesh that it is replicated over. Nothing is gathered.
-
-    Raises:
-        WeightsError: A DTensor is a sum that has yet to be reduced, or a rank's part of it is no box.
+    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first along every
+    dimension of its mesh that it is replicated over. Nothing is gathered. WeightsError for a sum that has yet to be
+    reduced, or a part that is no box.
     """
     shards: dict[str, Shard] = {}
     for name, value in state.items():
