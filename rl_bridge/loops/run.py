@@ -31,8 +31,7 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics.console import iteration_line
-from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, rewind
+from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, iteration_line, rewind
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED

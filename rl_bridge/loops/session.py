@@ -176,7 +176,6 @@ def evaluate_run(config: Config, folder: Path) -> None:
     the logs, and is gone again where nothing was started. Ctrl-C and SIGTERM raise KeyboardInterrupt.
     """
     model_path = ready_to_evaluate(config)
-
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -81,7 +82,6 @@ class Fleet:
         # vLLM and others leave files where temporary ones go; theirs go together.
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
-
         self._outer = current_fleet.get()
         current_fleet.set(self)
         return self
@@ -90,14 +90,15 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         current_fleet.set(self._outer)
-
         if not self._fault.done():
             self._fault.cancel()
-        for service in reversed(self._services.values()):
-            await service.stop()
-        await self._hosts.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        leave_quietly()
+        # Each of them, whatever becomes of the one before: who is told to go twice shall leave no job to its scheduler.
+        async with AsyncExitStack() as ending:
+            ending.callback(leave_quietly)
+            ending.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            ending.push_async_callback(self._hosts.close)
+            for service in self._services.values():
+                ending.push_async_callback(service.stop)
 
     async def launch(
         self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]

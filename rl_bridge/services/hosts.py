@@ -188,9 +188,11 @@ class _Job(_Remote):
         return tuple(getattr(state, name) for name in self._names)
 
     async def close(self) -> None:
-        await super().close()
-        with contextlib.suppress(Exception):  # its hosts may be gone already
-            self._job.kill()
+        try:
+            await super().close()
+        finally:
+            with contextlib.suppress(Exception):  # its hosts may be gone already
+                self._job.kill()
 
 
 async def _stop(mesh: Any) -> None:
