@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import Config, LoraConfig, MonarchConfig, RoleConfig
+from rl_bridge.config import Config, LoraConfig, MonarchConfig
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import Placement, ServiceOptions, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, by_need, options_of
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"
@@ -463,7 +463,9 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {
-        name: _room(getattr(monarch.roles, name), name if monarch.colocate else "")
+        name: ServiceOptions(
+            **options_of(getattr(monarch.roles, name)), gpu_pool=name if monarch.colocate else ""
+        )
         for name in ("trainer", "policy")
     }
     for name in by_need(roles):
@@ -472,16 +474,6 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
             if name == "policy":
                 on[slot.first] += 1
     return max(on.values())
-
-
-def _room(role: RoleConfig, shares: str) -> ServiceOptions:
-    return ServiceOptions(
-        procs=role.procs,
-        hosts=role.hosts,
-        with_gpus=role.gpus > 0,
-        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
-        gpu_pool=shares,
-    )
 
 
 def _reward_model(config: Config) -> ModelSize | None:

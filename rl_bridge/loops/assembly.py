@@ -48,7 +48,7 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.options import by_need
+from rl_bridge.services.options import by_need, options_of
 from rl_bridge.services.service import Service, tell_of_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
@@ -201,12 +201,8 @@ def _of(
     config: Config, actor: type[ServiceActor], name: str, role: RoleConfig, environment: dict[str, str]
 ) -> BoundOptions:
     return actor.options(
-        procs=role.procs,
-        hosts=role.hosts,
-        with_gpus=role.gpus > 0,
-        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        **options_of(role),
         gpu_pool=name if config.monarch.colocate else "",
-        num_replicas=role.replicas,
         name=name,
         environment=environment,
         restarts=config.monarch.restarts,

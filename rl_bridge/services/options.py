@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
+from rl_bridge.config.monarch import RoleConfig
 from rl_bridge.errors import RoleError
 
 
@@ -74,6 +75,17 @@ class ServiceOptions:
                 raise ValueError(f"expected {key} to be at least 1, got {getattr(self, key)}")
         if self.start_timeout_s <= 0:
             raise ValueError(f"expected start_timeout_s to be more than 0 s, got {self.start_timeout_s:g}")
+
+
+def options_of(role: RoleConfig) -> dict[str, Any]:
+    """The keys of `ServiceOptions` that a row of the role table decides."""
+    return {
+        "procs": role.procs,
+        "hosts": role.hosts,
+        "with_gpus": role.gpus > 0,
+        "gpus_per_proc": max(1, role.gpus // (role.procs * role.hosts)),
+        "num_replicas": role.replicas,
+    }
 
 
 class ByRank(list[Any]):

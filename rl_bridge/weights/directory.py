@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, key_text
 
 
@@ -50,7 +49,6 @@ class WeightDirectory:
         self._entries: dict[Key, _Entry] = {}
         self._groups: dict[str | None, list[str]] = {}
         """Who has published all versions, or one name, again and again; the last one does now."""
-        self._latest: PolicyVersion | None = None
         self._leases: dict[tuple[Key, Publication], dict[str, float]] = {}
         """Who reads which publishing of which key, and until when at most."""
         self._closed = False
@@ -68,15 +66,13 @@ class WeightDirectory:
         async with self._changed:
             self._require_current(key, publication)
             if replaces is not None and replaces != key:
-                self._drop(replaces)
+                self._entries.pop(replaces, None)
             if isinstance(key, int):
                 for later in [k for k in self._entries if isinstance(k, int) and k > key]:
-                    self._drop(later)
+                    self._entries.pop(later, None)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
                 entry = self._entries[key] = _Entry(publication, ranks)
-                if self._latest == key:
-                    self._latest = None
             if entry.ranks != ranks:
                 raise WeightsError(f"expected {entry.ranks} ranks to publish {key_text(key)}, got {ranks}")
             entry.begun[origin.rank] = origin
@@ -93,10 +89,9 @@ class WeightDirectory:
                 )
             entry.finished[contribution.origin.rank] = contribution
             if entry.whole and isinstance(key, int):
-                self._latest = key
                 for older in [k for k in self._entries if isinstance(k, int)]:
                     if self._entries[older].publication.group != publication.group:
-                        self._drop(older)  # its publishers are gone
+                        self._entries.pop(older, None)  # its publishers are gone
             self._changed.notify_all()
 
     async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
@@ -147,11 +142,6 @@ class WeightDirectory:
             )
         return entry.whole or entry.failure is not None
 
-    async def latest(self) -> PolicyVersion | None:
-        """The version that was finished last; None where there is none."""
-        self._require_open()
-        return self._latest
-
     async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
         """Keep what lies with publishers from being overwritten, for `seconds` at most; raises where it is gone."""
         self._require_open()
@@ -179,7 +169,7 @@ class WeightDirectory:
         entry = self._entries.get(key)
         if entry is not None and entry.publication == publication:
             async with self._changed:
-                self._drop(key)
+                self._entries.pop(key, None)
                 self._changed.notify_all()
         return []
 
@@ -193,11 +183,6 @@ class WeightDirectory:
     def group(self) -> str:
         """Names the caller's fellow publishers and itself, the same on every rank: here all within this process."""
         return "local"
-
-    def _drop(self, key: Key) -> None:
-        self._entries.pop(key, None)
-        if self._latest == key:
-            self._latest = None
 
     def _require_open(self) -> None:
         if self._closed:

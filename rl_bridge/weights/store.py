@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import SnapshotState, Wanted, copy_all, plan_reads, view
 from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.local import Publisher, Room, SegmentPublisher, SegmentReader, TransportReader
@@ -212,10 +211,6 @@ class WeightStore:
         """
         async with self._hold_parts(key, like) as (wants, held):
             yield SnapshotState(wants, held, like, device=device)
-
-    async def latest(self) -> PolicyVersion | None:
-        """The version that was published last; None before the first."""
-        return await self._directory.latest()
 
     async def close(self) -> None:
         """Give back what this process has of the store; in the process that made it, end it for all."""

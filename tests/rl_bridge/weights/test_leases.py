@@ -25,7 +25,8 @@ async def test_a_snapshot_that_is_read_is_not_given_up_and_one_given_up_is_not_r
     assert isinstance(await directory.find(1, 0), Snapshot)
     await directory.end_lease(1, FIRST, "reader")
     assert await directory.retire(1, FIRST) == []
-    assert await directory.latest() is None
+    with pytest.raises(WeightsError, match="there is: nothing"):
+        await directory.find(1, 0)
     with pytest.raises(SnapshotOverwrittenError, match="version 1"):
         await directory.lease(1, FIRST, "late", 60)
 

@@ -80,7 +80,6 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
         assert not waiting.done()
     with pytest.raises(WeightsError, match=rf"rank 0 \(process {pid}\) died while it published"):
         await waiting
-    assert await store.latest() == 1
     await store.put(2, state_of(2.0))
     assert_same(await store.get(2), state_of(2.0))
 
