@@ -67,15 +67,7 @@ def service_rows(
         ServiceRow(
             name=name,
             replicas=tuple(
-                ReplicaRow(
-                    id=replica.id,
-                    state=replica.state,
-                    host=replica.host or None,
-                    pids=replica.pids,
-                    in_flight=replica.in_flight,
-                    restarts=replica.restarts,
-                    version=versions.get(name, {}).get(replica.id),
-                )
+                replica.model_copy(update={"version": versions.get(name, {}).get(replica.id)})
                 for replica in service.replicas
             ),
         )

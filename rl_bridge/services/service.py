@@ -5,11 +5,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
+from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import Balanced, Fanout, Roster
 from rl_bridge.services.options import Place, RestartBudget, ServiceOptions
@@ -215,27 +215,6 @@ async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
         incarnation.lose(str(error))
 
 
-@dataclass(slots=True, frozen=True)
-class ReplicaStatus:
-    """How one replica stands: a place a rank (none of a start that is over), and calls begun and not ended."""
-
-    id: int
-    state: ReplicaState
-    places: tuple[Place, ...]
-    in_flight: int
-    restarts: int
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process of each rank."""
-        return tuple(place.pid for place in self.places)
-
-    @property
-    def host(self) -> str:
-        """The host of the first rank; empty before it has told."""
-        return self.places[0].host if self.places else ""
-
-
 HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0
 LOSSES_TOLD = 64
@@ -285,17 +264,18 @@ class Service(Balanced):
         self._listeners: list[Callable[[Roster], None]] = []
 
     @property
-    def replicas(self) -> list[ReplicaStatus]:
-        """How each replica stands."""
+    def replicas(self) -> list[ReplicaRow]:
+        """How each replica stands; what weights it has only itself knows."""
         return [
-            ReplicaStatus(
-                keeper.replica,
-                ReplicaState.SUSPECT
+            ReplicaRow(
+                id=keeper.replica,
+                state=ReplicaState.SUSPECT
                 if keeper.state is ReplicaState.SERVING and self._balancer.is_suspended(keeper.replica)
                 else keeper.state,
-                keeper.places,
-                self._balancer.in_flight(keeper.replica),
-                keeper.restarts,
+                host=keeper.places[0].host if keeper.places else None,
+                pids=tuple(place.pid for place in keeper.places),
+                in_flight=self._balancer.in_flight(keeper.replica),
+                restarts=keeper.restarts,
             )
             for keeper in self._keepers.values()
         ]

@@ -87,12 +87,12 @@ class SyntheticRolloutActor(ServiceActor):
     @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
-        await self._worker.cut(leases)
+        self._worker.cut(leases)
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> None:
         """See `SyntheticWorker.update_weights`."""
-        await self._worker.update_weights(version)
+        self._worker.update_weights(version)
 
 
 class SyntheticTrainerActor(ServiceActor):

@@ -16,7 +16,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import Client, SessionLeases
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings
+from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.groups import PlayedEnvironment
 from rl_bridge.rollout.policy import ChatPolicy
@@ -134,32 +134,19 @@ TIMEOUT_S = 600.0
 """For whatever should take seconds."""
 
 
-class SyntheticWorker:
+class SyntheticWorker(RolloutWorker):
     """A rollout worker on sleeping environments."""
 
     def __init__(self, settings: SyntheticSettings) -> None:
-        self._policy = InstantPolicy()
+        self._instant = InstantPolicy()
         sessions = SessionLeases(
             lambda _: cast(Client, SleepingClient(settings)), sessions=settings.sessions, urls=["sleep"]
         )
-        self._worker = RolloutWorker(sessions, task=SleepingTask(), policy=self._policy, max_attempts=1)
+        super().__init__(sessions, task=SleepingTask(), policy=self._instant, max_attempts=1)
 
-    async def play(self, assignment: Assignment) -> AssignmentResult:
-        """See `RolloutWorker.play`."""
-        return await self._worker.play(assignment)
-
-    @property
-    def playing(self) -> tuple[int, ...]:
-        """See `RolloutWorker.playing`."""
-        return self._worker.playing
-
-    async def cut(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cut`."""
-        self._worker.cut(leases)
-
-    async def update_weights(self, version: PolicyVersion) -> None:
+    def update_weights(self, version: PolicyVersion) -> None:
         """What is answered from now on comes from these weights."""
-        self._policy.version = version
+        self._instant.version = version
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
