@@ -12,7 +12,7 @@ from loop_stage import Stage, hang
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.weight_sync import SyncMetrics
+from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
@@ -130,8 +130,13 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     def taken(*seconds: float) -> Any:
         return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
 
-    metrics = SyncMetrics.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
-    assert metrics == SyncMetrics(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
+    metrics = sync_metrics(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    assert metrics == {
+        "sync/push_s": 9.0,
+        "sync/transport_s": 3.0,
+        "sync/pause_s": 5.0,
+        "sync/load_s": 2.0,
+    }
 
 
 @pytest.mark.parametrize("file", ["groups.jsonl"])
