@@ -134,23 +134,14 @@ class TaskTable(_Table):
 
 @dataclass(frozen=True)
 class HarborTask:
-    """One task.
-
-    Attributes:
-        folder: Where it lies.
-        config: Its task.toml.
-    """
+    """One task."""
 
     folder: Path
     config: TaskTable
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a task.
-
-        Raises:
-            InvalidTaskError: It is none, or asks for what cannot be had here.
-        """
+        """Read a task. InvalidTaskError: It is none, or asks for what cannot be had here."""
         file = folder / TASK
         try:
             task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8"))))

@@ -77,9 +77,6 @@ class CheckLimits:
 class RunningServer:
     """One server of the environment under test.
 
-    Args:
-        new_provider: Makes what starts it; called again for each restart.
-
     Attributes:
         url: Where it is; another place after a restart.
     """

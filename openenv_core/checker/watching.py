@@ -74,12 +74,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
-    """A server of one's own that can be looked at.
-
-    Attributes:
-        server: The server.
-        notes: Where its processes note that they have thrown their garbage away.
-    """
+    """A server of one's own that can be looked at."""
 
     server: RunningServer
     notes: str

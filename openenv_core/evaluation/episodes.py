@@ -116,16 +116,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
-    """Where episodes are played, and by whom.
-
-    Attributes:
-        environment: Its name in records.
-        url: The server's.
-        token: The server's.
-        policy: Who plays.
-        settings: How.
-        alive: Whether the server still runs, as far as that is known.
-    """
+    """Where episodes are played, and by whom."""
 
     environment: str
     url: str
@@ -136,10 +127,6 @@ class Arena:
 
     async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
         """Play episodes, in any order, over at most `sessions` sessions.
-
-        Args:
-            episodes: What is to be played.
-            done: Told of each that is over, lost ones included.
 
         Raises:
             EvaluationStoppedError: As many in a row are lost as there are sessions.

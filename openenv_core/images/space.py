@@ -28,14 +28,7 @@ _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 @dataclass(slots=True)
 class Staged:
-    """What a Space will hold.
-
-    Attributes:
-        files: Its files and their sizes, in order.
-        left_out: What of the folder stays behind, and why.
-        port: Where its server listens.
-        notes: What a person should know.
-    """
+    """What a Space will hold."""
 
     files: dict[str, int]
     left_out: dict[str, str]

@@ -22,12 +22,7 @@ NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
 
 
 class CommandTypedError(Exception):
-    """A command was typed in place of an answer.
-
-    Attributes:
-        name: The command.
-        rest: What followed it.
-    """
+    """A command was typed in place of an answer."""
 
     def __init__(self, name: str, rest: str) -> None:
         super().__init__(name)
@@ -37,14 +32,7 @@ class CommandTypedError(Exception):
 
 @dataclass(slots=True)
 class Prompts:
-    """Asks for actions.
-
-    Attributes:
-        terminal: Where.
-        forms: What the environment takes.
-        tools: What it offers to call.
-        refused: How many answers could not be used.
-    """
+    """Asks for actions."""
 
     terminal: Terminal
     forms: tuple[Form, ...]

@@ -296,11 +296,7 @@ _read: Final = TypeAdapter[Request](
 
 
 def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = OPERATIONS) -> Request:
-    """Read the header of a request, in a frame of this size.
-
-    Raises:
-        RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR.
-    """
+    """Read the header of a request, in a frame of this size. RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR."""
     if header.get("op") not in operations:
         raise RefusalError(
             UNKNOWN_TYPE,

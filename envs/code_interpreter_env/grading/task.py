@@ -97,12 +97,7 @@ class FunctionCase(Case):
 
 
 class StdioCase(Case):
-    """A run of the whole program.
-
-    Attributes:
-        stdin: what it reads.
-        stdout: what it should print.
-    """
+    """A run of the whole program."""
 
     stdin: str = ""
     stdout: str
@@ -140,14 +135,7 @@ class BaseTask(Strict):
 
 
 class FunctionTask(BaseTask):
-    """A function is called with each case's arguments, and its answers are compared outside its process.
-
-    Attributes:
-        entry: its name.
-        compare: when an answer is right.
-        public: cases that may be shown.
-        hidden: cases that may not.
-    """
+    """A function is called with each case's arguments, and its answers are compared outside its process."""
 
     kind: Literal["function"] = "function"
     entry: Name

@@ -50,11 +50,7 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class HostFailureError(SandboxFailureError):
-    """The service, the gateway or the container failed; the code had no part in it.
-
-    Attributes:
-        state_lost: Whether the interpreter is gone with it.
-    """
+    """The service, the gateway or the container failed; the code had no part in it."""
 
     def __init__(self, message: str, *, state_lost: bool = False) -> None:
         super().__init__(message)
@@ -74,10 +70,6 @@ class InsideCall:
 
     The marker around the answer is random, so that nothing that was printed before is taken for it. Code that stays
     in the interpreter can see it and answer in our place; it would answer for its own files only.
-
-    Args:
-        function: A function of `inside.py`.
-        arguments: What it is called with, as JSON.
 
     Attributes:
         function: As given.
@@ -450,11 +442,7 @@ class InterpreterHost(Protocol):
 
 
 class HostedBackend:
-    """Opens interpreters that one host runs.
-
-    Args:
-        make_host: Returns the host, not asked for anything yet.
-    """
+    """Opens interpreters that one host runs."""
 
     isolation = "remote"
 

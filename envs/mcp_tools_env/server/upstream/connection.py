@@ -196,11 +196,7 @@ class UpstreamConnection:
         return self._client is not None and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def list_tools(self, timeout_s: float) -> list[types.Tool]:
-        """Ask which tools it has, all within the time.
-
-        Raises:
-            CallError: It does not say, or says what is no list.
-        """
+        """Ask which tools it has, all within the time. CallError: It does not say, or says what is no list."""
         session = self._alive().session
         self.stale = False
 

@@ -126,11 +126,7 @@ class ServerProcess:
         return f"{how}; its last words: {last_words}" if last_words else how
 
     def write(self, data: bytes) -> int:
-        """Hand data to it and return how many bytes it has not read yet.
-
-        Raises:
-            ServerFailedError: It reads no more.
-        """
+        """Hand data to it and return how many bytes it has not read yet. ServerFailedError: It reads no more."""
         if self.stdin.is_closing():
             raise ServerFailedError("it reads no more")
         self.stdin.write(data)
