@@ -324,7 +324,7 @@ class HarborTasks(IndexedTasks):
         tasks = self._split(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks):
             raise IndexError(
-                f"expected an index from 0 to {len(tasks) - 1} of the split {split!r}, got {index!r:.40}"
+                f"expected an index below {len(tasks)} of the split {split!r}, got {index!r:.40}"
             )
         return tasks[index]
 

@@ -98,9 +98,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
             (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
             reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
             if reply.status_code != httpx.codes.OK:
-                raise ConfigurationError(
-                    f"expected an environment with a split {split!r}, got: {reply.text:.300}"
-                )
+                raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
             return int(reply.json()["num_tasks"])
 
     try:

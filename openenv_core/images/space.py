@@ -130,9 +130,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     """Return an environment's Dockerfile after the base's own, and put the base's parts beside it."""
     parts = into / PARTS
     if parts.exists():
-        raise ConfigurationError(
-            f"expected a folder without {PARTS}, which a Space's base is made from, got one"
-        )
+        raise ConfigurationError(f"expected a folder without {PARTS}, which a Space's base is made from")
     with base.context() as request:
         shutil.copytree(request.context, parts)
         requirement = request.build_args["ROPEWALK"]

@@ -104,7 +104,6 @@ class Prompts:
             return None
 
     def _fill(self, form: Form, *, first: bool) -> Json | None:
-        """Ask for the fields of an action. In place of the first one the whole action can be given."""
         values: Json = dict(form.fixed)
         if not form.fields:
             text = self.line(f"{form.title} (Enter): ")
@@ -119,7 +118,6 @@ class Prompts:
         return values
 
     def _call(self, form: Form) -> Json | None:
-        """Ask for a tool, and for its arguments."""
         names = [str(tool.get("name")) for tool in self.tools]
         name, whole = self._choose("tool", names)
         if name is None:

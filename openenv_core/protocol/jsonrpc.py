@@ -42,9 +42,7 @@ def parse(text: str | bytes) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise JsonRpcFaultError(
-            PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}"
-        ) from None
+        raise JsonRpcFaultError(PARSE_ERROR, f"expected a JSON object that can be read: {error}") from None
 
 
 def read(value: Any, size: int) -> RpcRequest:

@@ -141,9 +141,7 @@ def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any
     try:
         reply = from_json(frame)
     except ValueError as error:
-        raise ProtocolError(
-            f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}"
-        ) from None
+        raise ProtocolError(f"expected a JSON {expected!r}, got {_excerpt(frame)}: {error}") from None
     return data_of(reply, expected)
 
 

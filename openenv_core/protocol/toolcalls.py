@@ -30,8 +30,6 @@ class _Called(CallToolObservation):
 
 
 class _Listed(ListToolsObservation):
-    """Likewise."""
-
     model_config = ConfigDict(extra="allow")
 
 
@@ -87,9 +85,7 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
     try:
         observation = _observation(said)
     except ValidationError as error:
-        raise ProtocolError(
-            f"expected an observation from the server, got {_excerpt(payload)}: {error}"
-        ) from error
+        raise ProtocolError(f"expected an observation, got {_excerpt(payload)}: {error}") from error
     metadata = payload.get("metadata")
     return StepResult(
         observation, observation.reward, observation.done, metadata if isinstance(metadata, dict) else None

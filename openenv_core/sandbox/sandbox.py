@@ -75,9 +75,7 @@ class Sandbox:
             SandboxClosedError: It was not started.
         """
         if self._isolation is None:
-            raise SandboxClosedError(
-                "expected a running sandbox, got one that was not started; await start() first"
-            )
+            raise SandboxClosedError("expected a running sandbox, got one that was not started; start it")
         return self._isolation
 
     @property
@@ -488,16 +486,14 @@ class SandboxSession:
             raise SandboxClosedError("expected an open session, got one that was closed; open another")
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.own_end()) is not None:
-                raise _EndedItselfError(
-                    f"{own}; variables and files are gone, and the next request begins anew"
-                )
+                raise _EndedItselfError(f"{own}; variables and files are gone, the next request begins anew")
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             why = (
                 ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
             )
             raise SandboxUnavailableError(
-                f"{why}; variables and files are gone, and the next request begins anew"
+                f"{why}; variables and files are gone, the next request begins anew"
             )
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._sandbox._fork_interpreter(

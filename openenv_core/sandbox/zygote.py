@@ -309,9 +309,7 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         return cgroup, cgroup.open_doors()
     except OSError as error:
-        raise SandboxUnavailableError(
-            f"expected a control group for the interpreter, got none: {error}"
-        ) from None
+        raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
 
 
 async def _hear(connections: Connections, exited: asyncio.Future[Exit], word: bytes) -> tuple[int, list[int]]:

@@ -179,7 +179,7 @@ class TaskSession:
         """
         if self.done:
             raise NoAttemptsLeftError(
-                "expected a submission before the end of the task, got one after it; reset first"
+                "expected a submission before the task has ended, got one after; reset first"
             )
         self.attempts_left -= 1
         verdict: Verdict | None = None

@@ -150,7 +150,7 @@ class FunctionTask(BaseTask):
             lists = self.compare.type in ("unordered", "set_like", "any_of")
             if lists and type(case.expected) not in (list, tuple):
                 raise ValueError(
-                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected!r}"
+                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected}"
                 )
             if (
                 isinstance(self.compare, Unordered)
@@ -231,9 +231,7 @@ class SuiteTask(BaseTask):
         try:
             ast.parse(source)
         except SyntaxError as error:
-            raise ValueError(
-                f"expected test code that compiles, got line {error.lineno}: {error.msg}"
-            ) from None
+            raise ValueError(f"expected test code that compiles, line {error.lineno}: {error.msg}") from None
         return source
 
     @model_validator(mode="after")

@@ -394,7 +394,6 @@ class _Episode:
     state: CodeInterpreterState
 
     async def close(self) -> None:
-        """End the interpreter that it holds."""
         await self.branch.close()
 
 
@@ -406,7 +405,6 @@ class _Judging:
         self._packages = packages
 
     async def open(self, limits: Limits) -> Interpreter:
-        """Start one; whoever asked for it closes it."""
         return await (await self._keeper.start_backend()).open(limits, packages=self._packages)
 
 

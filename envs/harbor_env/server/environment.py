@@ -329,7 +329,6 @@ def _seen(came: CommandResult, **end: Any) -> HarborObservation:
 
 
 def _result(seen: HarborObservation) -> ToolResult:
-    """Return what a tool answers, for what its action has come to."""
     if seen.status in ("refused", "sandbox_error"):
         kind = ToolErrorType.EXECUTION_ERROR if seen.status == "refused" else ToolErrorType.TRANSPORT_ERROR
         result = ToolResult.failed(kind, seen.reason or seen.status)

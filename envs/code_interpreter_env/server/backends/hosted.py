@@ -314,13 +314,11 @@ class HostedInterpreter(ABC):
             await self._end()
 
     async def _put(self, path: str, data: bytes) -> None:
-        """Write a file through our own code."""
         for offset in range(0, max(1, len(data)), PIECE_BYTES):
             piece = base64.b64encode(data[offset : offset + PIECE_BYTES]).decode()
             await self._inside("put", path=path, offset=offset, data=piece)
 
     async def _get(self, path: str) -> bytes:
-        """Read a file through our own code."""
         whole, most = bytearray(), self._limits.file_bytes
         while True:
             reply = await self._inside("get", path=path, offset=len(whole), piece=PIECE_BYTES, most=most)
@@ -469,9 +467,7 @@ class HostedBackend:
                 "expected a session without snapshots, which only the local sandbox has; leave snapshot out"
             )
         if self._host is None:
-            raise SandboxUnavailableError(
-                "expected a backend that was started, got one that was not, or was closed"
-            )
+            raise SandboxUnavailableError("expected a backend that was started, got one that is not")
         interpreter = self._host.make_interpreter(limits, packages)
         self._opened = {each for each in self._opened if not each.closed} | {interpreter}
         try:

@@ -153,7 +153,6 @@ class _Ran(NamedTuple):
                 collector.note_loss("stdout", "stderr", "outputs")
 
     def stdout(self) -> str:
-        """Return all that was written to stdout."""
         return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
 
 
@@ -190,7 +189,6 @@ class _TogetherService:
         return _read(await self._request("POST", "/tci/execute", content, limit_s, most_bytes, repeatable))
 
     async def sessions(self, patience_s: float | None = None) -> frozenset[str]:
-        """Return the ids of the sessions that are alive."""
         limit_s = self._settings.network_s
         reply = await self._request(
             "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, patience_s
@@ -201,15 +199,12 @@ class _TogetherService:
             raise self._not_as_documented("a list of sessions") from None
 
     async def check(self) -> None:
-        """See that the service is there, and that the token is good."""
         await self.sessions()
 
     def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_TogetherInterpreter":
-        """Return an interpreter that is to have a session of its own."""
         return _TogetherInterpreter(self, limits, packages, self._settings.report_files)
 
     async def close(self) -> None:
-        """Let the connections go."""
         await asyncio.shield(self._http.aclose())
 
     async def _request(
@@ -295,9 +290,7 @@ def _read(reply: Any) -> _Ran:
     except (KeyError, TypeError, AttributeError):
         session_id = None
     if not isinstance(session_id, str) or not session_id:
-        raise HostFailureError(
-            "expected the service to answer with data or errors, as is documented, got neither"
-        )
+        raise HostFailureError("expected the service to answer with data or errors, got neither")
     return _Ran(session_id, outputs)
 
 
@@ -356,9 +349,7 @@ class _TogetherInterpreter(HostedInterpreter):
         )
         reply = require_done(path, call.read(ran.stdout()))
         if reply.get("sha256") != hashlib.sha256(data).hexdigest():
-            raise HostFailureError(
-                "expected the service to put a file where its code runs, and it is not there"
-            )
+            raise HostFailureError("expected the service to put a file where its code runs, it did not")
 
     async def _send(
         self,

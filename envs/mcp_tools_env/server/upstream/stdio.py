@@ -100,9 +100,7 @@ class ServerProcess:
         except BaseException as error:
             await process.close()
             if isinstance(error, OSError):
-                raise ServerFailedError(
-                    f"expected a program {command[0]!r}, got: {error.strerror}"
-                ) from error
+                raise ServerFailedError(f"expected a program {command[0]!r}: {error.strerror}") from error
             raise
         return process
 
