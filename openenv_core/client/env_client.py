@@ -297,6 +297,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def fork(self, count: int) -> list[Self]:
         """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
 
+        Args:
+            count: How many.
+
         Raises:
             ServerError: The environment cannot be forked, or there is no room for so many.
         """
@@ -330,6 +333,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Return `count` sessions on the same server over one connection, which are asked together.
 
         They are not this client's: whoever asks for them closes them, before this client where it runs the server.
+
+        Args:
+            count: How many, numbered from 0.
 
         Raises:
             CapacityError: The server had no room for so many within `queue_timeout_s`; none is opened.
