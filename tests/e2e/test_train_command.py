@@ -270,7 +270,7 @@ def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path
     run = ropewalk(*small(tmp_path, *words))
     run.wait_for("   6/500")
     run.process.kill()
-    run.wait(10)
+    run.wait(60)
     reference = tmp_path / "run" / "initial_policy" / "model.safetensors"
     before = reference.stat()
     again = ropewalk("train", "--resume", str(tmp_path / "run"), "trainer.iterations=10")
@@ -289,4 +289,4 @@ def test_killed_controller_takes_everything_along(ropewalk: Start, tmp_path: Pat
     run.wait_for("   1/500")
     assert len(run.alive()) >= 4  # controller, two roles, the environment's server and its guard
     run.process.kill()
-    run.wait(10)
+    run.wait(60)

@@ -285,7 +285,7 @@ async def test_draining_returns_at_its_deadline() -> None:
         call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "a"}))
         await ws.send(json.dumps(step()))
         await eventually(lambda: env.stepping == 2)
-        await asyncio.wait_for(app.drain(0.2), 20)
+        await asyncio.wait_for(app.drain(0.2), 60)
         assert (await call).status_code == 404  # its session has been ended
         assert app.sessions.active == 1  # the socket's; it goes with the server
     env.release.set()
