@@ -12,7 +12,7 @@ from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
-from servers.sessions import SessionSlots, SessionTable, session
+from servers.sessions import SessionTable, session
 from servers.sessions import table as reaper
 
 TOKENS = ("a" * 32, "b" * 32)
@@ -119,23 +119,6 @@ async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
     assert table.find("", "same") is new
     await table.shut_down()
     assert table.active == 0
-
-
-def test_slots_add_up() -> None:
-    slots = SessionSlots(3, per_owner=2)
-    for owner in ("a", "a", "b"):
-        slots.take(owner)
-    for owner, word in (("a", "2 of 2"), ("c", "3 of 3")):
-        with pytest.raises(RefusalError, match=word):
-            slots.take(owner)
-    slots.give("b")
-    with pytest.raises(RefusalError, match="2 of 2"):
-        slots.take("a")
-    assert (slots.active, slots.cap) == (2, 3)
-    slots.give("a")
-    slots.give("a")
-    assert slots.active == 0
-    assert not slots._taken
 
 
 # The reaper
