@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
-from openenv_core.sandbox import Limits, Sandbox
+from openenv_core.sandbox import Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.inside import agent, cells
 from servers.sandboxes.guest import Guest, GuestError
 
 BOOT_TIMEOUT_S: Final = 60.0
+END_TIMEOUT_S: Final = 2.0
 FOREVER_S: Final = 10.0 * 365 * 86_400
 
 
@@ -35,7 +36,10 @@ class Machine(Protocol):
     memory_bytes: int
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Have everything in it stand still, or go on."""
+        """Have everything in it stand still, or go on. GuestError: it cannot."""
+
+    async def fork(self, contexts: list[str]) -> "Machine":
+        """Return a copy of it, with these of its interpreters. GuestError: there can be none."""
 
     async def close(self) -> None:
         """End it, and remove what it left. Idempotent; called again after it has failed."""
@@ -44,33 +48,55 @@ class Machine(Protocol):
 class ProcessMachine:
     """A session of the sandbox: an interpreter's walls, with programs allowed behind them."""
 
-    def __init__(self, guest: Guest, session: Any, serving: "asyncio.Task[None]") -> None:
+    def __init__(self, guest: Guest, session: SandboxSession, channel: socket.socket | None) -> None:
         self.guest = guest
         self.isolation = str(session.isolation)
         self.cpus = 1.0
         self.memory_bytes = session.limits.memory_bytes
-        self._session, self._serving = session, serving
+        self._session = session
+        self._serving = asyncio.create_task(self._serve(channel), name="sandbox")
+        self._forking = asyncio.Lock()
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
         """Fork one. SandboxUnavailableError: none can be had."""
-        session = await sandbox.open(replace(limits, timeout_s=FOREVER_S, allow_subprocess=True))
+        limits = replace(limits, timeout_s=FOREVER_S, allow_subprocess=True)
+        session = await sandbox.open(limits, snapshot=True)
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        return cls(Guest(*await asyncio.open_unix_connection(sock=ours)), session, theirs)
 
-        async def serve() -> None:
-            with theirs:
-                await session.serve(theirs)
-
-        return cls(Guest(reader, writer), session, asyncio.create_task(serve(), name="sandbox"))
+    async def _serve(self, channel: socket.socket | None) -> None:
+        with channel or contextlib.nullcontext():
+            await self._session.serve(channel)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Stop all of its processes, or let them go on."""
+        """Stop all of its processes, or let them go on. Those of forks are not told apart."""
+        if self._session.related:
+            raise GuestError(
+                "failed_precondition",
+                "expected a sandbox of which no fork or snapshot lives, got one that has some; end them first",
+            )
         self._session.freeze(frozen=frozen)
+
+    async def fork(self, contexts: list[str]) -> Machine:
+        """Fork its agent and its interpreters. What commands run stays with the original."""
+        ours, theirs = socket.socketpair()
+
+        async def ask(folder: str) -> None:
+            await self.guest.ask("fork", folder=folder, contexts=contexts)
+
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            async with self._forking:
+                session = await self._session.fork_agent(theirs, len(contexts), ask)
+            undo.pop_all()
+        return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
     async def close(self) -> None:
         """End them."""
         await self.guest.close()
+        if self._session.related:  # with the channel its agent ends what it has started
+            await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
         await self._session.close()
@@ -159,6 +185,13 @@ class ContainerMachine:
         """Have the engine stop all of its processes, or let them go on."""
         verb = "pause" if frozen else "unpause"
         await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
+
+    async def fork(self, contexts: list[str]) -> Machine:
+        """Say that this cannot be."""
+        raise GuestError(
+            "unimplemented",
+            "expected a process sandbox, got a container: an engine copies files, and no memory",
+        )
 
     async def close(self) -> None:
         """Remove the container."""
