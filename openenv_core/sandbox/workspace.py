@@ -149,7 +149,7 @@ class Workspace:
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, name: str, *, fill: bool = True) -> "Workspace":
-        """Return a copy of the files, in a folder of this one that is not listed; without fill, room for one. Blocks."""
+        """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
         if not fill and not self.bounded:
             own, whole = sum(told.st_size for _, told in self._walk(everything=False)), self
             while whole._above is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
 from openenv_core.sandbox import Limits, Sandbox, SandboxSession
-from openenv_core.sandbox.inside import agent, cells
+from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
 
 BOOT_TIMEOUT_S: Final = 60.0
@@ -125,7 +125,7 @@ def _program() -> bytes:
     packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
     sources = {
         **dict.fromkeys(packages, ""),
-        **{each.__name__: inspect.getsource(each) for each in (cells, agent)},
+        **{each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)},
     }
     return json.dumps({"main": "import os" + _MAIN, "sources": sources}).encode()
 

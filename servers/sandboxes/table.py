@@ -110,7 +110,7 @@ class Record:
         contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
         making: Held while a context is made.
         watchers: Folders that are watched for whoever asks now and then: what came, and what ends it.
-        snapshot_of: The sandbox whose state it keeps for others to be made from, when it is no sandbox; None: it is one.
+        snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
         names: A snapshot's.
     """
 

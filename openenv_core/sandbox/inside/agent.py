@@ -1,9 +1,9 @@
 """Serves a whole sandbox from inside: commands, files, watched folders, code. One thread, one channel to the host.
 
-A frame is two lengths, a header of JSON, and bytes. The host asks `{"id", "op", ...}` and is answered `{"id", ...}`,
-with `error` and `message` where it is refused; what comes by itself names a `stream`: a command (`p` and its number),
-a context, a watcher. Needs the standard library and `cells.py` alone, so that it runs in containers as well, by their
-own Python. Whoever reads what it sends must believe nothing of it: it shares its user with the code.
+The host asks `{"id", "op", ...}` and is answered `{"id", ...}`, with `error` and `message` where it is refused; what
+comes by itself names a `stream`: a command (`p` and its number), a context, a watcher. Needs the standard library and
+its neighbours `cells.py` and `interpreter.py` alone, so that it runs in containers as well, by their own Python.
+Whoever reads what it sends must believe nothing of it: it shares its user with the code.
 """
 
 import contextlib
@@ -13,31 +13,32 @@ import fcntl
 import json
 import os
 import pwd
-import random
 import selectors
 import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn
 
-from openenv_core.sandbox.inside.cells import BACKEND, Cells, ShownBundles, describe
+from openenv_core.sandbox.inside.interpreter import (
+    FILE_PIECE,
+    MAX_DESCRIPTORS,
+    Furnish,
+    arrange,
+    interpret,
+    pack,
+    receive,
+)
 
-Furnish: TypeAlias = Callable[[str], None]
-
-FRAME: Final = struct.Struct("!II")
 PIECE: Final = 1 << 16
 """Bytes of output in one frame."""
 
 WINDOW: Final = 1 << 20
 """Bytes of one stream that may be on their way to whoever reads it; beyond that its pipes are not read."""
 
-FILE_PIECE: Final = 1 << 20
 MAX_ENTRIES: Final = 4096
 """Of a listing, and of a watched folder."""
 
@@ -49,29 +50,12 @@ INTERRUPT_GRACE_S: Final = 1.0
 FORK_TIMEOUT_S: Final = 5.0
 """That an interpreter that runs nothing may take to fork."""
 
-HOST: Final = 4
-"""The descriptor, in interpreters, of the socket on which descriptors come from the host."""
-
 FORKED: Final = b"I"
 """Said by a copy to the host, once it serves."""
 
-_MAX_DESCRIPTORS: Final = 64
-
-SHOWN_BYTES: Final = 8 << 20
 ALIAS: Final = "/home/user"
 """What clients call the home folder, wherever it is."""
 
-_FORMATS: Final = {
-    "text/plain": "text",
-    "text/html": "html",
-    "text/markdown": "markdown",
-    "text/latex": "latex",
-    "image/svg+xml": "svg",
-    "image/png": "png",
-    "image/jpeg": "jpeg",
-    "application/pdf": "pdf",
-    "application/javascript": "javascript",
-}
 _CODES: Final = {
     errno.ENOENT: "not_found",
     errno.ESRCH: "not_found",
@@ -91,28 +75,6 @@ class _RefusedError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
-    """Read one frame. EOFError: the other side is gone."""
-
-    def exactly(size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = read(min(size - len(parts), FILE_PIECE))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
-
-    head, size = FRAME.unpack(exactly(FRAME.size))
-    return json.loads(exactly(head)), exactly(size)
-
-
-def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
-    """Return the bytes of a frame."""
-    head = json.dumps(header, separators=(",", ":")).encode("utf-8", "replace")
-    return FRAME.pack(len(head), len(blob)) + head + blob
 
 
 class _Pipes:
@@ -350,9 +312,9 @@ class _Context:
             try:
                 nothing = os.open(os.devnull, os.O_RDONLY)  # in a container standard input is the host's
                 host = [] if self._agent.host is None else [self._agent.host.fileno()]
-                _arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
+                arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
                 os.chdir(self.cwd)
-                _interpret(socket.socket(fileno=3), self._agent.furnish)
+                interpret(socket.socket(fileno=3), self._agent.furnish)
             finally:
                 os._exit(1)
         theirs.close()
@@ -375,115 +337,6 @@ class _Context:
             self._done()
         else:
             self._agent.send({"stream": self._name, "line": True}, blob)
-
-
-class _Streamed(ShownBundles):
-    """Bundles that are sent as soon as they are shown."""
-
-    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(SHOWN_BYTES)
-        self._send = send
-
-    def add(self, kind: str, data: dict[str, str]) -> None:
-        super().add(kind, data)
-        while self.bundles:
-            kind, data = self.bundles.pop()
-            known = {_FORMATS[mime]: text for mime, text in data.items() if mime in _FORMATS}
-            extra = {mime: text for mime, text in data.items() if mime not in _FORMATS}
-            more = {"extra": extra} if extra else {}
-            self._send({"type": "result", "is_main_result": kind == "execute_result", **known, **more})
-
-
-def _arrange(descriptors: list[int], kept: Iterable[int] = ()) -> None:
-    """Give descriptors the numbers from 0 on, and close all others."""
-    high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for each in descriptors]
-    for place, descriptor in enumerate(high):
-        os.dup2(descriptor, place, inheritable=place < 3)
-    edge = len(descriptors)
-    for descriptor in (*sorted(kept), 4096):
-        os.closerange(edge, descriptor)
-        edge = descriptor + 1
-
-
-def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) -> bool:
-    """Fork an interpreter as it stands; return whether this is the copy, which is no child of the agent's."""
-    with socket.socket(fileno=os.dup(HOST)) as host:
-        _, came, _, _ = socket.recv_fds(host, 1, _MAX_DESCRIPTORS)
-    seeded = random.getstate()  # Python seeds anew in every fork
-    if (between := os.fork()) != 0:
-        for descriptor in came:
-            os.close(descriptor)
-        os.waitpid(between, 0)
-        return False
-    if (copy := os.fork()) != 0:
-        control.sendall(pack({"process": copy}))
-        os._exit(0)
-    random.setstate(seeded)
-    for place, descriptor in enumerate(came, 1):
-        os.dup2(descriptor, place, inheritable=place < 3)
-        os.close(descriptor)
-    here = os.getcwd()
-    furnish(folder)
-    if here.startswith(home + "/"):
-        os.chdir(folder + here[len(home) :])
-    return True
-
-
-def _interpret(control: socket.socket, furnish: Furnish) -> None:
-    """Run cells until the agent is gone."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    running = False
-
-    def interrupted(*_: object) -> None:
-        if running:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupted)
-    os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
-    # Line by line, so that what is printed streams, and keeps its place among what programs print.
-    out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
-    sys.stdout, sys.stderr = out, err
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    cells = Cells()
-    cells.install()
-    pid = os.getpid()
-
-    def send(line: dict[str, Any]) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it is whatever the code has put there
-                stream.flush()
-        control.sendall(pack({}, json.dumps(line).encode("utf-8", "replace")))
-
-    while True:
-        try:
-            header, _ = receive(control.recv)
-        except (EOFError, OSError):
-            os._exit(0)
-        if "folder" in header:
-            if _forked(control, furnish, header["home"], header["folder"]):
-                pid = os.getpid()
-            continue
-        before = dict(os.environ)
-        os.environ.update(header["envs"])
-        try:
-            running = True
-            cells.run(header["code"], _Streamed(send))
-            running = False
-        except BaseException as error:
-            running = False
-            if not isinstance(error, SystemExit) or error.code:
-                told = describe(error)
-                text = "".join(told["traceback"])
-                send({"type": "error", "name": told["ename"], "value": told["evalue"], "traceback": text})
-        if os.getpid() != pid:
-            os._exit(0)  # the code has forked, and this is not the interpreter
-        for name in header["envs"]:
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
-        send({"type": "number_of_executions", "execution_count": cells.count})
-        control.sendall(pack({"end": True}))
 
 
 class _Watcher:
@@ -685,7 +538,7 @@ class Agent:
         os._exit(0)
 
     def _op_fork(self, request: dict[str, Any], _: bytes) -> None:
-        """Go on twice: here, and in a copy with a folder and a channel of its own, and all contexts, but no commands."""
+        """Go on twice: here, and in a copy with all contexts, a folder and a channel of its own, and no commands."""
         if self.host is None:
             raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
         home, folder = self._home, request["folder"]
@@ -698,7 +551,7 @@ class Agent:
             shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
             copies = [(self._contexts[name], name) for name in request["contexts"]]
             processes = [context.fork(home, folder) for context, _ in copies]
-            _, came, _, _ = socket.recv_fds(self.host, 1, _MAX_DESCRIPTORS)
+            _, came, _, _ = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)
             if os.fork() == 0:
                 self._become(
                     folder,
@@ -711,8 +564,8 @@ class Agent:
         except shutil.Error as error:
             raise _RefusedError("resource_exhausted", f"the files were not copied: {error}"[:1000]) from None
         finally:
-            for descriptor in came or self._unused():
-                os.close(descriptor)
+            for each in came or self._unused():
+                os.close(each)
 
     def _unused(self) -> list[int]:
         """Return the descriptors that came for a fork that has failed."""
@@ -720,8 +573,8 @@ class Agent:
         assert self.host is not None
         self.host.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            while came := socket.recv_fds(self.host, 1, _MAX_DESCRIPTORS)[1]:
-                found += came
+            while more := socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]:
+                found += more
         self.host.setblocking(True)
         return found
 
@@ -732,7 +585,7 @@ class Agent:
                 fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 128) for each in came
             ]
             nothing = os.open(os.devnull, os.O_RDONLY)
-            _arrange([nothing, stdout, stderr, control, channel], leads)
+            arrange([nothing, stdout, stderr, control, channel], leads)
             home, self._home = self._home, folder
             self._reads = self._writes = 4
             self._clear()

@@ -23,7 +23,7 @@ from openenv_core.providers.remote import (
     SandboxRefusedError,
     SandboxServiceUnavailableError,
 )
-from openenv_core.sandbox.inside.agent import FRAME, pack
+from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
 from servers.sandboxes.table import ApiError, SandboxLimits
