@@ -139,7 +139,7 @@ class _ModalSandbox:
 class ModalSandboxProvider(HostedServerProvider):
     """Runs a server in a sandbox of Modal's, which is used now and then while this process lives.
 
-    Needs the extra `modal`. No time can be set anew there: Modal ends what nobody has used for `lease_s`, and everything
+    Needs the extra `modal`. No time can be set anew there: Modal ends what nobody has used for `lease_s`, and all
     after a day.
 
     Args:
