@@ -57,7 +57,7 @@ class SandboxLimits:
     Attributes:
         max_sandboxes: At once, those that are paused included.
         max_sandboxes_per_key: The same, of one key; None: only the cap of all.
-        max_starting: Starts at once; further ones wait for their turn.
+        max_starting: Containers that start at once; further ones wait for their turn.
         max_timeout_s: The longest time that a sandbox may be given.
         memory_bytes: Of a container as a whole, and of each program of a process sandbox.
         disk_bytes: All files of a process sandbox together.
@@ -372,7 +372,9 @@ class SandboxTable:
     async def _start(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> None:
         machine: Machine | None = None
         try:
-            async with self._starting:
+            async with (
+                self._starting if record.template not in PROCESS_TEMPLATES else contextlib.nullcontext()
+            ):
                 if record.doomed:
                     return
                 machine = await start()
