@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
+from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
 from openenv_core.sandbox import Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
+
+logger = logging.getLogger("servers")
 
 BOOT_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 2.0
@@ -199,22 +203,77 @@ class ContainerMachine:
         await asyncio.to_thread(self._container.remove)
 
 
+class WarmContainers:
+    """Containers that were started before anybody asked, each handed out once.
+
+    Those of an image are begun when one of it was asked for; where there is no room, those go that were begun first.
+
+    Args:
+        size: How many there are at most; 0: all are started when they are asked for.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ready: list[tuple[str, ContainerOptions, ContainerMachine]] = []
+        self._filling: asyncio.Task[None] | None = None
+
+    async def take(self, image: str, options: ContainerOptions) -> ContainerMachine:
+        """Return a container that nobody had. Raises as `ContainerMachine.start` does."""
+        for each in self._ready:
+            if each[:2] == (image, options) and not each[2].guest.gone.done():
+                self._ready.remove(each)
+                machine = each[2]
+                break
+        else:
+            machine = await ContainerMachine.start(image, options)
+        if self._size and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.create_task(self._fill(image, options), name="warm containers")
+        return machine
+
+    async def close(self) -> None:
+        """Begin no more, and remove those that nobody took."""
+        self._size = 0  # the one that is being started is the last
+        if self._filling is not None:
+            await asyncio.wait([self._filling], timeout=END_TIMEOUT_S)
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
+        while self._ready:
+            await self._drop(self._ready[0])
+
+    async def _fill(self, image: str, options: ContainerOptions) -> None:
+        try:
+            for each in [each for each in self._ready if each[2].guest.gone.done()]:
+                await self._drop(each)
+            if len(self._ready) >= self._size and all(each[:2] != (image, options) for each in self._ready):
+                await self._drop(self._ready[0])
+            while len(self._ready) < self._size:
+                self._ready.append((image, options, await ContainerMachine.start(image, options)))
+        except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
+            logger.warning(
+                "no container of %s is kept warm: %s", image, error
+            )  # the next one is asked for again
+
+    async def _drop(self, each: tuple[str, ContainerOptions, ContainerMachine]) -> None:
+        self._ready.remove(each)
+        with contextlib.suppress(OpenEnvError):  # the companion removes what the engine does not
+            await each[2].close()
+
+
 class _Unpacked:
     """Standard output of an exec, out of the pieces that the engine sends."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
+        self._reader, self._splitter = reader, _wire.StreamSplitter()
         self._left = bytearray()
 
     async def readexactly(self, n: int, /) -> bytes:
         while len(self._left) < n:
-            head = await self._reader.readexactly(8)
-            piece = await self._reader.readexactly(int.from_bytes(head[4:], "big"))
-            if head[0] == 1:
-                self._left += piece
-        data = bytes(self._left[:n])
+            if not (data := await self._reader.read(1 << 16)):
+                raise EOFError
+            self._left += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
+        taken = bytes(self._left[:n])
         del self._left[:n]
-        return data
+        return taken
 
 
 async def _attached(engine: DockerEngine, container: str) -> Guest:

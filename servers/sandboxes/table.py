@@ -15,7 +15,7 @@ from openenv_core.errors import ConfigurationError, ImageNotFoundError, OpenEnvE
 from openenv_core.providers.docker import ContainerOptions
 from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxConfig, SandboxUnavailableError
 from servers.sandboxes.guest import Guest, GuestError, Subscription
-from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine
+from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 
 logger = logging.getLogger("servers")
 
@@ -63,6 +63,7 @@ class SandboxLimits:
         disk_bytes: All files of a process sandbox together.
         pids: Processes and threads of one sandbox.
         images: Patterns of the images that may be run, as in `my-env:*`; none: no image.
+        warm: Containers that are kept ready beside those in use, of images that were asked for last.
         minimum_isolation: Below this no process sandbox is started.
         preload: Modules that interpreters of process sandboxes begin with.
     """
@@ -75,6 +76,7 @@ class SandboxLimits:
     disk_bytes: int = 256 * MIB
     pids: int = 256
     images: tuple[str, ...] = ()
+    warm: int = 0
     minimum_isolation: Isolation = Isolation.LSM
     preload: tuple[str, ...] = ()
 
@@ -154,6 +156,7 @@ class SandboxTable:
         self.limits = limits
         self._records: dict[str, Record] = {}
         self._starting = asyncio.Semaphore(limits.max_starting)
+        self._warm = WarmContainers(limits.warm)
         self._sandbox: Sandbox | None = None
         self._why = "the service has not started"
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -322,6 +325,7 @@ class SandboxTable:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)
+        await self._warm.close()
         if self._sandbox is not None:
             await self._sandbox.close()
 
@@ -350,7 +354,7 @@ class SandboxTable:
             read_only=False,
             tmpfs=(),
         )
-        return partial(ContainerMachine.start, limits.image(template), options)
+        return partial(self._warm.take, limits.image(template), options)
 
     async def _start_process(self) -> Machine:
         limits = self.limits
