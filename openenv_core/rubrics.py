@@ -471,7 +471,11 @@ class LLMJudge(Rubric):
         self.timeout_s = timeout_s
 
     async def forward(self, action: Any, observation: Any) -> float:
-        """See `Rubric.forward`."""
+        """See `Rubric.forward`.
+
+        Raises:
+            LLMError: The model has given no answer in time, or none with a score.
+        """
         prompt = self._render_prompt(action, observation)
         try:
             async with asyncio.timeout(self.timeout_s):

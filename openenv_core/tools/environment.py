@@ -130,6 +130,10 @@ class DeclaredTools:
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
         """Be asked before each call, one of a tool that is not there too; what this returns is the call's result.
 
+        Args:
+            name: The tool's.
+            arguments: As the caller gave them, not yet held against its schema.
+
         Raises:
             EpisodeOverError: There is no episode under way.
         """
