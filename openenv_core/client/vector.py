@@ -37,6 +37,13 @@ class VectorClient:
     ) -> "VectorClient":
         """Connect, and open sessions: all, or none; wait for them where the server is full.
 
+        Args:
+            base_url: The server's.
+            options: How the connection is made.
+            timeout_s: Seconds for an answer; None waits for ever.
+            lease_s: Seconds for which the sessions outlive a connection that breaks.
+            count: How many sessions, numbered from 0.
+
         Raises:
             ConnectionFailedError: The server does not answer, or does not speak this dialect.
             CapacityError: It had no room for so many in time.
@@ -84,16 +91,26 @@ class VectorClient:
         return [_checked(reply) for reply in replies]
 
     async def send(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> None:
-        """Send a request whose answers `recv` returns. Raises what `ask` does."""
+        """Send a request whose answers `recv` returns.
+
+        Args:
+            operation: As of `ask`, and so are arrays and fields.
+            arrays: What the fields count from 0.
+            fields: Of the request's header.
+
+        Raises:
+            ConnectionLostError: The connection has broken, and could not be resumed.
+        """
         answer = self._link.request(operation, arrays, fields, self._take).answer
         self._ahead.add(answer)
         answer.add_done_callback(self._over)
 
     async def recv(self) -> BatchReply:
-        """Return the next answer to what was sent by `send`. Raises what `ask` does.
+        """Return the next answer to what was sent by `send`.
 
         Raises:
             ConfigurationError: There is none to come.
+            ServerError: As of `ask`; so are RequestTimeoutError and ConnectionLostError.
         """
         while not self._unread:
             if not self._ahead:
@@ -107,6 +124,10 @@ class VectorClient:
 
     async def fork(self, member: int, count: int) -> list[int]:
         """Open sessions in the state of one; return their numbers.
+
+        Args:
+            member: The number of the one.
+            count: How many to open: all, or none.
 
         Raises:
             ServerError: It is under way, its environment cannot be forked, or there is no room for so many; then none
