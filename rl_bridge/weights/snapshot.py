@@ -109,16 +109,14 @@ def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
     shards: dict[str, Shard] = {}
     for name, value in state.items():
         tensor = value.base if isinstance(value, LazySum) else value
-        shard = _dtensor_shard(name, tensor) if is_dtensor(tensor) else _plain_shard(tensor, rank)
+        shard: Shard | None = None
+        if is_dtensor(tensor):
+            shard = _dtensor_shard(name, tensor)
+        elif not rank:
+            shard = Shard(whole=tuple(tensor.shape), box=Box.whole(tensor.shape), local=tensor.detach())
         if shard is not None:
             shards[name] = replace(shard, added=value.added) if isinstance(value, LazySum) else shard
     return shards
-
-
-def _plain_shard(tensor: Tensor, rank: int) -> Shard | None:
-    if rank:
-        return None
-    return Shard(whole=tuple(tensor.shape), box=Box.whole(tensor.shape), local=tensor.detach())
 
 
 def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
