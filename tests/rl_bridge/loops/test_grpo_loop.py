@@ -147,12 +147,15 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
     given: list[float] = []
 
     async def look(run: Run) -> None:
-        async def play_held_out(seeds: Any, *arguments: Any, timeout_s: float, **others: Any) -> list[Any]:
+        async def play_held_out(
+            seeds: Any, episode: Any, done: Any, *, timeout_s: float, **others: Any
+        ) -> None:
             given.append(timeout_s / len(seeds))
-            return [NoTrajectory(absence=Absence.NO_TURN, reason="over")] * len(seeds)
+            for place in range(len(seeds)):
+                done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))
 
         run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
-        await evaluate(run)
+        await evaluate(run, tmp_path / "evaluation")
 
     await stage.train(work=look)
-    assert given == [pytest.approx(5.0 / 8, rel=0.01)] * 3
+    assert given == [pytest.approx(5.0 / 8, rel=0.01)]
