@@ -62,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     bound("--max-sandboxes", count, 16, "N", "at once (%(default)s)")
     bound("--max-sandboxes-per-token", count, None, "N", "of one token")
+    bound("--warm", count, None, "N", "containers kept ready, of the images asked for last (none)")
     bound("--max-timeout", seconds, 86_400.0, "SECONDS", "that a sandbox may be given (%(default)g)")
     bound(
         "--memory",
@@ -77,11 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says to stop.
-
-    Raises:
-        ConfigurationError: There is no token, or the address cannot be had.
-    """
+    """Serve until a signal says to stop. ConfigurationError: There is no token, or the address cannot be had."""
     settings = _settings(arguments, os.environ)
     with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host
@@ -97,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         disk_bytes=arguments.disk,
         pids=arguments.pids,
         images=tuple(arguments.image or ()),
+        warm=arguments.warm or 0,
         minimum_isolation=arguments.minimum_isolation,
         preload=tuple(name for name in arguments.preload.split(",") if name),
     )
