@@ -360,7 +360,7 @@ class SandboxSession:
         except BaseException:
             await copy.close()
             raise
-        branch = SandboxSession(self._sandbox, self._limits, snapshot=True)
+        branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
         branch._worker, branch._workspace = forked, copy
         return branch
 

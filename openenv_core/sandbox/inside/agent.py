@@ -551,7 +551,7 @@ class Agent:
             shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
             copies = [(self._contexts[name], name) for name in request["contexts"]]
             processes = [context.fork(home, folder) for context, _ in copies]
-            _, came, _, _ = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)
+            came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
             if os.fork() == 0:
                 self._become(
                     folder,
