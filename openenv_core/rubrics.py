@@ -220,12 +220,10 @@ class _Combination(Rubric):
             self._children[f"rubric_{number}"] = rubric
 
     def __call__(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.__call__`."""
         score = super().__call__(action, observation)
         return score if inspect.isawaitable(score) else Known(score)
 
     def forward(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.forward`."""
         return _run(self._combine(action, observation))
 
     @abstractmethod

@@ -153,11 +153,7 @@ class Executor:
         self.pool.close()
 
     async def construct(self, factory: Factory) -> "EnvironmentRunner":
-        """Build an environment where its class asks for it.
-
-        Raises:
-            Exception: Whatever the factory raised.
-        """
+        """Build an environment where its class asks for it. Exception: Whatever the factory raised."""
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
             return EnvironmentRunner(_on_loop(factory), self, self.pool)
         single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)

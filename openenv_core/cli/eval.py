@@ -189,7 +189,6 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
 
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
-    """Play what is missing, one environment after the other."""
     from openenv_core.evaluation.policies import open_policy
     from openenv_core.targets import served, target_of
 

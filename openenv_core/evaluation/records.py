@@ -99,9 +99,6 @@ def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
 class EvaluationFolder:
     """The folder of an evaluation, which one process writes to at a time.
 
-    Args:
-        path: Where.
-
     Attributes:
         records: The last of each episode, by (environment, task, repetition).
     """
@@ -279,13 +276,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
 
 
 class ProgressBar:
-    """A bar on a terminal; elsewhere a line for every tenth of the way.
-
-    Args:
-        title: What it is about.
-        total: How many there are, at least 1.
-        sink: Where it is drawn; standard error by default.
-    """
+    """A bar on a terminal; elsewhere a line for every tenth of the way."""
 
     WIDTH: Final = 30
 

@@ -177,11 +177,7 @@ class RequestDecoder(Generic[ActT]):
         return self._request_of(self._read(self._read_frame, text))
 
     def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
-        """Read one text frame that has an id.
-
-        Raises:
-            RefusalError: As `frame`.
-        """
+        """Read one text frame that has an id. RefusalError: As `frame`."""
         frame = self._read(self._read_numbered, text)
         return frame, self._request_of(frame)
 
@@ -285,11 +281,7 @@ def _readable(action_type: Any) -> Any:
 
 
 def http_reset(body: bytes) -> dict[str, Any]:
-    """Read the body of an HTTP reset, which may be empty.
-
-    Raises:
-        RefusalError: VALIDATION_ERROR.
-    """
+    """Read the body of an HTTP reset, which may be empty. RefusalError: VALIDATION_ERROR."""
     return given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 

@@ -78,7 +78,7 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
                 passed.append("the canary has changed")
             if passed:
                 raise SandboxUnavailableError(
-                    f"the self-test was not stopped where it had to be: {', '.join(passed)}"
+                    f"expected every attack of the self-test to be stopped, got through: {', '.join(passed)}"
                 )
     finally:
         await session.close()

@@ -219,9 +219,7 @@ class Worker:
         """Fork the interpreter as it stands. SandboxUnavailableError: it did not come to life."""
         processes = self.processes
         if not self.alive:
-            raise SandboxUnavailableError(
-                "expected a living interpreter to branch from, got one that has ended"
-            )
+            raise SandboxUnavailableError("expected a living interpreter to branch from, it has ended")
         connections, born = Connections(), None
         self._branching = True
         try:
@@ -249,9 +247,7 @@ class Worker:
             if born is None:
                 connections.close()
         if born is None:
-            raise SandboxUnavailableError(
-                "expected a branch of the interpreter, got none; it may have too many already"
-            )
+            raise SandboxUnavailableError("expected a branch of the interpreter; it may have too many")
         return born
 
     def stop(self, why: str) -> None:

@@ -196,9 +196,7 @@ class DeclaredTools:
         for one in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
             if (values := one.form.match(uri)) is not None:
                 return self._read(one, uri, values, context)
-        raise NoSuchResourceError(
-            f"expected the address of a resource, got {uri[:200]!r}, where there is none"
-        )
+        raise NoSuchResourceError(f"expected the address of a resource, there is none at {uri[:200]!r}")
 
     def list_prompts(self) -> Sequence[PromptSpec]:
         """Return the prompts that the class declares."""

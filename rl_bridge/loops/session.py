@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,12 +40,7 @@ INTERRUPTED = 130
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
-    """Train, evaluate and report.
-
-    Args:
-        config: The run.
-        folder: Where it writes; made where it is missing.
-        resume: Go on from the newest checkpoint in the folder.
+    """Train, evaluate and report, in a folder that is made where it is missing, or gone on with.
 
     Returns:
         0, or 130 where the run was interrupted. Either way nothing is left running.
@@ -89,32 +83,23 @@ def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> No
             _require_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(folder_of_ones_own(folder))
-        if resume:
-            _require_no_more_trained(folder, config)
-        else:
+        if not resume:
             _require_unused(folder)  # somebody may have begun a run here before it was ours
-            _begin(config, folder)
+            try:
+                save_config(config, folder)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
+                raise
+        elif (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+            raise ConfigError(
+                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+                f"got {config.trainer.iterations}"
+            )
 
 
 def _require_unused(folder: Path) -> None:
     if not is_unused(folder):
         raise folder_exists(folder)
-
-
-def _require_no_more_trained(folder: Path, config: Config) -> None:
-    if (trained := newest_checkpoint(folder)) > config.trainer.iterations:
-        raise ConfigError(
-            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
-            f"got {config.trainer.iterations}"
-        )
-
-
-def _begin(config: Config, folder: Path) -> None:
-    try:
-        save_config(config, folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
-        raise
 
 
 @contextlib.contextmanager
@@ -198,22 +183,15 @@ async def _report(run: Run) -> None:
 def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
     """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
 
-    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs.
+    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs. The folder has the report and
+    the logs, and is gone again where nothing was started. Ctrl-C and SIGTERM raise KeyboardInterrupt.
 
     Args:
         config: The run's.
-        folder: For the records and the logs; made where it is missing, and gone again where nothing was started.
+        folder: Made where it is missing.
         resume: Go on with the evaluation in the folder.
-
-    Raises:
-        ConfigError: Something is missing.
-        rl_bridge.errors.BridgeError: The policy or the environment failed.
-        KeyboardInterrupt: Somebody ended it: Ctrl-C, SIGTERM.
     """
     model_path = ready_to_evaluate(config)
-    here = str(Path.cwd())
-    if here not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
-        sys.path.insert(0, here)
     try:
         folder.mkdir(parents=True, exist_ok=resume)
     except OSError as error:
@@ -235,8 +213,14 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
 async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
     _on_sigterm()
     tasks = load_tasks(config, folder)
+    nothing_to_train = ReplayBuffer(
+        Ledger(max_losses=None),
+        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
+        timeout_s=1.0,
+        straggler_timeout_s=1.0,
+    )
     async with open_players(
-        config, folder, model_path=model_path, buffer=_nothing_to_train(), store=None, console=console
+        config, folder, model_path=model_path, buffer=nothing_to_train, store=None, console=console
     ) as players:
         save_config(config, folder)
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
@@ -273,12 +257,3 @@ def _whole(
 
 def _say(console: Console, text: str) -> None:
     console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)
-
-
-def _nothing_to_train() -> ReplayBuffer:
-    return ReplayBuffer(
-        Ledger(max_losses=None),
-        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
-        timeout_s=1.0,
-        straggler_timeout_s=1.0,
-    )

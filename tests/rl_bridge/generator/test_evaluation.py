@@ -199,15 +199,14 @@ def test_run_that_cannot_be_played_is_no_evaluation(
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("engine", ["vllm"])
-def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path, engine: str) -> None:
+def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path) -> None:
     """In a process of its own, whose environment the engine needs."""
     program = (
         "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", program, *words_of(tiny_policy, tmp_path, f"generator.engine={engine}")],
+        [sys.executable, "-c", program, *words_of(tiny_policy, tmp_path, "generator.engine=vllm")],
         cwd=EXAMPLE.parents[2],
         capture_output=True,
         text=True,
