@@ -148,7 +148,7 @@ class EnvironmentApp(FastAPI):
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
         metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
-        executor = Executor(cap, timed=settings.metrics)
+        executor = Executor(cap)
         sessions = SessionTable(
             served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
         )

@@ -43,6 +43,7 @@ from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
+from openenv_core.tracing import EpisodeSpans, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
+        self._spans = None if (made_by := tracer()) is None else EpisodeSpans(made_by)
 
     @classmethod
     def from_process(
@@ -361,7 +363,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(b"", "observation", reset=options)
+        request = self._request(b"", "observation", reset=options)
+        data = await (request if self._spans is None else self._spans.request("reset", request))
         return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
@@ -374,7 +377,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
                 elsewhere; `reset` opens a new session.
         """
-        data = await self._request(encode_request("step", self._step_payload(action)), "observation")
+        request = self._request(encode_request("step", self._step_payload(action)), "observation")
+        data = await (request if self._spans is None else self._spans.request("step", request))
         return self._result_of(data)
 
     async def state(self) -> StateT:
@@ -655,6 +659,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
+        if self._spans is not None:
+            self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
             await conversation.close(last=self._session_id is None)
 

@@ -34,6 +34,7 @@ from openenv_core.protocol.batch import (
 )
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import data_of, server_error
+from openenv_core.tracing import current_traceparent
 
 
 class Closable(Protocol):
@@ -265,6 +266,8 @@ class Link(Conversation):
 
     def _numbered(self, request_id: int, frame: bytes) -> bytes:
         if frame.startswith(_RELEASED):
+            if (parent := current_traceparent()) is not None:
+                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
 

@@ -156,7 +156,7 @@ class EvaluationFolder:
 
     def __enter__(self) -> Self:
         try:
-            (self.path / RECORDS_FILE).parent.mkdir(exist_ok=True)
+            (self.path / RECORDS_FILE).parent.mkdir(parents=True, exist_ok=True)
             file = (self.path / RECORDS_FILE).open("ab+", buffering=0)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {str(self.path)!r}: {error.strerror}") from error

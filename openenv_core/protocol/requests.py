@@ -101,9 +101,15 @@ class RequestHead(BaseModel):
 
 
 class NumberedFrame(RequestHead):
-    """A frame of the released dialect that has an id, for one session of its connection."""
+    """A frame of the released dialect that has an id, for one session of its connection.
+
+    Attributes:
+        member: The number of the session.
+        traceparent: The span of the client's that it belongs to, as W3C's Trace Context has it.
+    """
 
     member: Annotated[StrictInt, Field(ge=0)] = 0
+    traceparent: Annotated[str, Field(max_length=64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,6 @@ class RecordsConfig(Section):
     """MiB of the run's folder that they may take. The first eighth stays; then the oldest ones go."""
 
 
-def _none_of_them(value: object) -> object:
-    return () if value is None else value
-
-
 class MetricsConfig(Section):
     """`metrics.*`: where the metrics of each iteration go, beside `metrics.jsonl` and the console."""
 
@@ -196,7 +192,7 @@ class RewardConfig(Section):
 
     illegal_answer: float = -1.0
     """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""
-    function: Annotated[str | tuple[str, ...], BeforeValidator(_none_of_them)] = ()
+    function: Annotated[str | tuple[str, ...], BeforeValidator(lambda one: () if one is None else one)] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
     an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone. null is
     none."""

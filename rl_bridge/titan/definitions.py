@@ -32,12 +32,9 @@ VALUE_HEAD = "score.weight"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Definition:
-    """What TorchTitan calls a model.
+    """What TorchTitan calls a model: its class, that of its layers, each with a `Config`.
 
-    Attributes:
-        model: The class, with its configuration `Config`.
-        block: The class of its layers, likewise.
-        parallelize: Spreads it over ranks.
+    And what spreads it over ranks.
     """
 
     model: Any
@@ -55,13 +52,8 @@ class CheckpointNames(Qwen3StateDictAdapter):
     """Translates state dicts to the names in checkpoints of any supported architecture, and back.
 
     They are the same in all of them but for Qwen2's biases. Tensors stay as they are: `HalvesRoPE` spares the
-    permutation that TorchTitan's adapter for Llama makes.
-
-    Args:
-        config: From `model_config`.
-        path: The checkpoint's folder.
-        value_head: Whether the last layer is one in place of logits. It is called as in checkpoints for
-            classification, which reward models are.
+    permutation that TorchTitan's adapter for Llama makes. A value head is called as in checkpoints for
+    classification, which reward models are.
     """
 
     def __init__(self, config: Any, path: Path, *, value_head: bool) -> None:
@@ -77,13 +69,10 @@ class CheckpointNames(Qwen3StateDictAdapter):
 def model_config(
     architecture: Architecture, *, max_length: int, value_head: bool, in_one_row: bool = False
 ) -> Any:
-    """TorchTitan's configuration of a model.
+    """TorchTitan's configuration of a model with rows of at most `max_length` tokens.
 
-    Args:
-        architecture: Of the checkpoint.
-        max_length: The longest row, in tokens.
-        value_head: Whether the last layer gives a number a token, zero until it is trained or loaded, and no logits.
-        in_one_row: Whether attention is told where the documents of one row begin, by a kernel that GPUs have.
+    A value head gives a number a token, zero until it is trained or loaded, in place of logits. `in_one_row` says
+    whether attention is told where the documents of one row begin, by a kernel that GPUs have.
     """
     one, dim = architecture, architecture.dim
     last = (
@@ -111,7 +100,10 @@ def share_out_last_layer(config: Any, *, value_head: bool) -> None:
 
 
 def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
-    scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_rope_scaling(one)}
+    scaling: dict[str, Any] = {}
+    if one.rope_scaling is not None:
+        names = asdict(one.rope_scaling)
+        scaling = {"scaling": "llama", "scaling_factor": names.pop("factor"), **names}
     attention = make_gqa_config(
         dim=one.dim,
         n_heads=one.heads,
@@ -136,12 +128,6 @@ def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
             w2w3_param_init=_FROM_CHECKPOINT,
         ),
     )
-
-
-def _rope_scaling(one: Architecture) -> dict[str, Any]:
-    assert one.rope_scaling is not None
-    names = asdict(one.rope_scaling)
-    return {"scaling_factor": names.pop("factor"), **names}
 
 
 def _norm(one: Architecture, size: int) -> Any:

@@ -46,7 +46,7 @@ class Meeting(Given):
         self.barrier = barrier
 
     async def forward(self, action: Any, observation: Any) -> float:  # type: ignore[override]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.barrier.wait()
         return self.score
 

@@ -51,7 +51,7 @@ def test_fates_that_a_checkpoint_holds_are_told_once_by_whoever_goes_on_from_it(
     assert [list(row["dropped"]) for row in rows(tmp_path)] == [["0"], ["1", "2"]]
 
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def buffer_of_two() -> ReplayBuffer:

@@ -12,7 +12,7 @@ from loop_stage import Stage, hang
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.weight_sync import SyncMetrics
+from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
@@ -84,16 +84,15 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=0.5)
     stage.parts.failing[name] = hang
     with pytest.raises(RoleError, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
-        await asyncio.wait_for(stage.train(reference=True), 20)
+        await asyncio.wait_for(stage.train(reference=True), 60)
 
 
-@pytest.mark.parametrize("name", ["update_weights"])
-async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path, name: str) -> None:
+async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
     async def other() -> None:
         raise TimeoutError("another clock")
 
     stage = Stage(tmp_path)
-    stage.parts.failing[name] = other
+    stage.parts.failing["update_weights"] = other
     with pytest.raises(TimeoutError, match="another clock"):
         await stage.train()
 
@@ -122,7 +121,7 @@ async def test_weights_that_cannot_be_brought_end_the_run_while_it_waits_for_rol
     stage = Stage(tmp_path, max_staleness=1, iterations=20)
     stage.parts.failing["update_weights"] = full
     with pytest.raises(RoleError, match="no memory"):
-        await asyncio.wait_for(stage.train(), 20)
+        await asyncio.wait_for(stage.train(), 60)
     assert stage.run.version < 4
 
 
@@ -130,14 +129,18 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     def taken(*seconds: float) -> Any:
         return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
 
-    metrics = SyncMetrics.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
-    assert metrics == SyncMetrics(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
+    metrics = sync_metrics(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    assert metrics == {
+        "sync/push_s": 9.0,
+        "sync/transport_s": 3.0,
+        "sync/pause_s": 5.0,
+        "sync/load_s": 2.0,
+    }
 
 
-@pytest.mark.parametrize("file", ["groups.jsonl"])
-async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path, file: str) -> None:
+async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
-    (tmp_path / file).symlink_to("/dev/full")
+    (tmp_path / "groups.jsonl").symlink_to("/dev/full")
     with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
         await Stage(tmp_path).train()
 
@@ -147,12 +150,15 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
     given: list[float] = []
 
     async def look(run: Run) -> None:
-        async def play_held_out(seeds: Any, *arguments: Any, timeout_s: float, **others: Any) -> list[Any]:
+        async def play_held_out(
+            seeds: Any, episode: Any, done: Any, *, timeout_s: float, **others: Any
+        ) -> None:
             given.append(timeout_s / len(seeds))
-            return [NoTrajectory(absence=Absence.NO_TURN, reason="over")] * len(seeds)
+            for place in range(len(seeds)):
+                done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))
 
         run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
-        await evaluate(run)
+        await evaluate(run, tmp_path / "evaluation")
 
     await stage.train(work=look)
-    assert given == [pytest.approx(5.0 / 8, rel=0.01)] * 3
+    assert given == [pytest.approx(5.0 / 8, rel=0.01)]
