@@ -53,6 +53,9 @@ class Listener(Protocol):
     def on_frame(self, frame: bytes | bytearray) -> None:
         """Take a frame: text as bytes, binary as a bytearray."""
 
+    def on_room(self) -> None:
+        """Learn that frames can be sent again."""
+
     def on_lost(self, error: ClientError) -> None:
         """Learn that no more frames will come, and why; once."""
 
@@ -61,7 +64,7 @@ class Carrier(ABC):
     """Carries frames: text as bytes, binary as a bytearray. What is abstract is a library's part.
 
     Attributes:
-        full: A frame has to wait for `wait_room`: what was sent before has not left yet.
+        full: A frame has to wait for `Listener.on_room`: what was sent before has not left yet.
         broken: The connection has ended, and neither side has closed it.
         deterministic: Whether the server says that the seed and the actions decide everything.
     """
@@ -72,7 +75,6 @@ class Carrier(ABC):
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened
         self._lost: ClientError | None = None
-        self._room: asyncio.Future[None] | None = None
 
     def listen(self, listener: Listener) -> None:
         """Have someone hear what comes, and what has come."""
@@ -81,14 +83,6 @@ class Carrier(ABC):
             listener.on_frame(frame)
         if self._lost is not None:
             listener.on_lost(self._lost)
-
-    async def wait_room(self) -> None:
-        """Wait until a frame can be sent. Raises ConnectionLostError where the connection has broken."""
-        while self._lost is None and self.full:
-            self._room = self._room or self._loop.create_future()
-            await asyncio.shield(self._room)
-        if self._lost is not None:
-            raise self._lost
 
     @abstractmethod
     def send(self, frame: bytes, *, binary: bool = False) -> None:
@@ -128,12 +122,6 @@ class Carrier(ABC):
             self._lost, self.broken = error, broken
             if self._listener is not None:
                 self._listener.on_lost(error)
-        self._wake()
-
-    def _wake(self) -> None:
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
 
 
 def unreachable(url: str, reason: object) -> ConnectionFailedError:

@@ -35,8 +35,8 @@ class PendingCall:
         binary: It is no text.
         deadline: On the loop's clock, where there is one.
         answer: What answers it. It is done before where nobody waits any more.
-        reply: The frame that has answered it, also where nobody waited; empty where it never left.
         sink: Takes the frames that answer it, where there may be several.
+        reply: The frame that has answered it, also where nobody waited; empty where it never left.
     """
 
     request_id: int
@@ -44,8 +44,8 @@ class PendingCall:
     binary: bool
     deadline: float
     answer: "asyncio.Future[Any]"
-    reply: bytes | bytearray | None = None
     sink: Callable[[Any], None] | None = None
+    reply: bytes | bytearray | None = None
 
 
 class Conversation:
@@ -70,6 +70,7 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of their requests
+        self._unsent: list[PendingCall] = []  # of these, as there is no room
         self._next_id = 1
         self._dropped: bytes | bytearray = b""
         carrier.listen(self)
@@ -89,7 +90,23 @@ class Conversation:
             ServerError: The reply is an error, or the server has said unasked why the session is over.
             ProtocolError: The server said something else.
         """
-        return decode_reply(await self.exchange(frame), expected)
+        return self._data_of(await self.exchange(frame), expected)
+
+    async def exchange(self, frame: bytes) -> Any:
+        """Send a frame and return what answers it, unread; as `ask`."""
+        self.last = call = self._begin(frame)
+        try:
+            return await call.answer
+        except (asyncio.CancelledError, RequestTimeoutError):
+            self.abandon(call)
+            raise
+
+    def abandon(self, call: PendingCall) -> None:
+        """Wait for a request no more; where it has not left yet, it never does."""
+        call.answer.cancel()
+        if call in self._unsent:
+            self._unsent.remove(call)
+            self._forget(call)
 
     def abort(self) -> None:
         """End the connection without waiting; whoever waits gets ConnectionLostError."""
@@ -129,6 +146,15 @@ class Conversation:
         else:
             call.answer.set_result(frame)
 
+    def on_room(self) -> None:
+        """Send what could not leave before."""
+        unsent, self._unsent = self._unsent, []
+        for call in unsent:
+            if call.answer.done():  # nobody waits for it, and it has not begun
+                self._forget(call)
+            else:
+                self._transmit(call)
+
     def on_lost(self, error: ClientError) -> None:
         """Tell whoever waits."""
         if self._dropped:  # by who had not waited for it; it may say why
@@ -142,19 +168,10 @@ class Conversation:
 
     # What they need
 
-    async def exchange(self, frame: bytes) -> Any:
-        """Send a frame and return what answers it, unread; as `ask`."""
-        self.last = call = self._begin(frame)
-        try:
-            if not self.carrier.full or await self._has_room(call):
-                self._transmit(call)
-            return await call.answer
-        except (asyncio.CancelledError, RequestTimeoutError):
-            self._abandon(call)
-            raise
-
-    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
-        """Make a request known; raise why nothing can be asked any more."""
+    def _begin(
+        self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
+    ) -> PendingCall:
+        """Send a request; raise why nothing can be asked any more."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         request_id, self._next_id = self._next_id, self._next_id + 1
@@ -164,40 +181,28 @@ class Conversation:
             if self._timer is None:
                 self._timer = self._loop.call_at(deadline, self._look)
         frame = self._numbered(request_id, frame)
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future())
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink)
         self._pending[request_id] = call
+        self._transmit(call)
         return call
 
     def _numbered(self, request_id: int, frame: bytes) -> bytes:
         return frame
 
-    def _abandon(self, call: PendingCall) -> None:
-        """Wait for it no more."""
-
-    async def _has_room(self, call: PendingCall) -> bool:
-        """Wait until the request can leave. Out of time, or cancelled, it never does.
-
-        Where the connection breaks before, it stays with those that are told so, or are sent over another.
-        """
-        room = asyncio.ensure_future(self.carrier.wait_room())
-        given_up = True
-        try:
-            await asyncio.wait([room, call.answer], return_when=asyncio.FIRST_COMPLETED)
-            given_up = call.answer.done()
-            return not given_up and room.exception() is None
-        finally:
-            room.add_done_callback(
-                lambda room: room.cancelled() or room.exception()
-            )  # which has been heard of
-            room.cancel()
-            if given_up:
-                self._pending.pop(call.request_id, None)
-                call.reply = b""
+    def _data_of(self, reply: Any, expected: str) -> dict[str, Any]:
+        return decode_reply(reply, expected)
 
     def _transmit(self, call: PendingCall) -> None:
-        if not call.answer.done():
-            with suppress(ConnectionLostError):  # which has been heard of
-                self.carrier.send(call.frame, binary=call.binary)
+        if self._unsent or self.carrier.full:
+            self._unsent.append(call)
+            return
+        with suppress(ConnectionLostError):  # which has been heard of
+            self.carrier.send(call.frame, binary=call.binary)
+
+    def _forget(self, call: PendingCall) -> None:
+        """Note that a request has never left."""
+        self._pending.pop(call.request_id, None)
+        call.reply = b""
 
     def _look(self) -> None:
         """Tell those whose time is over; the timer of one request is left running for the next."""
@@ -223,7 +228,7 @@ class Conversation:
         if self.error is None:
             self.error = error
         self._stop_watching()
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._unsent = self._pending, {}, []
         for call in pending.values():
             if not call.answer.done():
                 call.answer.set_exception(self.error)

@@ -6,6 +6,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, S
 from openenv_core.client.carrier import Carrier, CarrierOptions
 from openenv_core.client.conversation import SESSION_ENDED, Conversation
 from openenv_core.client.models import ClientModels
-from openenv_core.client.replay import CLOSED, Journal, replay
+from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
@@ -300,7 +301,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment cannot be forked, or there is no room for so many.
         """
-        from openenv_core.client.link import link_of
+        from openenv_core.client.link import Link
+        from openenv_core.client.vector import VectorClient
 
         self._come_to_loop()
         async with self._turn:
@@ -308,7 +310,27 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 self._abort(str(self._conversation.error))
             self._wait = None
             conversation = self._conversation or await self._find_session(fresh=False)
-            return await link_of(conversation).forked(count, self._another)
+            if not isinstance(conversation, Link):
+                raise ConfigurationError(
+                    "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+                )
+            members = VectorClient(conversation)
+            snapshot = await members.snapshot(0)
+            opening = [asyncio.ensure_future(self._another(snapshot)) for _ in range(count)]
+            try:
+                try:
+                    return await asyncio.gather(*opening)
+                finally:
+                    if conversation.error is None:
+                        with suppress(ClientError):  # its lease ends it then
+                            await members.end(snapshots=[snapshot])
+            except BaseException:
+                for one in opening:
+                    one.cancel()
+                for made in await asyncio.gather(*opening, return_exceptions=True):
+                    if not isinstance(made, BaseException):
+                        await made.close()
+                raise
 
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
@@ -486,20 +508,41 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _find_session(self, *, fresh: bool) -> Conversation:
         """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
-        self._wait = self._wait or SlotWait(self._options.queue_timeout_s)
-        if fresh or self._lost is None or self._closed:
+        self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
+        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
             return await self._connect()
-        if self._journal.trouble is not None:
-            raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
+        journal, lost, turn = self._journal, self._lost, self._turn_to_next_server
+        if fresh or lost is None or self._closed:
+            return await one_of(self._urls, self._connect, turn, wait)
+        if journal.trouble is not None:
+            raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
         patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            turn = self._turn_to_next_server
-            return await replay(
-                self._journal, self._lost, self._connect, self._abort, turn, self._wait, patience_s
-            )
-        except EpisodeLostError as error:
-            self._lost = str(error)
-            raise await self._explained(error) from error.__cause__
+            return await one_of(self._urls, partial(self._replay, lost), turn, wait, patience_s)
+        except ClientError as error:
+            if journal.trouble is not None:
+                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
+            known = isinstance(error, EpisodeLostError | CapacityError)
+            why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
+            journal.clear(f"{why}{error}")
+            self._lost = f"{lost}. The episode is lost: {journal.trouble}"
+            raise await self._explained(EpisodeLostError(self._lost)) from error
+
+    async def _replay(self, lost: str) -> Conversation:
+        """Play the episode again at the server in use; what else than its end goes wrong there may pass."""
+        try:
+            conversation = await self._connect()
+            if self._journal.trouble is None:
+                await self._journal.replay(conversation)
+                return conversation
+            raise ConnectionLostError(CLOSED)
+        except BaseException as error:
+            self._abort(lost)
+            if not isinstance(error, ClientError) or isinstance(error, EpisodeLostError | CapacityError):
+                raise
+            if self._journal.trouble is not None:
+                raise EpisodeLostError(CLOSED) from None
+            raise ConnectionFailedError(str(error)) from error
 
     @property
     def _carrier(self) -> Carrier | None:
@@ -536,15 +579,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._loop = loop
 
     async def _connect(self) -> Conversation:
-        if self._conversation is not None:
-            return self._conversation
+        """Open a session at the server in use."""
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
-        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
-            return await self._connect_to_this()
-        assert self._wait is not None
-        return await one_of(self._urls, self._connect_to_this, self._turn_to_next_server, self._wait)
-
-    async def _connect_to_this(self) -> Conversation:
         base_url = await self._located()
         try:
             if self._transport == "websocket":

@@ -1,11 +1,9 @@
 """A conversation in `ropewalk.v1`: requests with ids, and sessions that outlive a connection that breaks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from openenv_core.client.carrier import CarrierOptions
@@ -35,14 +33,6 @@ from openenv_core.protocol.batch import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import data_of, server_error
 
-
-class Closable(Protocol):
-    """What is opened for a fork."""
-
-    async def close(self) -> None:
-        """End it."""
-
-
 MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
 
@@ -53,8 +43,6 @@ Where they can go on elsewhere they do then."""
 
 MAX_REFUSED_ALONE: Final = 8
 """Where they cannot: some four seconds, in which an ingress may be started again."""
-
-T = TypeVar("T", bound=Closable)
 
 _RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
@@ -83,11 +71,11 @@ class Link(Conversation):
 
     Args:
         carrier: The connection.
+        url: Where others are made.
+        options: How they are made.
         timeout_s: Seconds that an answer may take; None waits for ever.
-        connect: Makes another connection, to the server process that has this session where one is named.
         lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
         count: How many sessions are opened.
-        queue_timeout_s: Seconds that they may wait in the queue of a full server.
         snapshot: In whose state they begin, by its id.
         others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
     """
@@ -95,17 +83,17 @@ class Link(Conversation):
     def __init__(
         self,
         carrier: WebSocketCarrier,
+        url: str,
+        options: CarrierOptions,
         timeout_s: float | None,
-        connect: Callable[[str | None], Awaitable[WebSocketCarrier]],
         lease_s: float,
         count: int,
-        queue_timeout_s: float,
-        snapshot: str | None = None,
-        others: bool = False,
+        snapshot: str | None,
+        others: bool,
     ) -> None:
-        self._connect = connect
+        self._url = url
+        self._options = options
         self._others = others
-        self._queue_timeout_s = queue_timeout_s
         self._lease_s = lease_s
         self._read = 0
         self._session: str | None = None
@@ -113,7 +101,7 @@ class Link(Conversation):
         self._resuming: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[None] | None = None  # whether the answer to a resume has come
         super().__init__(carrier, timeout_s)
-        asked: dict[str, Any] = {"count": count, "wait_s": queue_timeout_s}
+        asked: dict[str, Any] = {"count": count, "wait_s": options.queue_timeout_s}
         if lease_s:
             asked["lease_s"] = lease_s
         if snapshot is not None:
@@ -128,42 +116,6 @@ class Link(Conversation):
             FactoryError: It could not make their environments.
         """
         await self._opening.answer
-
-    async def forked(self, count: int, connect: Callable[[str], Awaitable[T]]) -> list[T]:
-        """Return clients of sessions in the state of this one: all, or none.
-
-        Args:
-            count: How many.
-            connect: Makes one in the state of a snapshot.
-        """
-        snapshot = (await self._told("snapshot", member=0))["snapshot"]
-        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
-        try:
-            try:
-                return await asyncio.gather(*opening)
-            finally:
-                if self.error is None:
-                    with suppress(ClientError):  # its lease ends it then
-                        await self._told("close", snapshots=[snapshot])
-        except BaseException:
-            for one in opening:
-                one.cancel()
-            for made in await asyncio.gather(*opening, return_exceptions=True):
-                if not isinstance(made, BaseException):
-                    await made.close()
-            raise
-
-    async def _told(self, operation: str, **fields: Any) -> dict[str, Any]:
-        """Ask what one frame answers; raise the error that it tells of."""
-        replies: list[BatchReply] = []
-        await self.request(operation, (), fields, replies.append).answer
-        if (error := error_of(replies[0].fields)) is not None:
-            raise error
-        return replies[0].fields
-
-    async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
-        """Send a frame of the released dialect with an id, and return the data of its answer; as the base's."""
-        return data_of(await self.exchange(frame), expected)
 
     def request(
         self,
@@ -182,21 +134,19 @@ class Link(Conversation):
         """
         header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
-        call = self._begin(frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes))
-        call.sink = sink
-        # Where nobody waits, nobody is told; a server takes so few requests that what waits to leave is bounded.
+        call = self._begin(
+            frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
+        )
+        # Where nobody waits, nobody is told.
         call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
-        self._transmit(call)
         return call
 
     def abandon(self, call: PendingCall) -> None:
         """Wait for a request no more; the server does not begin it, if it has not."""
-        call.answer.cancel()
+        super().abandon(call)
         waits = self._resuming is None and call.request_id in self._pending
         if self.error is None and waits and len(self._pending) < MAX_PENDING:
             self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
-
-    _abandon = abandon
 
     def abort(self) -> None:
         """End the connection without waiting; whoever waits gets ConnectionLostError."""
@@ -268,13 +218,15 @@ class Link(Conversation):
             return b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         return frame
 
-    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
+    def _data_of(self, reply: Any, expected: str) -> dict[str, Any]:
+        return data_of(reply, expected)
+
+    def _begin(
+        self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
+    ) -> PendingCall:
         if len(self._pending) >= MAX_PENDING:
             raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
-        return super()._begin(frame, binary)
-
-    async def _has_room(self, call: PendingCall) -> bool:
-        return self._resuming is None and await super()._has_room(call)
+        return super()._begin(frame, binary, sink)
 
     def _transmit(self, call: PendingCall) -> None:
         if self._resuming is None:
@@ -282,7 +234,7 @@ class Link(Conversation):
 
     def _opened(self, reply: BatchReply) -> None:
         """Take an answer to the open; the time in the server's queue is none of those of requests."""
-        self._postpone(0.0 if reply.last else self._queue_timeout_s)
+        self._postpone(0.0 if reply.last else self._options.queue_timeout_s)
         if (error := error_of(reply.fields)) is not None:
             self._opening.answer.set_exception(error)
             self._break(error)
@@ -335,6 +287,11 @@ class Link(Conversation):
         self._resuming = None
         self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
 
+    async def _connect(self, session: str | None) -> WebSocketCarrier:
+        return await open_socket(
+            self._url if session is None else _with(self._url, RESUME, session), self._options
+        )
+
     async def _reconnect(self) -> None:
         carrier = await self._connect(self._session)
         self._resumed = resumed = self._loop.create_future()
@@ -368,32 +325,14 @@ class Link(Conversation):
             return
         self._resuming = None
         resumed.set_result(None)
-        for request_id, call in [*self._pending.items()]:
-            if request_id <= fields.get("taken", -1):
-                continue
-            if call.answer.done():  # nobody waits for it, and it has not begun
-                del self._pending[request_id]
-                call.reply = b""
-            else:
-                self._transmit(call)
+        taken = fields.get("taken", -1)
+        self._unsent = [call for request_id, call in self._pending.items() if request_id > taken]
+        self.on_room()
 
     def _stop_resuming(self) -> None:
         if self._resuming is not None:
             self._resuming.cancel()
             self._resuming = None
-
-
-def link_of(conversation: Conversation | None) -> Link:
-    """Return a conversation that is one in `ropewalk.v1`.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if not isinstance(conversation, Link):
-        raise ConfigurationError(
-            "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
-        )
-    return conversation
 
 
 async def open_conversation(
@@ -417,11 +356,11 @@ async def open_conversation(
     """
     if snapshot is not None:
         url = _with(url, SNAPSHOT, snapshot)
-    connect = partial(_connected, url, replace(options, subprotocol=SUBPROTOCOL))
-    carrier = await connect(None)
+    options = replace(options, subprotocol=SUBPROTOCOL)
+    carrier = await open_socket(url, options)
     if carrier.subprotocol != SUBPROTOCOL:
         return Conversation(carrier, timeout_s)
-    link = Link(carrier, timeout_s, connect, lease_s, count, options.queue_timeout_s, snapshot, others)
+    link = Link(carrier, url, options, timeout_s, lease_s, count, snapshot, others)
     if snapshot is not None:  # which may be gone by the first request
         try:
             await link.opened()
@@ -429,12 +368,6 @@ async def open_conversation(
             await link.close(last=False)
             raise
     return link
-
-
-async def _connected(url: str, options: CarrierOptions, session: str | None) -> WebSocketCarrier:
-    if session is not None:
-        url = _with(url, RESUME, session)
-    return await open_socket(url, options)
 
 
 def _with(url: str, key: str, value: str) -> str:

@@ -1,10 +1,8 @@
 """Episodes that outlive their server: the journal of an episode, and its replay on another server."""
 
-import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
@@ -12,7 +10,6 @@ from uuid import uuid4
 from pydantic_core import from_json
 
 from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
-from openenv_core.client.waiting import Backoff, SlotWait
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -38,7 +35,7 @@ _NOT_DECLARED: Final = "the server does not say that its environment is determin
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
 _SEED_BITS: Final = 31  # generators of every language take so many
-_RETRY_S, _MAX_RETRY_S, _DIGEST_BYTES = 0.05, 1.0, 16
+_DIGEST_BYTES: Final = 16
 
 Reply: TypeAlias = bytes | bytearray
 
@@ -179,58 +176,6 @@ class Journal:
             self._folded += 1
         if self._bytes > MAX_BYTES or len(entries) > MAX_REQUESTS:
             self.clear(_TOO_LONG)
-
-
-async def replay(
-    journal: Journal,
-    lost: str,
-    connect: Callable[[], Awaitable[Conversation]],
-    abort: Callable[[str], None],
-    turn: Callable[[], None],
-    wait: SlotWait,
-    patience_s: float,
-) -> Conversation:
-    """Return a session in which the episode of a journal stands where it stood, or raise EpisodeLostError.
-
-    Args:
-        journal: Of the episode.
-        lost: Why its own session is gone.
-        connect: Opens a session, on whichever server has room.
-        abort: Ends that session.
-        turn: Makes another server the one that is asked next.
-        wait: For servers that are full.
-        patience_s: Seconds that a server is looked for where none is full.
-    """
-    clock = asyncio.get_running_loop().time
-    latest, backoff = clock() + patience_s, Backoff(_RETRY_S, _MAX_RETRY_S)
-    while True:
-        pause_s = backoff.next_s()
-        try:
-            conversation = await connect()
-            if journal.trouble is None:
-                await journal.replay(conversation)
-                return conversation
-            raise ConnectionLostError(CLOSED)
-        except ClientError as error:
-            abort(lost)
-            if isinstance(error, CapacityError):
-                turn()
-                with suppress(CapacityError):  # then it has been waited for long enough
-                    await wait.pause(error)
-                    latest = clock() + patience_s
-                    backoff.reset()
-                    continue
-            if journal.trouble is not None:
-                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
-            known = isinstance(error, EpisodeLostError | CapacityError)
-            if isinstance(error, EpisodeLostError) or clock() + pause_s > latest:
-                why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
-                journal.clear(f"{why}{error}")
-                raise EpisodeLostError(f"{lost}. The episode is lost: {journal.trouble}") from error
-        except BaseException:
-            abort(lost)
-            raise
-        await asyncio.sleep(pause_s)
 
 
 def _digest(reply: Reply | int) -> int:

@@ -102,7 +102,7 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         assert client._conversation is not None
         client._conversation.carrier.full = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: client._conversation.carrier._room is not None)  # type: ignore[union-attr]
+        await eventually(lambda: client._conversation._unsent)  # type: ignore[union-attr]
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
         client._conversation.carrier.full = True
