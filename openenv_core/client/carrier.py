@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
@@ -74,11 +74,12 @@ class Carrier(ABC):
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened
+        self._put: Callable[[bytes | bytearray], None] = self._early.append
         self._lost: ClientError | None = None
 
     def listen(self, listener: Listener) -> None:
         """Have someone hear what comes, and what has come."""
-        self._listener = listener
+        self._listener, self._put = listener, listener.on_frame
         for frame in self._early:
             listener.on_frame(frame)
         if self._lost is not None:
@@ -109,12 +110,6 @@ class Carrier(ABC):
 
         What else the end takes is started on the running loop, where `close` waits for it.
         """
-
-    def _put(self, frame: bytes | bytearray) -> None:
-        if self._listener is None:
-            self._early.append(frame)
-        else:
-            self._listener.on_frame(frame)
 
     def _lose(self, error: ClientError, broken: bool = False) -> None:
         """Note why no more frames will come; the first reason counts."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation
+from openenv_core.client.conversation import SESSION_ENDED, Conversation, Opening, open_conversation
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
@@ -301,7 +301,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment cannot be forked, or there is no room for so many.
         """
-        from openenv_core.client.link import Link
         from openenv_core.client.vector import VectorClient
 
         self._come_to_loop()
@@ -310,7 +309,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 self._abort(str(self._conversation.error))
             self._wait = None
             conversation = self._conversation or await self._find_session(fresh=False)
-            if not isinstance(conversation, Link):
+            if not conversation.v1:
                 raise ConfigurationError(
                     "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
                 )
@@ -584,15 +583,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         base_url = await self._located()
         try:
             if self._transport == "websocket":
-                from openenv_core.client.link import open_conversation  # with picows
-
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
-                conversation = await open_conversation(
-                    url, options, self._timeout_s, self._lease_s, 1, snapshot, len(self._urls) != 1
-                )
+                opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
+                conversation = await open_conversation(opening, self._timeout_s)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from openenv_core.client.carrier import CarrierOptions
-from openenv_core.client.link import BatchReply, Link, error_of, open_conversation
+from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
 from openenv_core.client.settings import websocket_url
 from openenv_core.client.waiting import SlotWait, one_of
 from openenv_core.errors import ConfigurationError, ConnectionFailedError
@@ -22,11 +22,11 @@ class VectorClient:
     and `recv` several requests are under way at once, and are answered as they end.
 
     Args:
-        link: The conversation with the server.
+        conversation: With the server, in that dialect.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
         self._ahead: set[asyncio.Future[Any]] = set()
         self._unread: deque[BatchReply | BaseException] = deque()
         self._arrived = asyncio.Event()
@@ -46,17 +46,18 @@ class VectorClient:
 
         async def attempt() -> VectorClient:
             waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
-            link = await open_conversation(websocket_url(base_url), waiting, timeout_s, lease_s, count)
+            opening = Opening(websocket_url(base_url), waiting, lease_s, count)
+            conversation = await open_conversation(opening, timeout_s)
             try:
-                if not isinstance(link, Link):
+                if not conversation.v1:
                     raise ConnectionFailedError(
                         f"expected {redact_url(base_url)} to speak {SUBPROTOCOL}, as servers of Ropewalk do; "
                         "it does not"
                     )
-                await link.opened()
-                return cls(link)
+                await conversation.opened()
+                return cls(conversation)
             except BaseException:
-                await link.close(last=False)
+                await conversation.close(last=False)
                 raise
 
         return await one_of((base_url,), attempt, lambda: None, wait)
@@ -75,17 +76,17 @@ class VectorClient:
             ConnectionLostError: The connection has broken, and could not be resumed: the sessions are gone.
         """
         replies: list[BatchReply] = []
-        call = self._link.request(operation, arrays, fields, replies.append)
+        call = self._conversation.request(operation, arrays, fields, replies.append)
         try:
             await call.answer
         except BaseException:
-            self._link.abandon(call)
+            self._conversation.abandon(call)
             raise
         return [_checked(reply) for reply in replies]
 
     async def send(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> None:
         """Send a request whose answers `recv` returns. Raises what `ask` does."""
-        answer = self._link.request(operation, arrays, fields, self._take).answer
+        answer = self._conversation.request(operation, arrays, fields, self._take).answer
         self._ahead.add(answer)
         answer.add_done_callback(self._over)
 
@@ -143,7 +144,7 @@ class VectorClient:
 
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
-        await self._link.close(last=False)
+        await self._conversation.close(last=False)
 
     def _over(self, answer: asyncio.Future[Any]) -> None:
         self._ahead.discard(answer)

@@ -16,8 +16,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
-from openenv_core.client import link as client_link
-from openenv_core.client.link import MAX_PENDING
+from openenv_core.client import conversation as conversing
+from openenv_core.client.conversation import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
 from servers.routes import link as server_link
@@ -194,7 +194,7 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
 
 
 async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_link, "MAX_REFUSED", 1)
+    monkeypatch.setattr(conversing, "MAX_REFUSED", 1)
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,
