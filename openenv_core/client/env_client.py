@@ -35,7 +35,6 @@ from openenv_core.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     EpisodeLostError,
-    NotExecutedError,
     OpenEnvError,
     ProtocolError,
     ServerError,
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
-_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")
-"""Arguments of a client that another one on the same server does not share."""
+_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")  # not of others on the same server
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -117,7 +115,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
-        """Make a client; the class says what the arguments are. `mode` is "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         self._for_new_sessions = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
@@ -320,9 +317,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 try:
                     return await asyncio.gather(*opening)
                 finally:
-                    if conversation.error is None:
-                        with suppress(ClientError):  # its lease ends it then
-                            await members.end(snapshots=[snapshot])
+                    with suppress(ClientError):  # where the connection has broken its lease ends it
+                        await members.end(snapshots=[snapshot])
             except BaseException:
                 for one in opening:
                     one.cancel()
@@ -376,8 +372,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        data = await self._request(b"", "observation", reset=options)
-        return self._result_of(data)
+        return self._result_of(await self._request(b"", "observation", reset=options))
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -447,14 +442,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _request(
         self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
     ) -> dict[str, Any]:
-        """Send a frame and return the data of its reply.
-
-        Args:
-            frame: The frame.
-            expected: The type of its reply.
-            reset: The options of a reset; its frame is made here.
-            reads: The request changes nothing.
-        """
+        """Send a frame and return the data of its reply; that of a reset is made here, of its options."""
         self._come_to_loop()
         turn = self._turn
         await turn.acquire()
@@ -478,7 +466,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     raise
                 except ClientError as error:
                     if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not reads and not isinstance(error, NotExecutedError):
+                        if not reads:
                             journal.note(frame, expected, conversation.last)
                         if losses and reset is not None and isinstance(error, ServerError):
                             self._abort(str(error))  # no episode has begun here, and the former was elsewhere
@@ -502,7 +490,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         journal.note(frame, expected, conversation.last)
                     return data
         finally:
-            self._wait = None
             turn.release()
 
     async def _find_session(self, *, fresh: bool) -> Conversation:
@@ -545,15 +532,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     @property
     def _carrier(self) -> Carrier | None:
-        """What carries the frames of this moment's session."""
         return None if self._conversation is None else self._conversation.carrier
 
     def _come_to_loop(self) -> None:
-        """Make the running event loop the client's; with an earlier loop that has closed, its session is over.
-
-        Raises:
-            ConfigurationError: The client belongs to another loop, which is still open.
-        """
+        """Make the running event loop the client's; with an earlier loop that has closed, its session is over."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -600,7 +582,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return conversation
 
     def _turn_to_next_server(self) -> None:
-        """Use the next of several servers from now on."""
         if self._urls:
             self._urls = [*self._urls[1:], self._urls[0]]
             self._base_url = self._urls[0]
@@ -642,11 +623,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (
-            ConnectionFailedError,
-            ConnectionLostError,
-            EpisodeLostError,
-        ):
+        if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
@@ -673,7 +650,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:
-        """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
             await former.carrier.close()
