@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from openenv_core.errors import (
     AccessRefusedError,
@@ -14,9 +14,14 @@ from openenv_core.errors import (
     CapacityError,
     ClientError,
     ConnectionFailedError,
+    FactoryError,
+    SessionError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
 from openenv_core.protocol.http import redact_url
+
+SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
+"""What a server says last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from openenv_core.client.carrier import Carrier, CarrierOptions
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
 from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
     AccessRefusedError,
@@ -18,11 +18,9 @@ from openenv_core.errors import (
     ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
-    FactoryError,
     ProtocolError,
     RequestTimeoutError,
     ServerError,
-    SessionError,
 )
 from openenv_core.protocol.batch import (
     RESUME,
@@ -39,9 +37,6 @@ from openenv_core.protocol.requests import encode_request
 
 if TYPE_CHECKING:
     from openenv_core.client.socket import WebSocketCarrier
-
-SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
-"""What a server says last."""
 
 MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""

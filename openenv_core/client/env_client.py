@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation, Opening, open_conversation
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
@@ -46,6 +45,7 @@ from openenv_core.providers.base import adapted, last_words
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
+    from openenv_core.client.conversation import Conversation
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
@@ -391,9 +391,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Return where the episode stands.
 
         Raises:
-            ServerError: The environment raised.
-            RequestTimeoutError: No reply came in time; see `reset`.
-            EpisodeLostError: See `step`.
+            OpenEnvError: As `step`.
         """
         return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
 
@@ -492,7 +490,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         finally:
             turn.release()
 
-    async def _find_session(self, *, fresh: bool) -> Conversation:
+    async def _find_session(self, *, fresh: bool) -> "Conversation":
         """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
         self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
         if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
@@ -514,7 +512,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._lost = f"{lost}. The episode is lost: {journal.trouble}"
             raise await self._explained(EpisodeLostError(self._lost)) from error
 
-    async def _replay(self, lost: str) -> Conversation:
+    async def _replay(self, lost: str) -> "Conversation":
         """Play the episode again at the server in use; what else than its end goes wrong there may pass."""
         try:
             conversation = await self._connect()
@@ -559,8 +557,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._former = left
         self._loop = loop
 
-    async def _connect(self) -> Conversation:
+    async def _connect(self) -> "Conversation":
         """Open a session at the server in use."""
+        from openenv_core.client.conversation import Conversation, Opening, open_conversation
+
         await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         base_url = await self._located()
         try:

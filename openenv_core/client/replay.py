@@ -4,12 +4,12 @@ import json
 import random
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
 
-from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
+from openenv_core.client.carrier import SESSION_ENDED
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -19,6 +19,9 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.protocol.errors import NOT_EXECUTED
+
+if TYPE_CHECKING:
+    from openenv_core.client.conversation import Conversation, PendingCall
 
 MAX_REQUESTS: Final = 10_000
 """Requests of an episode that can be played again."""
@@ -90,7 +93,7 @@ class Journal:
             drawn["episode_id"] = str(uuid4())
         return {**options, **drawn}
 
-    def begin(self, frame: bytes, call: PendingCall) -> None:
+    def begin(self, frame: bytes, call: "PendingCall") -> None:
         """Note the reset that has begun an episode."""
         if self._deterministic and not self.attached:
             self.clear()
@@ -99,7 +102,7 @@ class Journal:
         else:
             self.clear(_NOT_DECLARED)
 
-    def note(self, frame: bytes, expected: str, call: PendingCall) -> None:
+    def note(self, frame: bytes, expected: str, call: "PendingCall") -> None:
         """Note a request that may have changed the episode.
 
         Args:
@@ -140,7 +143,7 @@ class Journal:
             self.clear(trouble)
         return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
 
-    async def replay(self, conversation: Conversation) -> None:
+    async def replay(self, conversation: "Conversation") -> None:
         """Play the episode in a new session, up to where it was.
 
         Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
@@ -148,7 +151,7 @@ class Journal:
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
         for number, (frame, expected, known) in enumerate(self._entries):
-            kept = known.reply if isinstance(known, PendingCall) else known
+            kept = known if isinstance(known, Reply | int) else known.reply
             if kept == b"" or (isinstance(kept, Reply) and _lasting(kept) == ["error", NOT_EXECUTED]):
                 continue
             try:
