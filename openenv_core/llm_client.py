@@ -78,12 +78,29 @@ class LLMClient(ABC):
 
     @abstractmethod
     async def complete(self, prompt: str, **kwargs: Any) -> str:
-        """Return the answer to a prompt; `temperature` and `max_tokens` may be given."""
+        """Return the answer to a prompt.
+
+        Args:
+            prompt: The whole of it.
+            kwargs: `temperature` and `max_tokens` may be given.
+
+        Raises:
+            LLMError: The model has given no answer.
+        """
 
     async def complete_with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
     ) -> LLMResponse:
-        """Return the answer to a chat in OpenAI's format, of a model that may call tools, given as MCP lists them."""
+        """Return the answer of a model that may call tools.
+
+        Args:
+            messages: The chat, in OpenAI's format.
+            tools: As MCP lists them.
+            kwargs: As of `complete`.
+
+        Raises:
+            LLMError: The model has given no answer.
+        """
         raise NotImplementedError(f"{type(self).__name__} calls no tools")
 
 

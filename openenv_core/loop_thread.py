@@ -55,7 +55,6 @@ class _Errand(Generic[T]):
             self.task.cancel()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it is over within the time."""
         return self._done.acquire(timeout=timeout_s)
 
     def outcome(self) -> T:
@@ -68,15 +67,12 @@ class _Errand(Generic[T]):
             return self._result
         try:
             if isinstance(error, asyncio.CancelledError):
-                raise ClientClosedError(
-                    "the client was closed before the reply came; make a new one"
-                ) from None
+                raise ClientClosedError("the client was closed before the reply came; make another") from None
             raise error
         finally:
             self._error = error = None  # its traceback holds this frame
 
     async def run(self) -> None:
-        """Call it and keep the outcome, in the thread."""
         try:
             self._result = await self._work(*self._args, **self._options)
         except asyncio.CancelledError as error:

@@ -51,13 +51,9 @@ def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
     """
     package = package_of(name)
     if package is None:
-        raise ConfigurationError(
-            f"expected an environment's name, got {name!r}; `ropewalk list` names those here"
-        )
+        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
     module = import_module(package)
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):
             return value
-    raise ConfigurationError(
-        f"expected a subclass of EnvClient in {package}, got none; import it in its __init__.py"
-    )
+    raise ConfigurationError(f"expected a subclass of EnvClient in {package}; import it in its __init__.py")

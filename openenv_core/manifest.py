@@ -217,15 +217,7 @@ def read_keys(folder: Path) -> dict[str, Any]:
 
 
 def load_manifest(text: str, place: str) -> Manifest:
-    """Read a manifest from its text.
-
-    Args:
-        text: YAML.
-        place: Where it is from, for messages.
-
-    Raises:
-        ManifestError: It is no YAML, or says what it cannot say; one line a fault.
-    """
+    """Read a manifest from its text. ManifestError: It is no YAML, or says what it cannot say; one line a fault."""
     return parse_manifest(load_keys(text, place))
 
 

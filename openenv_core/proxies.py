@@ -50,10 +50,6 @@ def _is_here(host: str) -> bool:
 def client_for(url: str, token: str | None = None) -> "httpx.Client":
     """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
 
-    Args:
-        url: Where the server is.
-        token: Sent as a bearer token with every request.
-
     Raises:
         ConfigurationError: The proxy of the environment cannot be used.
     """

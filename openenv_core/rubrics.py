@@ -220,12 +220,10 @@ class _Combination(Rubric):
             self._children[f"rubric_{number}"] = rubric
 
     def __call__(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.__call__`."""
         score = super().__call__(action, observation)
         return score if inspect.isawaitable(score) else Known(score)
 
     def forward(self, action: Any, observation: Any) -> Score:
-        """See `Rubric.forward`."""
         return _run(self._combine(action, observation))
 
     @abstractmethod
@@ -471,7 +469,11 @@ class LLMJudge(Rubric):
         self.timeout_s = timeout_s
 
     async def forward(self, action: Any, observation: Any) -> float:
-        """See `Rubric.forward`."""
+        """See `Rubric.forward`.
+
+        Raises:
+            LLMError: The model has given no answer in time, or none with a score.
+        """
         prompt = self._render_prompt(action, observation)
         try:
             async with asyncio.timeout(self.timeout_s):

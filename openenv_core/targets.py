@@ -62,12 +62,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """A target that runs.
-
-    Attributes:
-        url: Where.
-        provider: What started it; None for a URL, which was there before.
-    """
+    """A target that runs."""
 
     url: str
     provider: Any = None

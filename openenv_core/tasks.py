@@ -91,9 +91,7 @@ class IndexedTasks(ABC):
         """
         indices = range(self.num_tasks(split))[start:stop]
         if len(indices) > self.RANGE:
-            raise ValueError(
-                f"expected at most {self.RANGE} tasks at once, got {len(indices)}; ask for them in parts"
-            )
+            raise ValueError(f"expected at most {self.RANGE} tasks at once, got {len(indices)}; ask in parts")
         return [self.get_task(split, index) for index in indices]
 
 
@@ -142,9 +140,7 @@ class GeneratedTasks(IndexedTasks):
         """
         size = cls.split_size(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
-            raise IndexError(
-                f"expected an index from 0 to {size - 1} of the split {split!r}, got {index!r:.40}"
-            )
+            raise IndexError(f"expected an index below {size} of the split {split!r}, got {index!r:.40}")
         names = list(cls.SPLITS)
         return sum(cls.SPLITS[name] for name in names[: names.index(split)]) + index
 

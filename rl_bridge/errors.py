@@ -12,12 +12,7 @@ class ConfigError(BridgeError):
 
 
 class MissingDependencyError(BridgeError):
-    """A package of the heavy stack is not installed.
-
-    Args:
-        package: Its name.
-        remedy: What to do about it.
-    """
+    """A package of the heavy stack is not installed; the message says what to do about it."""
 
     def __init__(
         self,

@@ -23,11 +23,8 @@ NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def name_interface(environment: MutableMapping[str, str], host: str) -> None:
     """Have ranks that get this environment meet where a host is reached, unless it says where already.
 
-    Left alone they look up the host's own name, which often resolves to loopback, where nobody else comes.
-
-    Args:
-        environment: Of processes to come; changed in place.
-        host: A name or an address: another host's, or of this one that by which others reach it.
+    Left alone they look up the host's own name, which often resolves to loopback, where nobody else comes. The host is
+    another one, by name or address, or this one by what others reach it by.
     """
     if (name := interface_towards(host)) is not None:
         for variable in NAMED_BY:
@@ -37,8 +34,7 @@ def name_interface(environment: MutableMapping[str, str], host: str) -> None:
 def interface_towards(host: str) -> str | None:
     """The name of the interface whose address a packet to a host would carry; None where none is known.
 
-    Args:
-        host: A name or an address. Nothing is sent there.
+    Nothing is sent.
     """
     with contextlib.suppress(OSError):
         family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]

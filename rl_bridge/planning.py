@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import Config, LoraConfig, MonarchConfig, RoleConfig
+from rl_bridge.config import Config, LoraConfig, MonarchConfig
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import Placement, ServiceOptions, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, by_need, options_of
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"
@@ -20,11 +20,9 @@ OTHERWISE: Final = "or say how large the model is by --parameters"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelSize:
-    """How large a model is.
+    """How large a model is; a tied output layer is counted once.
 
-    Attributes:
-        parameters: How many; a tied output layer is counted once.
-        architecture: Its shapes; None where only the number of parameters is known.
+    Of some models only the number of parameters is known.
     """
 
     parameters: int
@@ -50,10 +48,9 @@ class ModelSize:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """Read it off a checkpoint in the Hugging Face layout: its config.json, or else the headers of its weights.
+        """Read it off a checkpoint's config.json, or else the headers of its weights.
 
-        Raises:
-            ModelError: Neither says it.
+        ModelError where neither says it.
         """
         try:
             config = read_hf_config(folder)
@@ -70,11 +67,7 @@ class ModelSize:
 
 
 def parse_count(text: str) -> int:
-    """A number of parameters as people write it: 8030261248, 8e9, 8B, 1.7b, 350M.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """A number of parameters as people write it: 8030261248, 8e9, 8B, 1.7b, 350M. ValueError where it is none."""
     factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower())
     number = float(text if factor is None else text[:-1]) * (factor or 1.0)
     if not (math.isfinite(number) and number >= 1):
@@ -124,16 +117,14 @@ WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RoleMemory:
-    """What one replica of a role keeps.
+    """What one replica of a role keeps, in bytes by what they are for.
 
     Attributes:
-        role: Its name in `monarch.roles`.
-        replicas: How often it is there.
         processes: Over which a replica is spread, evenly.
-        parts: Bytes by what they are for, of the whole replica.
-        per_process: Bytes that every process has of its own, by what they are for.
-        at_best: Bytes that it can do without, and would use if they were there.
-        host: Bytes of a replica in the memory of its hosts, where it computes on GPUs; else beside the others.
+        parts: Of the whole replica.
+        per_process: That every process has of its own.
+        at_best: That it can do without, and would use if they were there.
+        host: In the memory of a replica's hosts, where it computes on GPUs; else beside the others.
         gpu_share: How much of a GPU's memory it may have.
     """
 
@@ -171,13 +162,7 @@ def sent_bytes(size: ModelSize, config: Config | None) -> int:
 def memory_of_roles(
     config: Config, size: ModelSize, reward_model: ModelSize | None = None
 ) -> list[RoleMemory]:
-    """What the roles of a run keep.
-
-    Args:
-        config: The run.
-        size: Of the policy.
-        reward_model: Size of `reward.model`, where there is one.
-    """
+    """What the roles of a run keep, given the size of the policy, and of `reward.model`, where there is one."""
     roles, width = config.monarch.roles, WIDTHS[config.model.dtype]
     found = [
         _trainer(config, size),
@@ -326,13 +311,11 @@ def _full_cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RentedFleet:
-    """GPUs and their prices, in whatever currency.
+    """GPUs and their prices, in whatever currency, each an hour.
 
     Attributes:
         spot_gpus: Those that may be taken away: generators, whose work others take over.
         on_demand_gpus: The others: the trainer, whose loss would stop the run.
-        spot_price: Of one spot GPU an hour.
-        on_demand_price: Of one of the others an hour.
         spot_kind_on_demand_price: What a GPU of the spot kind costs on demand, which is what a saving is against; the
             same as `on_demand_price` where all are of one kind.
         hours: How long all are rented.
@@ -376,7 +359,6 @@ class BroadcastPlan:
     """How long new weights take at one bandwidth.
 
     Attributes:
-        gbps: The bandwidth.
         seconds: Until one generator has them, if it is the only one.
         all_seconds: Until all have them; None without a configuration.
         idle: The generators' idle share in a synchronous loop; None where nobody said how long they work.
@@ -390,18 +372,14 @@ class BroadcastPlan:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunPlan:
-    """What is known of a run before it begins.
+    """What is known of a run before it begins; without a configuration or prices less of it.
 
     Attributes:
-        parameters: Of the policy.
-        adapters: Of its adapters; None where all parameters are trained.
+        adapters: Parameters of the policy's adapters; None where all parameters are trained.
         trainer_bytes: What the trainer keeps for them between steps, over all its ranks.
-        roles: Memory of each role; empty without a configuration.
         sent_bytes: What a version of the weights takes on the network, for each generator.
-        generators: How many there are; None without a configuration.
         broadcasts: One a bandwidth.
-        fleet: What is rented; None without prices.
-        decided: Keys that GPUs decide unless somebody sets them, and what they are; empty without a configuration.
+        decided: Keys that GPUs decide unless somebody sets them, and what they are.
     """
 
     parameters: int | None = None
@@ -454,11 +432,7 @@ class RunPlan:
         return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(found))
 
     def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
-        """This as what JSON can hold.
-
-        Args:
-            gpu_gb: Memory of one GPU, in GB, to say what does not fit; None says nothing of it.
-        """
+        """This as what JSON can hold; with the memory of one GPU, in GB, what does not fit too."""
         told = asdict(self)
         for row, role in zip(told["roles"], self.roles, strict=True):
             row["process_bytes"] = role.process_bytes
@@ -489,7 +463,9 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {
-        name: _room(getattr(monarch.roles, name), name if monarch.colocate else "")
+        name: ServiceOptions(
+            **options_of(getattr(monarch.roles, name)), gpu_pool=name if monarch.colocate else ""
+        )
         for name in ("trainer", "policy")
     }
     for name in by_need(roles):
@@ -498,16 +474,6 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
             if name == "policy":
                 on[slot.first] += 1
     return max(on.values())
-
-
-def _room(role: RoleConfig, shares: str) -> ServiceOptions:
-    return ServiceOptions(
-        procs=role.procs,
-        hosts=role.hosts,
-        with_gpus=role.gpus > 0,
-        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
-        gpu_pool=shares,
-    )
 
 
 def _reward_model(config: Config) -> ModelSize | None:

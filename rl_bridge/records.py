@@ -26,12 +26,7 @@ class RecordPart(BaseModel):
 
 
 class LeftOut(RecordPart):
-    """The middle of a text that was too long.
-
-    Attributes:
-        at: How many characters of the text stand before it.
-        characters: How many were left out.
-    """
+    """The middle of a text that was too long: so many characters, after so many others."""
 
     at: int
     characters: int
@@ -161,14 +156,7 @@ _T = TypeVar("_T")
 def group_records(
     group: Group, rows: Sequence[Sequence[TrainSample]], *, iteration: int, text: TokenText
 ) -> Iterator[TrajectoryRecord]:
-    """The records of a group's trajectories.
-
-    Args:
-        group: The siblings.
-        rows: The samples that were made of each of them; none of one that was left out of the batch.
-        iteration: Which one trained them.
-        text: Of the policy's tokens.
-    """
+    """The records of a group's trajectories, with the samples that were made of each; none of one that was left out."""
     for sibling, (trajectory, own) in enumerate(zip(group.trajectories, rows, strict=True)):
         yield TrajectoryRecord(
             iteration=iteration,
@@ -254,12 +242,7 @@ def segment_files(run: Path) -> list[Path]:
 
 
 class Segments:
-    """Appends lines, and keeps within a bound.
-
-    Args:
-        run: The run's folder. A file that is there is gone on with.
-        max_bytes: Of all files together.
-    """
+    """Appends lines to the files of a run's folder, and keeps them all together within a bound."""
 
     def __init__(self, run: Path, *, max_bytes: int) -> None:
         self._run = run
@@ -305,13 +288,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRecords:
-    """What a run leaves to be read of its rollouts: whole groups, drawn at random, within a bound.
-
-    Args:
-        folder: The run's.
-        decode: Token ids of the policy to text, special tokens included.
-        records: How much is kept.
-    """
+    """What a run leaves to be read of its rollouts: whole groups, drawn at random, within a bound."""
 
     def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str], records: RecordsConfig) -> None:
         self._text = TokenText(decode)
@@ -322,13 +299,7 @@ class RolloutRecords:
     def write(
         self, iteration: PolicyVersion, groups: Sequence[Group], samples: Sequence[TrainSample]
     ) -> None:
-        """Keep some of the groups of an iteration. Which ones, its number decides.
-
-        Args:
-            iteration: Which one trained them; the first is 1.
-            groups: All that it trained.
-            samples: What was made of them, numbered by trajectory throughout.
-        """
+        """Keep some of the groups of an iteration, with what was made of them. Which ones, its number decides."""
         rows: defaultdict[int, list[TrainSample]] = defaultdict(list)
         for sample in samples:
             rows[sample.trajectory].append(sample)

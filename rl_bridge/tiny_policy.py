@@ -19,7 +19,7 @@ CHAT_TEMPLATE: Final = (
 
 
 def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_length: int = 64) -> Path:
-    """Write a random checkpoint and its tokenizer, for `Task.make_policy`.
+    """Write a random checkpoint and its tokenizer, for `Task.make_policy`; returns the folder.
 
     Args:
         folder: Where. One that is there is left as it is: a resumed run keeps the policy that it began with.
@@ -27,9 +27,6 @@ def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_lengt
             that are not in them are one and the same to it.
         seed: Decides the weights.
         max_length: The longest context, in words; the chat's own four included.
-
-    Returns:
-        The folder.
     """
     if folder.exists():
         return folder

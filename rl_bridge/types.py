@@ -118,9 +118,6 @@ class Trajectory:
     """One episode as the policy lived it.
 
     Attributes:
-        seed: The environment's seed.
-        turns: The exchanges, in order.
-        ending: Why it ended.
         reward: Sum of the environment's rewards and of any penalty.
         tool_calls: Calls of tools that the environment was asked for.
         refusal: Why the environment did not take the last action, in words; None where it did.
@@ -147,9 +144,7 @@ class Group:
 
     Attributes:
         id: Its number in the run, counted from 0.
-        seed: The environment's seed.
         environment: Which it was played in, by its name in the run's configuration.
-        trajectories: The siblings.
     """
 
     id: int = 0

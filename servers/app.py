@@ -148,7 +148,7 @@ class EnvironmentApp(FastAPI):
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
         metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
-        executor = Executor(cap, timed=settings.metrics)
+        executor = Executor(cap)
         sessions = SessionTable(
             served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
         )
@@ -402,9 +402,7 @@ def create_app(
     settings = ServerSettings.from_environment(os.environ)
     if concurrency_config is not None:
         if max_concurrent_envs is not None:
-            raise ConfigurationError(
-                "expected max_concurrent_envs or concurrency_config, got both; give one of them"
-            )
+            raise ConfigurationError("expected max_concurrent_envs or concurrency_config, got both")
         max_concurrent_envs = concurrency_config.max_concurrent_envs
         if concurrency_config.session_timeout is not None:
             settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)

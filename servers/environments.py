@@ -6,14 +6,21 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.manifest import MANIFEST
-from openenv_core.targets import TargetKind, find_module, importable_kind, package_of, split_path
+from openenv_core.manifest import MANIFEST, ManifestError, parse_manifest, read_keys
+from openenv_core.targets import (
+    TargetKind,
+    find_module,
+    importable_kind,
+    is_environment_folder,
+    package_of,
+    split_path,
+)
 from servers.target import APP, FORMS
 
 _SUFFIX: Final = "_env"
@@ -42,14 +49,6 @@ class ListedEnvironment:
     error: str | None = None
 
 
-@dataclass(slots=True)
-class _Told:
-    """What an environment's files tell of it."""
-
-    keys: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-
 def environments_below(folder: Path) -> list[ListedEnvironment]:
     """Return the environments in a folder: itself, or those one or two levels below.
 
@@ -66,7 +65,7 @@ def environments() -> list[ListedEnvironment]:
     found: dict[Path, ListedEnvironment] = {}
     for package in _packages():
         folder = find_module(package)
-        if folder is not None and folder.is_dir() and _serves(folder):
+        if folder is not None and folder.is_dir() and is_environment_folder(folder):
             found.setdefault(folder.resolve(), _list_one(folder.resolve(), _target(package, folder)))
     for folder in _folders(Path.cwd()):
         found.setdefault(folder.resolve(), _list_one(folder, _as_path(folder.relative_to(Path.cwd()))))
@@ -87,10 +86,6 @@ def _folders(top: Path) -> Iterator[Path]:
         for manifest in sorted(top.glob(pattern)):
             if not any(part.startswith(".") for part in manifest.relative_to(top).parts):
                 yield manifest.parent
-
-
-def _serves(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
 
 
 def _packages() -> Iterator[str]:
@@ -119,36 +114,28 @@ def _target(package: str, folder: Path) -> str:
 
 
 def _list_one(folder: Path, target: str) -> ListedEnvironment:
+    keys: dict[str, Any] = {}
+    flaw: str | None
     try:
-        told = _manifest(folder)
-        told.error = told.error or _flaw(folder, str(told.keys.get("app") or APP))
+        if (folder / MANIFEST).is_file():
+            keys = read_keys(folder)
+            parse_manifest(keys)
+        flaw = _flaw(folder, str(keys.get("app") or APP))
+    except ManifestError as error:
+        flaw = f"{MANIFEST}: {error}"
     except Exception as error:  # a listing is the place to see what is broken, whatever that is
-        told = _Told(error=f"{type(error).__name__}: {error}")
+        keys, flaw = {}, f"{type(error).__name__}: {error}"
     project = _project(folder)
-    about = told.keys.get("description") or project.get("description") or _docstring(folder)
-    version = told.keys.get("version") or project.get("version")
+    about = keys.get("description") or project.get("description") or _docstring(folder)
+    version = keys.get("version") or project.get("version")
     return ListedEnvironment(
-        name=str(told.keys.get("name") or folder.name),
+        name=str(keys.get("name") or folder.name),
         version=None if version is None else str(version),
         description=" ".join(str(about).split()),
         where=str(folder.resolve()),
         target=target,
-        error=told.error,
+        error=flaw,
     )
-
-
-def _manifest(folder: Path) -> _Told:
-    from openenv_core.manifest import ManifestError, parse_manifest, read_keys
-
-    if not (folder / MANIFEST).is_file():
-        return _Told()
-    keys: dict[str, Any] = {}
-    try:
-        keys = read_keys(folder)
-        parse_manifest(keys)
-    except ManifestError as error:
-        return _Told(keys, f"{MANIFEST}: {error}")
-    return _Told(keys)
 
 
 def _project(folder: Path) -> dict[str, Any]:

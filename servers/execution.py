@@ -132,15 +132,13 @@ class Executor:
 
     Args:
         sessions: The cap on sessions, which bounds how many threads are of use.
-        timed: Whether runners say how long the calls of their environments took.
 
     Attributes:
         abandoned: Calls that nobody waits for any more and which still hold a thread.
         limit: With this many abandoned calls no new session is taken.
     """
 
-    def __init__(self, sessions: int, timed: bool = False) -> None:
-        self.timed = timed
+    def __init__(self, sessions: int) -> None:
         self.pool = ThreadPool(min(max_threads(), max(_MIN_THREADS, 2 * sessions)))
         self.abandoned = 0
         self.limit = _MAX_ABANDONED
@@ -155,11 +153,7 @@ class Executor:
         self.pool.close()
 
     async def construct(self, factory: Factory) -> "EnvironmentRunner":
-        """Build an environment where its class asks for it.
-
-        Raises:
-            Exception: Whatever the factory raised.
-        """
+        """Build an environment where its class asks for it. Exception: Whatever the factory raised."""
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
             return EnvironmentRunner(_on_loop(factory), self, self.pool)
         single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
@@ -226,7 +220,7 @@ class EnvironmentRunner:
         plan: How its methods are run.
         name: What its class is called.
         concurrent: Whether its class promises to share a process with other instances.
-        spent_s: Where calls are timed, seconds that the last one was in the environment, and in no queue for a thread.
+        spent_s: Seconds that the last one was in the environment, and in no queue for a thread.
     """
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
@@ -235,7 +229,6 @@ class EnvironmentRunner:
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
         self._environment = environment
         self._executor = executor
-        self._timed = executor.timed
         self.spent_s = 0.0
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
@@ -255,14 +248,11 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            if self._timed:  # `_measured`, without its call
-                began = perf_counter()
-                try:
-                    seen = _on_loop(self._step, action)
-                finally:
-                    self.spent_s = perf_counter() - began
-            else:
+            began = perf_counter()
+            try:
                 seen = _on_loop(self._step, action)
+            finally:
+                self.spent_s = perf_counter() - began
             return seen if isinstance(seen, Observation) else await self._settled(seen, here)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
@@ -412,12 +402,14 @@ class EnvironmentRunner:
             on_loop = True
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
-        if self._timed:
-            args, fn = (fn, *args), self._measured
         if on_loop:
             if on_begin is not None:
                 on_begin()
-            result = _on_loop(fn, *args, **options)
+            began = perf_counter()
+            try:
+                result = _on_loop(fn, *args, **options)
+            finally:
+                self.spent_s = perf_counter() - began
         else:
             call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
             try:
@@ -428,22 +420,13 @@ class EnvironmentRunner:
                 else:
                     _drop(call.outcome, unclaimed)
                 raise
+            self.spent_s = call.spent_s
             if not succeeded:
                 raise result
         return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
 
-    def _measured(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Call a method of the environment, and note how long that took, in whichever thread it is."""
-        began = perf_counter()
-        try:
-            return fn(*args, **options)
-        finally:
-            self.spent_s = perf_counter() - began
-
     async def _settled(self, result: Any, here: bool) -> Any:
         """Await what a method has returned, where that is awaitable; that is a part of its time."""
-        if not self._timed:
-            return await _settle(result, here)
         before_s, began = self.spent_s, perf_counter()
         try:
             return await _settle(result, here)

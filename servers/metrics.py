@@ -241,11 +241,13 @@ class ServerMetrics:
                 server_s = max(0.0, seconds - (spent_s if in_turn else max(of_kind)))
                 counts.together_s += count * seconds - spent_s - server_s
 
-    def count_bytes(self, received: str | bytes, sent: str | bytes) -> None:
-        """Count a frame and its reply."""
-        counts = self.counts
-        counts.received += len(received) if received.isascii() else size_of(received)
-        counts.sent += len(sent) if sent.isascii() else size_of(sent)
+    def count_received(self, frame: str | bytes) -> None:
+        """Count the bytes of a request."""
+        self.counts.received += len(frame) if frame.isascii() else size_of(frame)
+
+    def count_sent(self, frame: str | bytes) -> None:
+        """Count the bytes of what answers one."""
+        self.counts.sent += len(frame) if frame.isascii() else size_of(frame)
 
     def count_error(self, code: str | int) -> None:
         """Count an error that a caller is told."""
@@ -262,11 +264,11 @@ class ServerMetrics:
 
         async def received() -> Message:
             message = await receive()
-            self.count_bytes(message.get("body", b""), b"")
+            self.count_received(message.get("body", b""))
             return message
 
         async def sent(message: Message) -> None:
-            self.count_bytes(b"", message.get("body", b""))
+            self.count_sent(message.get("body", b""))
             await send(message)
 
         return received, sent

@@ -329,13 +329,11 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is."""
         data, self._data = self._data, b""
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close, after what has been written."""
         self.flush()
         self._transport.close()
 

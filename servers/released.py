@@ -38,13 +38,6 @@ def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
 class HTTPEnvServer:
     """An environment that is served below somebody's own application, with all that `create_app` checks.
 
-    Args:
-        env: The environment class, or a callable without arguments that returns an environment.
-        action_cls: The action model.
-        observation_cls: The observation model.
-        max_concurrent_envs: The greatest number of sessions at once; 1 by default.
-        concurrency_config: The same, with a time for sessions that nobody uses.
-
     Raises:
         TypeError: `env` is an instance.
     """

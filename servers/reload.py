@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final
@@ -61,31 +61,17 @@ _IGNORED: Final = frozenset(
 """Folders inside an environment's that nothing is served from; so are those whose names begin with a dot."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ReloadPlan(ServePlan):
-    """One start of the server; `again` where something was served before."""
-
-    again: bool = False
+_AGAIN: Final = "again"
+"""The argument of a server that something was served before."""
 
 
-class _SourceFilter:
-    """Tells a change of the source from all the others in its folders."""
-
-    def __init__(self, roots: Iterable[Path]) -> None:
-        self._roots = tuple(roots)
-
-    def __call__(self, change: object, path: str) -> bool:
-        """Whether a change of this file is one of the source."""
-        file = Path(path)
-        return file.suffix in _SUFFIXES and any(self._counts(file, root) for root in self._roots)
-
-    def _counts(self, file: Path, root: Path) -> bool:
-        if not file.is_relative_to(root):
-            return False
-        *folders, name = file.relative_to(root).parts
-        return not name.startswith(".") and not any(
-            folder in _IGNORED or folder.startswith(".") or folder.endswith(".egg-info") for folder in folders
-        )
+def _is_source(file: Path, root: Path) -> bool:
+    if file.suffix not in _SUFFIXES or not file.is_relative_to(root):
+        return False
+    *folders, name = file.relative_to(root).parts
+    return not name.startswith(".") and not any(
+        folder in _IGNORED or folder.startswith(".") or folder.endswith(".egg-info") for folder in folders
+    )
 
 
 class Reloader:
@@ -102,13 +88,8 @@ class Reloader:
     def __init__(
         self, plan: ServePlan, listener: socket.socket, folders: Sequence[Path], say: Callable[[str], None]
     ) -> None:
-        self._plan = _ReloadPlan(
-            app=plan.app,
-            options=plan.options,
-            log_level=plan.log_level,
-            settings=plan.settings,
-            listener=listener.fileno(),
-        )
+        self._plan = replace(plan, listener=listener.fileno())
+        self._again: tuple[str, ...] = ()
         self._folders = folders
         self._say = say
         self._stop = threading.Event()
@@ -124,7 +105,7 @@ class Reloader:
             try:
                 changes = watch(
                     *self._folders,
-                    watch_filter=_SourceFilter(self._folders),
+                    watch_filter=lambda _, path: any(_is_source(Path(path), root) for root in self._folders),
                     step=_SETTLE_MS,
                     rust_timeout=_LOOK_MS,
                     yield_on_timeout=True,
@@ -158,7 +139,7 @@ class Reloader:
         self._end()
         _forget(files)
         if not self._stop.is_set():
-            self._plan = replace(self._plan, again=True)
+            self._again = (_AGAIN,)
             self._start()
 
     def _name(self, file: Path) -> str:
@@ -170,7 +151,7 @@ class Reloader:
     def _start(self) -> None:
         from openenv_core.guard import guard_command
 
-        command = (sys.executable, "-m", "servers.reload")
+        command = (sys.executable, "-m", "servers.reload", *self._again)
         self._waiting = False
         self._guard = subprocess.Popen(
             guard_command(command, grace_s=self._grace_s, kept=self._plan.listener),
@@ -236,7 +217,7 @@ def _forget(files: Iterable[Path]) -> None:
 
 def main() -> int:
     """Load and serve; where that cannot be, say why, here and to everybody who asks."""
-    plan = _ReloadPlan.from_json(os.environ.pop(_VARIABLE))  # what the application starts should not have it
+    plan = ServePlan.from_json(os.environ.pop(_VARIABLE))  # what the application starts should not have it
     os.set_inheritable(plan.listener, False)
     try:
         return _serve_source(plan)
@@ -252,7 +233,7 @@ def main() -> int:
     return _turn_all_away(plan, why)
 
 
-def _turn_all_away(plan: _ReloadPlan, why: str) -> int:
+def _turn_all_away(plan: ServePlan, why: str) -> int:
     """Answer every request with 503 and the reason, until the supervisor ends this process."""
     try:
         from servers.hosting import Assembled, host
@@ -268,7 +249,7 @@ def _turn_all_away(plan: _ReloadPlan, why: str) -> int:
         return host(Assembled(app), [listener], drain_s=0)
 
 
-def _serve_source(plan: _ReloadPlan) -> int:
+def _serve_source(plan: ServePlan) -> int:
     from servers.target import load_app
 
     app = load_app(plan.app)
@@ -280,7 +261,7 @@ def _serve_source(plan: _ReloadPlan) -> int:
     assembled = assemble(app, plan.app, plan.settings, plan.options)
 
     def on_started() -> None:
-        if plan.again:
+        if _AGAIN in sys.argv[1:]:
             print("ropewalk: serving again", flush=True)  # noqa: T201
 
     with socket.socket(fileno=plan.listener) as listener:

@@ -298,9 +298,7 @@ class _AllowedHosts:
         match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
         netloc = _parse_netloc(match) if match else None
         if netloc is None:
-            raise TurnedAwayError(
-                400, "expected the header Host to be a name or an address, with or without a port"
-            )
+            raise TurnedAwayError(400, "expected a name or an address in the header Host")
         if not self._serves(netloc.host, local):
             raise TurnedAwayError(
                 421,

@@ -264,7 +264,6 @@ def _by_name(target: str) -> Any:
 
 
 def _names() -> list[str]:
-    """Return the names of the environments that there are."""
     found = {module.name for module in pkgutil.iter_modules()}
     with contextlib.suppress(ImportError):  # an installation of core and servers alone
         found |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}

@@ -136,12 +136,16 @@ class ThreadCall:
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
         then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
+        spent_s: Seconds that it ran, where there is an outcome.
         begun: A thread has taken it up; under the pool's lock, like the next two.
         thread: The thread that runs it.
         left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
-    __slots__ = ("_fn", "_on_begin", "begun", "left", "mailbox", "outcome", "then", "thread", "waiter")
+    __slots__ = (
+        *("_fn", "_on_begin", "_result", "begun", "left", "mailbox", "outcome", "spent_s"),
+        *("then", "thread", "waiter"),
+    )
 
     def __init__(
         self,
@@ -165,7 +169,12 @@ class ThreadCall:
         if self._on_begin is not None:
             self.mailbox.post(self._begin, self._on_begin)
             self.mailbox.notify()
-        self.mailbox.post(self._deliver, outcome_of(self._fn))
+        self._result = outcome_of(self._fn)
+
+    def post(self, spent_s: float) -> None:
+        """Hand over what came of it; for the pool's threads."""
+        self.spent_s = spent_s
+        self.mailbox.post(self._deliver, self._result)
 
     def _begin(self, told: Callable[[], None]) -> None:
         if not self.waiter.done():
@@ -300,8 +309,10 @@ class ThreadPool:
         """Return what a thread does after the call that it has done; None: it ends. For the pool's threads."""
         done, thread.call = thread.call, None
         now = time.monotonic()
-        long = now - thread.began > _LONG_S
+        spent_s = now - thread.began
+        long = spent_s > _LONG_S
         if done is not None:
+            done.post(spent_s)
             held_s = _HELD_TOGETHER_S if done.then is not None else 0 if long else _HELD_S
             if now - thread.notified > held_s:
                 thread.notified = now

@@ -40,6 +40,19 @@ def test_every_file_that_is_named_exists() -> None:
         assert (ROOT / script).is_file(), script
 
 
+def test_what_it_claims_beside_openenv_is_run_or_measured() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Beside OpenEnv")[1]
+    measured = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[1:-1] for row in re.findall(r"^\|.*", table, re.MULTILINE)[2:]]
+    assert len([row for row in rows if "benchmarks" in row[3]]) == 3
+    for what, released, ours, run_by in rows:
+        for path in re.findall(r"`(tests[\w/.]*)`", run_by):
+            assert (ROOT / path).exists(), path
+        if "benchmarks" in run_by:
+            for figure in re.findall(r"[\d.]+(?= (?:µs|kB|s\b))", released + ours):
+                assert f" {figure} " in measured, (what, figure)
+
+
 def test_every_override_that_is_shown_is_a_key() -> None:
     shown = re.findall(r"(?:^|\s)([a-z_]+\.[a-z_]+=\S+)", "\n".join(blocks("docs/training.md", "bash")))
     assert len(shown) > 5
@@ -58,7 +71,7 @@ def test_every_extra_that_is_listed_is_one() -> None:
 def test_docs_show_files_as_they_are() -> None:
     shown = [
         (page.name, *block)
-        for page in (ROOT / "docs").glob("*.md")
+        for page in (ROOT / "docs").rglob("*.md")
         for block in INCLUDED.findall(page.read_text())
     ]
     assert "rl_bridge/loops/grpo.py" in {path for _, path, _ in shown}

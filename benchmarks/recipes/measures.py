@@ -114,7 +114,7 @@ async def _played(config: Config, folder: Path) -> EvaluationResult:
     from rl_bridge.loops.evaluation import evaluate, result_of
 
     async with open_run(config, folder, console=_console()) as (run, fleet):
-        records = (await fleet.guard(evaluate(run)))[""]
+        records = (await fleet.guard(evaluate(run, folder / "evaluation")))[""]
     return result_of(records, train_seconds=run.train_seconds)
 
 
@@ -134,7 +134,7 @@ async def _reinforced(config: Config, folder: Path, seconds: float) -> tuple[Eva
         finally:
             ending.cancel()
         await run.sync.finish()
-        records = (await fleet.guard(evaluate(run)))[""]
+        records = (await fleet.guard(evaluate(run, folder / "evaluation")))[""]
         return result_of(records, train_seconds=run.train_seconds), run.version
 
 

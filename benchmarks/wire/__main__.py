@@ -29,12 +29,14 @@ examples:
   python -m benchmarks.wire                                everything: about 15 minutes
   python -m benchmarks.wire --quick                        does it run? about half a minute
   python -m benchmarks.wire --only step --rounds 3         servers alone
+  python -m benchmarks.wire --only metrics --rounds 9      what /metrics costs
   python -m benchmarks.wire --only clients,imports         what callers pay
   python -m benchmarks.wire --only concurrency --no-released
   python -m benchmarks.wire --json out.json                every round's figures into a file
 
 sections:
   step         steps/s, latency, server CPU a step, memory, start-up
+  metrics      server CPU a step with metrics, over the same without
   clients      CPU a step of our client and the released one
   imports      seconds over a bare interpreter
   concurrency  thousands of sessions whose step waits for a second"""

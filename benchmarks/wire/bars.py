@@ -32,7 +32,13 @@ class Bar:
 
 def bars(figures: Figures) -> list[Bar]:
     """Return every bar that this run has the figures for."""
-    return [*_steps(figures), *_clients(figures), *_concurrency(figures), *_start(figures)]
+    return [
+        *_steps(figures),
+        *_metrics(figures),
+        *_clients(figures),
+        *_concurrency(figures),
+        *_start(figures),
+    ]
 
 
 def _steps(figures: Figures) -> Iterator[Bar]:
@@ -56,6 +62,14 @@ def _steps(figures: Figures) -> Iterator[Bar]:
             if blocking and released:
                 what = f"server CPU, {load}: released / ours, blocking"
                 yield Bar(what, released / blocking, 1.5, "at least")
+
+
+def _metrics(figures: Figures) -> Iterator[Bar]:
+    for load in figures.loads("metrics on / off"):
+        for kind in ("inline", "blocking"):
+            value = figures.median("metrics on / off", f"ours, {kind}", load)
+            if value is not None:
+                yield Bar(f"server CPU, metrics on / off, {kind}", value, 1.03, "at most")
 
 
 def _clients(figures: Figures) -> Iterator[Bar]:

@@ -21,12 +21,14 @@ class Contestant:
         command: What starts it; `{port}` stands for the port.
         ours: Whether it runs in this installation.
         health: Whether it has a /health.
+        metrics: Whether it counts what it does, where it can.
     """
 
     name: str
     command: tuple[str, ...]
     ours: bool = True
     health: bool = True
+    metrics: bool = True
 
     def start(self, core: int | None) -> Server:
         """Start it on a free port.
@@ -38,13 +40,15 @@ class Contestant:
         # Without PYTHONPATH the released package cannot come to see ours; a fixed hash seed is one
         # difference less between two rounds.
         env = {"PYTHONPATH": str(ROOT) if self.ours else "", "PYTHONHASHSEED": "0"}
+        env["ROPEWALK_METRICS"] = str(int(self.metrics))
         return Server([word.format(port=port) for word in self.command], port, env, core, health=self.health)
 
 
-def ours(kind: str) -> Contestant:
-    """Return our server, as `ropewalk serve` runs it."""
+def ours(kind: str, *, metrics: bool = True) -> Contestant:
+    """Return our server, as `ropewalk serve` runs it; or without its metrics."""
     command = (sys.executable, "-m", "openenv_core.cli", "serve", f"benchmarks.wire.apps.ours:{kind}")
-    return Contestant(f"ours, {kind}", (*command, "--port", "{port}", "--log-level", "warning"))
+    name = f"ours, {kind}" if metrics else f"ours, {kind}, no metrics"
+    return Contestant(name, (*command, "--port", "{port}", "--log-level", "warning"), metrics=metrics)
 
 
 def floor(kind: str = "plain") -> Contestant:

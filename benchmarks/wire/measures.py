@@ -2,10 +2,11 @@
 
 import gc
 import json
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from benchmarks.wire.processes import ROOT, Server, StartError, run, serving
 
 SERVER_CORE: Final = 0
 DRIVER_CORE: Final = 1
+
+_METRICS_SESSIONS: Final = 64
 
 Progress = Callable[[str], None]
 
@@ -72,6 +75,40 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
             figures.add(
                 "kB a session", who, f"{plan.idle} idle", (server.memory_kb() - before_kb) / plan.idle
             )
+
+
+def metrics(plan: Plan, figures: Figures, progress: Progress) -> None:
+    """CPU a step with metrics and without: both servers are up at once, and are driven in turn."""
+    for number in range(plan.rounds):
+        for kind in ("inline", "blocking"):
+            progress(f"metrics: round {number + 1} of {plan.rounds}, {kind}")
+            both = [contestants.ours(kind), contestants.ours(kind, metrics=False)]
+            try:
+                with _driving(ONE_CORE), ExitStack() as stack:
+                    servers = [stack.enter_context(serving(one.start(SERVER_CORE))) for one in both]
+                    loads = [stack.enter_context(Load(server.port, _METRICS_SESSIONS)) for server in servers]
+                    spent = _in_turn(plan, servers, loads)
+            except (StartError, DriverError) as error:
+                figures.notes.append(f"metrics, {kind}: {error}")
+                continue
+            load = f"{_METRICS_SESSIONS} sessions, in turn"
+            for one, cpu_us in zip(both, spent, strict=True):
+                figures.add("server µs a step", one.name, load, cpu_us)
+            figures.add("metrics on / off", f"ours, {kind}", load, spent[0] / spent[1])
+
+
+def _in_turn(plan: Plan, servers: Sequence[Server], loads: Sequence[Load]) -> list[float]:
+    """Return each server's CPU a step in µs: the median of its turns."""
+    turns: list[list[float]] = [[] for _ in servers]
+    for load in loads:
+        load.steps_for(plan.warm_up_s)
+    for number in range(plan.slices):
+        order = range(len(servers)) if number % 2 else reversed(range(len(servers)))
+        for which in order:
+            before = servers[which].cpu_ns()
+            seen = loads[which].steps_for(plan.seconds / plan.slices)
+            turns[which].append((servers[which].cpu_ns() - before) / 1e3 / max(1, seen.steps))
+    return [statistics.median(of_one) for of_one in turns]
 
 
 def clients(plan: Plan, figures: Figures, progress: Progress) -> None:

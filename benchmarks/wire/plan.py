@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-SECTIONS: Final = ("step", "clients", "imports", "concurrency")
+SECTIONS: Final = ("step", "metrics", "clients", "imports", "concurrency")
 
 ONE_CORE: Final = "one core"
 BOTH_CORES: Final = "free"
@@ -22,6 +22,8 @@ class Plan:
         seconds: How long one measurement of steps lasts.
         warm_up_s: How long the same goes on before, unmeasured.
         sessions: The loads of the step section.
+        slices: Into how many turns of each server a round of the metrics section is cut, so that what else the machine
+            does meets both alike.
         sockets: The loads of the clients section.
         idle: Idle sessions whose memory is measured.
         concurrency: Numbers of sessions whose step waits for a second.
@@ -39,6 +41,7 @@ class Plan:
     seconds: float = 1.5
     warm_up_s: float = 0.3
     sessions: tuple[int, ...] = (1, 64, 256)
+    slices: int = 40
     sockets: tuple[int, ...] = (1, 16, 64)
     idle: int = 1024
     concurrency: tuple[int, ...] = (8192, 16384)
@@ -62,6 +65,7 @@ class Plan:
             seconds=0.1,
             warm_up_s=0.05,
             sessions=(8,),
+            slices=2,
             sockets=(4,),
             idle=32,
             concurrency=(64,),

@@ -7,6 +7,7 @@ from benchmarks.wire.figures import Figures
 
 _TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step")),
+    ("What metrics cost: server CPU", ("metrics on / off",)),
     ("Clients: CPU of the client's process, against our server", ("client µs a step",)),
     ("Memory of idle sessions", ("kB a session",)),
     ("Starting", ("start s", "memory MB", "import s")),

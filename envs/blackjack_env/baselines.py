@@ -22,13 +22,7 @@ from .oracle import (
 
 @dataclass(frozen=True)
 class Baseline:
-    """One policy to compare with.
-
-    Attributes:
-        title: its name for people.
-        policy: the policy itself.
-        evaluation: its exact statistics.
-    """
+    """One policy to compare with."""
 
     title: str
     policy: Policy

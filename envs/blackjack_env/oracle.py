@@ -332,11 +332,7 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
 
 
 def agreement(policy: Policy) -> Agreement:
-    """Compares a policy, asked at all decision states, with the optimum.
-
-    Raises:
-        ValueError: see :func:`choice_at`.
-    """
+    """Compares a policy, asked at all decision states, with the optimum. ValueError: see :func:`choice_at`."""
     answers = {state: choice_at(policy, state) for state in DECISION_STATES}
     visits = evaluate(answers).visits
     agrees = {state: answers[state].get(best, 0.0) for state, best in optimal_policy().items()}

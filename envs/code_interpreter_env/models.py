@@ -98,9 +98,7 @@ class PutFile(CodeInterpreterAction):
     @model_validator(mode="after")
     def _one_content(self) -> Self:
         if (self.content is None) == (self.content_base64 is None):
-            raise ValueError(
-                "expected either content or content_base64, got both or neither; give one of them"
-            )
+            raise ValueError("expected either content or content_base64, got both or neither; give one")
         return self
 
     @property

@@ -134,23 +134,14 @@ class TaskTable(_Table):
 
 @dataclass(frozen=True)
 class HarborTask:
-    """One task.
-
-    Attributes:
-        folder: Where it lies.
-        config: Its task.toml.
-    """
+    """One task."""
 
     folder: Path
     config: TaskTable
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a task.
-
-        Raises:
-            InvalidTaskError: It is none, or asks for what cannot be had here.
-        """
+        """Read a task. InvalidTaskError: It is none, or asks for what cannot be had here."""
         file = folder / TASK
         try:
             task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8"))))
@@ -333,7 +324,7 @@ class HarborTasks(IndexedTasks):
         tasks = self._split(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks):
             raise IndexError(
-                f"expected an index from 0 to {len(tasks) - 1} of the split {split!r}, got {index!r:.40}"
+                f"expected an index below {len(tasks)} of the split {split!r}, got {index!r:.40}"
             )
         return tasks[index]
 

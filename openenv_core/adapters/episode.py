@@ -242,7 +242,7 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
         isinstance(schema.get(key), dict) for key in ("action", "observation")
     ):
         raise ProtocolError(
-            f"{url} does not answer with the schemas of actions and observations: {schema!r:.200}"
+            f"{url} does not answer with schemas of actions and observations: {schema!r:.200}"
         )
     return schema
 

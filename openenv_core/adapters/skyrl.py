@@ -57,7 +57,7 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
         reward = self._episode.reward
         if reward is None:
             raise EnvironmentFailureError(
-                f"the episode has no reward: {self._episode.failure or 'it was not scored'}"
+                f"the episode has no reward: {self._episode.failure or 'not scored'}"
             )
         return BaseTextEnvStepOutput(
             observations=[_user(reply)], reward=reward if over else 0.0, done=over, metadata={}

@@ -57,9 +57,7 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
             return {"type": kind, "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
         case spaces.Sequence():
             return {"type": kind, "space": describe_space(space.feature_space), "stack": space.stack}
-    raise ConfigurationError(
-        f"a space of type {kind} cannot cross the wire; wrap the environment to give another"
-    )
+    raise ConfigurationError(f"a space of type {kind} cannot cross the wire; wrap the environment")
 
 
 def read_space(described: Mapping[str, Any]) -> Space[Any]:
@@ -95,7 +93,7 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
                 return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(
-            f"this describes no space of Gymnasium's: {described!r:.300} ({error})"
+            f"this describes no space of Gymnasium: {described!r:.300}: {error}"
         ) from error
     raise ConfigurationError(f"this describes no space of Gymnasium's: {described!r:.300}")
 

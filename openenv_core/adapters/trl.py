@@ -71,9 +71,7 @@ class TRLEnvironments:
             [{"seed": seed} for seed in range(episodes)] if isinstance(episodes, int) else list(episodes)
         )
         if not self._target or not self._episodes:
-            raise ConfigurationError(
-                "an environment and at least one episode are needed; one of them is empty"
-            )
+            raise ConfigurationError("an environment and at least one episode are needed; one is empty")
         self._unfinished_reward = unfinished_reward
         self._token = token
         self._reset_timeout_s = reset_timeout_s

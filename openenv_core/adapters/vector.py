@@ -263,9 +263,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
                 for member, info in self._infos(reply):
                     infos = self._add_info(infos, info, member)
             except (LookupError, TypeError, ValueError) as error:
-                raise ProtocolError(
-                    f"expected steps of {len(members)} environments, got: {error!r}"
-                ) from error
+                raise ProtocolError(f"expected steps of {len(members)} environments: {error!r}") from error
         if len(parts) == 1 and replies[0].fields["members"] == members:
             steps = parts[0]._replace(infos=infos)
         else:

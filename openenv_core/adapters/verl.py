@@ -106,9 +106,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
             if len(mask) >= most:
                 break
         if episode.reward is None:
-            raise EnvironmentFailureError(
-                f"the episode has no reward: {episode.failure or 'it was not scored'}"
-            )
+            raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or 'not scored'}")
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=ids[len(prompt) :][:most],

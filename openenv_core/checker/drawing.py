@@ -258,8 +258,6 @@ def _merge(first: Mapping[str, Any], second: Any) -> Json:
 
 
 def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
-    """Return both bounds of a number; exclusive ones are a step away from what the schema says."""
-
     def ends(bound: str, exclusive: str, by: int) -> list[float]:
         given = ((schema.get(bound), 0), (schema.get(exclusive), by))
         return [n + more for n, more in given if isinstance(n, int | float) and not isinstance(n, bool)]
@@ -297,7 +295,6 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
 
 @lru_cache(maxsize=64)
 def _of_pattern(pattern: str) -> list[str]:
-    """Return texts that a regular expression finds something in."""
     hypothesis = need("hypothesis")
     found: list[str] = []
     settings = hypothesis.settings(
@@ -353,7 +350,6 @@ def pool(
 
 
 def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
-    """Return calls of tools with arguments that their schemas allow."""
     calls: list[Json] = []
     share = max(1, count // max(1, len(tools)))
     for tool in tools:

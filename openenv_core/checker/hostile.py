@@ -237,7 +237,6 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
 
 
 def _bases(subject: Subject) -> list[Json]:
-    """Return a few actions with different keys."""
     chosen: dict[tuple[str, ...], Json] = {}
     drawn = subject.actions(random.Random(f"hostile/{subject.limits.seed}"))
     for _ in range(64):

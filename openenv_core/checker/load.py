@@ -204,7 +204,6 @@ def _growths(windows: Sequence[Held], episodes: int) -> dict[str, Growth]:
 
 
 def _find_leaks(growths: dict[str, Growth]) -> list[str]:
-    """Return the names of what leaks."""
     return [
         name
         for name, growth in growths.items()
@@ -293,7 +292,7 @@ def check_memory_stays_level(subject: Subject) -> None:
     growths, leaking = _measure_growths(subject)
     if leaking not in ([], ["memory"]):
         raise NotApplicableError(
-            "what is left open grows, and memory with it: see threads_stay_level, files_stay_level"
+            "what is left open grows, memory with it: see threads_stay_level, files_stay_level"
         )
     if leaking:
         growth = growths["memory"]

@@ -27,13 +27,7 @@ _WIDTH: Final = 34
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What came of all checks.
-
-    Attributes:
-        target: What was looked at.
-        results: One a check, in the order in which they ran.
-        interrupted: Whether others were to follow.
-    """
+    """What came of all checks."""
 
     target: str
     results: tuple[Result, ...]
@@ -51,12 +45,7 @@ class CheckReport:
 
 @dataclass(slots=True)
 class Console:
-    """Writes one line a check as it comes, and the failures after them.
-
-    Attributes:
-        out: Where to; a terminal gets colours, and the name of the check that is running.
-        total: How many checks there will be.
-    """
+    """Writes one line a check as it comes, and the failures after them."""
 
     out: TextIO
     total: int

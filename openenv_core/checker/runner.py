@@ -38,15 +38,7 @@ _CHANGE: Final = (
 
 
 class Job(BaseModel):
-    """What a worker is given.
-
-    Attributes:
-        target: What is looked at.
-        limits: How much is tried.
-        token: Bearer token of the server, where a URL asks for one.
-        checks: Names of the checks, in their order.
-        temporary: A folder for temporary files.
-    """
+    """What a worker is given."""
 
     target: Target
     limits: CheckLimits

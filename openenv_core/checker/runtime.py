@@ -408,9 +408,7 @@ def check_invalid_action_refused(subject: Subject) -> None:
         except ClientError as error:
             got = f"{type(error).__name__}: {error}"
         if got:
-            raise CheckError(
-                f"expected VALIDATION_ERROR for an action with an unknown key, got {got}", change=_REFUSE
-            )
+            raise CheckError(f"expected VALIDATION_ERROR for an unknown key, got {got}", change=_REFUSE)
         if (after := client.state()) != before:
             raise CheckError(
                 f"expected a refused action to leave the state as it was, got {after} after {before}",

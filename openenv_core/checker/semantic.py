@@ -71,9 +71,7 @@ def check_network_policy_holds(subject: Subject) -> None:
         raise NotApplicableError("the manifest lets it talk to anybody (validation.network.mode)")
     if subject.kind is TargetKind.IMAGE:
         if network.mode != "no-network":
-            raise NotApplicableError(
-                "whom a container talks to is not looked at where it may talk to somebody"
-            )
+            raise NotApplicableError("whom a container talks to is not looked at where it may talk to some")
         with subject.server(docker_options={"network": "none"}) as server:
             _play_some(subject, server)
         return
@@ -87,9 +85,7 @@ def check_network_policy_holds(subject: Subject) -> None:
         ):
             _play_some(subject, server)
         if not notes.exists():
-            raise NotApplicableError(
-                "the server's interpreter cannot be watched: it was started without its site"
-            )
+            raise NotApplicableError("the server's interpreter cannot be watched: it runs without its site")
         asked = notes.read_text(encoding="utf-8").split()
     hosts = sorted({*asked, *(seen if not network.allowed_hosts else ())})
     if hosts:
@@ -207,7 +203,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
     _need_seeds(subject)
     if not subject.promises.validation.episodes.varied:
         raise NotApplicableError(
-            "the manifest says that every episode is the same (validation.episodes.varied)"
+            "the manifest says that episodes are all the same (validation.episodes.varied)"
         )
     _need_repeats(subject)
     start = subject.limits.seed
@@ -288,7 +284,7 @@ def _need_seeds(subject: Subject) -> None:
     """Return where the environment promises that the seed decides."""
     if not subject.promises.validation.episodes.deterministic:
         raise NotApplicableError(
-            "the manifest says that the seed does not decide (validation.episodes.deterministic)"
+            "the manifest says that seeds do not decide (validation.episodes.deterministic)"
         )
     if _is_local(subject) and takes_seed(subject.served) is False:
         raise NotApplicableError("the environment's reset takes no seed")
@@ -298,9 +294,7 @@ def _need_repeats(subject: Subject) -> None:
     """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
     _need_seeds(subject)
     if _unlike_here(subject) is not None:
-        raise NotApplicableError(
-            "the seed does not decide the episode even in one process: see same_seed_same_episode"
-        )
+        raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
 
 
 def repeats(subject: Subject) -> bool:
@@ -313,7 +307,6 @@ def repeats(subject: Subject) -> bool:
 
 
 def _is_local(subject: Subject) -> bool:
-    """Whether the environment can be played in this process."""
     try:
         return subject.served is not None
     except NotApplicableError:
@@ -366,7 +359,6 @@ def _instance(subject: Subject, url: str | None = None) -> Iterator[Client | Loc
 def _fresh(
     subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None = None
 ) -> list[Result]:
-    """Play an episode in an instance of its own."""
     with _instance(subject, url) as instance:
         return play(subject, instance, seed, actions)
 

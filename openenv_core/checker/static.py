@@ -158,9 +158,7 @@ def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
     factory = subject.served.factory
     if not isinstance(factory, type):
-        raise NotApplicableError(
-            "a factory makes the environment, whose class is not known before there is one"
-        )
+        raise NotApplicableError("a factory makes the environment, whose class is not known before")
     for method in ("reset", "step"):
         found = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(found):

@@ -77,9 +77,6 @@ class CheckLimits:
 class RunningServer:
     """One server of the environment under test.
 
-    Args:
-        new_provider: Makes what starts it; called again for each restart.
-
     Attributes:
         url: Where it is; another place after a restart.
     """
@@ -495,7 +492,6 @@ class Subject:
         return load_manifest(text, _MANIFEST_IN_IMAGE)
 
     def _tools(self) -> list[dict[str, Any]]:
-        """Ask the environment which tools it has."""
         with self.client() as client:
             self.reset(client)
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])

@@ -74,12 +74,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
-    """A server of one's own that can be looked at.
-
-    Attributes:
-        server: The server.
-        notes: Where its processes note that they have thrown their garbage away.
-    """
+    """A server of one's own that can be looked at."""
 
     server: RunningServer
     notes: str
@@ -165,9 +160,7 @@ def _in_container(subject: Subject) -> Iterator[RunningServer]:
         try:
             server = stack.enter_context(subject.server(docker_options=options))
         except CheckError as error:
-            raise NotApplicableError(
-                f"the image starts, but not so that it can be looked into: {error}"
-            ) from error
+            raise NotApplicableError(f"the image starts, but cannot be looked into: {error}") from error
         yield server
 
 

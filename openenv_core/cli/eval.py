@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from openenv_core.targets import RunningTarget, Target
 
 FOLDER: Final = "evals"
+RUN_FILE: Final = "config.yaml"
+"""Where an evaluation by `--config` keeps its configuration, which `--resume` goes on with."""
 MAX_SHOWN_TASKS: Final = 20
 
 
@@ -119,11 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
                 "ENV" if name == "targets" else f"--{name.replace('_', '-')}" for name in extra
             )
             raise ConfigurationError(f"expected --{modes[0]} without {told}; leave one out")
-    if arguments.config:
+    of_a_run = arguments.config
+    if arguments.resume and Path(arguments.resume, RUN_FILE).exists():
+        of_a_run = arguments.resume
+    if of_a_run:
         from openenv_core.evaluation.policies import load_provided
 
         evaluate = load_provided("config", "a training run's configuration")
-        return evaluate(arguments.config, arguments.targets, arguments.name)  # type: ignore[no-any-return]
+        return evaluate(of_a_run, arguments.targets, arguments.name)  # type: ignore[no-any-return]
     if arguments.name:
         raise ConfigurationError("expected --name with --config; a folder is named by --out")
     if arguments.compare:
@@ -184,7 +189,6 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
 
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
-    """Play what is missing, one environment after the other."""
     from openenv_core.evaluation.policies import open_policy
     from openenv_core.targets import served, target_of
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.task and arguments.template != "game":
         raise ConfigurationError(
             f"expected --task with --template game, got {arguments.template}; environments of tools need no task, and "
-            "docs/tasks.md shows how another one is written"
+            "docs/tutorials/train.md shows how another one is written"
         )
     parent = arguments.dir or Path.cwd()
     if arguments.task and (parent / names.package / MANIFEST).is_file():

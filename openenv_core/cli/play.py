@@ -174,9 +174,7 @@ def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
     if target.kind is TargetKind.URL:
         return arguments.token or os.environ.get("ROPEWALK_TOKEN") or None
     if arguments.token:
-        raise ConfigurationError(
-            f"expected --token with a URL, got {target.text}, which asks for none; leave it out"
-        )
+        raise ConfigurationError(f"expected --token with a URL, got {target.text}; leave it out")
     return None
 
 

@@ -50,9 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _push_space(arguments)
     for name in ("private", "dry_run", "base_image"):
         if getattr(arguments, name):
-            raise ConfigurationError(
-                f"expected --{name.replace('_', '-')} with --space OWNER/NAME, got no --space"
-            )
+            raise ConfigurationError(f"expected --{name.replace('_', '-')} with --space OWNER/NAME")
     return _push_images(arguments)
 
 
@@ -97,9 +95,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     if arguments.registry is not None:
         raise ConfigurationError("expected --registry or --space, got both; push twice")
     if len(arguments.targets) != 1:
-        raise ConfigurationError(
-            f"expected one folder for a Space, got {len(arguments.targets)}; push one by one"
-        )
+        raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)
     folder = Path(arguments.targets[0]).expanduser().resolve()
     with TemporaryDirectory(prefix="ropewalk-space-") as made:

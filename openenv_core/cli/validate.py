@@ -157,9 +157,7 @@ def _writable(text: str) -> Path:
     try:
         path.touch()
     except OSError as error:
-        raise ConfigurationError(
-            f"expected --junit to name a file that can be written, got: {error}"
-        ) from None
+        raise ConfigurationError(f"expected --junit to name a file that can be written: {error}") from None
     return path
 
 

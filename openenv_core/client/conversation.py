@@ -34,6 +34,7 @@ from openenv_core.protocol.batch import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import data_of, decode_reply, server_error
 from openenv_core.protocol.requests import encode_request
+from openenv_core.tracing import current_traceparent
 
 if TYPE_CHECKING:
     from openenv_core.client.socket import WebSocketCarrier
@@ -339,6 +340,8 @@ class Conversation:
             if self._timer is None:
                 self._timer = self._loop.call_at(deadline, self._look)
         if self.v1 and sink is None:
+            if (parent := current_traceparent()) is not None:
+                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
             frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
         call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink)
         self._pending[request_id] = call

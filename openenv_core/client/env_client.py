@@ -6,7 +6,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
@@ -42,6 +41,7 @@ from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
+from openenv_core.tracing import EpisodeSpans, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
+        self._spans = None if (made_by := tracer()) is None else EpisodeSpans(made_by)
 
     @classmethod
     def from_process(
@@ -295,6 +296,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def fork(self, count: int) -> list[Self]:
         """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
 
+        Args:
+            count: How many.
+
         Raises:
             ServerError: The environment cannot be forked, or there is no room for so many.
         """
@@ -310,22 +314,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 raise ConfigurationError(
                     "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
                 )
-            members = VectorClient(conversation)
-            snapshot = await members.snapshot(0)
-            opening = [asyncio.ensure_future(self._another(snapshot)) for _ in range(count)]
-            try:
-                try:
-                    return await asyncio.gather(*opening)
-                finally:
-                    with suppress(ClientError):  # where the connection has broken its lease ends it
-                        await members.end(snapshots=[snapshot])
-            except BaseException:
-                for one in opening:
-                    one.cancel()
-                for made in await asyncio.gather(*opening, return_exceptions=True):
-                    if not isinstance(made, BaseException):
-                        await made.close()
-                raise
+            return await VectorClient(conversation).forked(count, self._another)
 
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
@@ -347,6 +336,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Return `count` sessions on the same server over one connection, which are asked together.
 
         They are not this client's: whoever asks for them closes them, before this client where it runs the server.
+
+        Args:
+            count: How many, numbered from 0.
 
         Raises:
             CapacityError: The server had no room for so many within `queue_timeout_s`; none is opened.
@@ -372,7 +364,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        return self._result_of(await self._request(b"", "observation", reset=options))
+        request = self._request(b"", "observation", reset=options)
+        data = await (request if self._spans is None else self._spans.request("reset", request))
+        return self._result_of(data)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -384,7 +378,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
                 elsewhere; `reset` opens a new session.
         """
-        data = await self._request(encode_request("step", self._step_payload(action)), "observation")
+        request = self._request(encode_request("step", self._step_payload(action)), "observation")
+        data = await (request if self._spans is None else self._spans.request("step", request))
         return self._result_of(data)
 
     async def state(self) -> StateT:
@@ -657,6 +652,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
+        if self._spans is not None:
+            self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
             await conversation.close(last=self._session_id is None)
 

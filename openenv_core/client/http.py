@@ -37,6 +37,7 @@ from openenv_core.protocol.http import (
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
 from openenv_core.proxies import proxy_for
+from openenv_core.tracing import current_traceparent
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
@@ -180,6 +181,8 @@ class HttpCarrier(Carrier):
 
     async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.apart else {SESSION_HEADER: self._session_id}
+        if (parent := current_traceparent()) is not None:
+            headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         limit = self._options.max_message_bytes

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
 from openenv_core.client.settings import websocket_url
 from openenv_core.client.waiting import SlotWait, one_of
-from openenv_core.errors import ConfigurationError, ConnectionFailedError
+from openenv_core.errors import ClientError, ConfigurationError, ConnectionFailedError
 from openenv_core.protocol.batch import SUBPROTOCOL, Array
 from openenv_core.protocol.http import redact_url
 
@@ -36,6 +37,13 @@ class VectorClient:
         cls, base_url: str, options: CarrierOptions, timeout_s: float | None, lease_s: float, count: int
     ) -> "VectorClient":
         """Connect, and open sessions: all, or none; wait for them where the server is full.
+
+        Args:
+            base_url: The server's.
+            options: How the connection is made.
+            timeout_s: Seconds for an answer; None waits for ever.
+            lease_s: Seconds for which the sessions outlive a connection that breaks.
+            count: How many sessions, numbered from 0.
 
         Raises:
             ConnectionFailedError: The server does not answer, or does not speak this dialect.
@@ -85,16 +93,26 @@ class VectorClient:
         return [_checked(reply) for reply in replies]
 
     async def send(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> None:
-        """Send a request whose answers `recv` returns. Raises what `ask` does."""
+        """Send a request whose answers `recv` returns.
+
+        Args:
+            operation: As of `ask`, and so are arrays and fields.
+            arrays: What the fields count from 0.
+            fields: Of the request's header.
+
+        Raises:
+            ConnectionLostError: The connection has broken, and could not be resumed.
+        """
         answer = self._conversation.request(operation, arrays, fields, self._take).answer
         self._ahead.add(answer)
         answer.add_done_callback(self._over)
 
     async def recv(self) -> BatchReply:
-        """Return the next answer to what was sent by `send`. Raises what `ask` does.
+        """Return the next answer to what was sent by `send`.
 
         Raises:
             ConfigurationError: There is none to come.
+            ServerError: As of `ask`; so are RequestTimeoutError and ConnectionLostError.
         """
         while not self._unread:
             if not self._ahead:
@@ -108,6 +126,10 @@ class VectorClient:
 
     async def fork(self, member: int, count: int) -> list[int]:
         """Open sessions in the state of one; return their numbers.
+
+        Args:
+            member: The number of the one.
+            count: How many to open: all, or none.
 
         Raises:
             ServerError: It is under way, its environment cannot be forked, or there is no room for so many; then none
@@ -141,6 +163,29 @@ class VectorClient:
         """
         asked: dict[str, Any] = {"members": list(members)} if members else {}
         await self.ask("close", **asked, snapshots=list(snapshots))
+
+    async def forked(self, count: int, connect: Callable[[str], Awaitable[Any]]) -> list[Any]:
+        """Return what is made of the state of member 0: all, or none.
+
+        Args:
+            count: How many.
+            connect: Makes one, to be closed, in the state of a snapshot.
+        """
+        snapshot = await self.snapshot(0)
+        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        try:
+            try:
+                return await asyncio.gather(*opening)
+            finally:
+                with suppress(ClientError):  # where the connection has broken its lease ends it
+                    await self.end(snapshots=[snapshot])
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            for made in await asyncio.gather(*opening, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+            raise
 
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""

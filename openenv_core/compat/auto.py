@@ -100,9 +100,7 @@ class AutoAction:
         client = client_class(name)
         found: type[Action] | None = getattr(client, "action_type", None)
         if found is None:
-            raise ConfigurationError(
-                f"expected an action_type of {client.__name__}, got none; set it on the class"
-            )
+            raise ConfigurationError(f"expected an action_type of {client.__name__}; set it on the class")
         return found
 
     from_hub = from_env

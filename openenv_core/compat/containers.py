@@ -111,6 +111,4 @@ class LocalDockerProvider(ContainerProvider):
         seen = wait_healthy(lambda left_s: health_of(port, left_s, token), timeout_s)
         if seen is None:
             return
-        raise ServerStartError(
-            f"expected {base_url} to be healthy within {timeout_s:g} s, got {seen}", provider.output()
-        )
+        raise ServerStartError(f"{base_url} is not healthy after {timeout_s:g} s: {seen}", provider.output())

@@ -105,6 +105,5 @@ class InspectAIHarness(EvalHarness):
         return self._extract_scores(logs[0])
 
     def _extract_scores(self, log: Any) -> dict[str, Any]:
-        """Return the metrics of all scorers by name."""
         scores = [] if log.results is None else log.results.scores
         return {name: metric.value for score in scores for name, metric in score.metrics.items()}

@@ -167,7 +167,6 @@ _shared: _Engine | None = None
 
 
 def _engine() -> _Engine:
-    """Return the sandbox of this process, started."""
     global _shared
     with _lock:
         if _shared is None or _shared.thread.inherited:

@@ -98,9 +98,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
             (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
             reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
             if reply.status_code != httpx.codes.OK:
-                raise ConfigurationError(
-                    f"expected an environment with a split {split!r}, got: {reply.text:.300}"
-                )
+                raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
             return int(reply.json()["num_tasks"])
 
     try:
@@ -116,16 +114,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
-    """Where episodes are played, and by whom.
-
-    Attributes:
-        environment: Its name in records.
-        url: The server's.
-        token: The server's.
-        policy: Who plays.
-        settings: How.
-        alive: Whether the server still runs, as far as that is known.
-    """
+    """Where episodes are played, and by whom."""
 
     environment: str
     url: str
@@ -136,10 +125,6 @@ class Arena:
 
     async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
         """Play episodes, in any order, over at most `sessions` sessions.
-
-        Args:
-            episodes: What is to be played.
-            done: Told of each that is over, lost ones included.
 
         Raises:
             EvaluationStoppedError: As many in a row are lost as there are sessions.

@@ -154,11 +154,7 @@ def is_url(policy: str) -> bool:
 
 @asynccontextmanager
 async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
-    """Make the policy that is named, and end it behind the block.
-
-    Raises:
-        ConfigurationError: It cannot be found, or made.
-    """
+    """Make the policy that is named, and end it behind the block. ConfigurationError: It cannot be found, or made."""
     if settings.policy == RANDOM:
         yield RandomPolicy()
     elif is_url(settings.policy):
@@ -236,9 +232,6 @@ class _ChatResponse(BaseModel):
 
 class EndpointModel:
     """A model behind a server of the OpenAI chat protocol.
-
-    Args:
-        settings: Say where, which, and how it is asked.
 
     Raises:
         ConfigurationError: There is no key.

@@ -99,9 +99,6 @@ def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
 class EvaluationFolder:
     """The folder of an evaluation, which one process writes to at a time.
 
-    Args:
-        path: Where.
-
     Attributes:
         records: The last of each episode, by (environment, task, repetition).
     """
@@ -159,7 +156,7 @@ class EvaluationFolder:
 
     def __enter__(self) -> Self:
         try:
-            (self.path / RECORDS_FILE).parent.mkdir(exist_ok=True)
+            (self.path / RECORDS_FILE).parent.mkdir(parents=True, exist_ok=True)
             file = (self.path / RECORDS_FILE).open("ab+", buffering=0)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {str(self.path)!r}: {error.strerror}") from error
@@ -279,13 +276,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
 
 
 class ProgressBar:
-    """A bar on a terminal; elsewhere a line for every tenth of the way.
-
-    Args:
-        title: What it is about.
-        total: How many there are, at least 1.
-        sink: Where it is drawn; standard error by default.
-    """
+    """A bar on a terminal; elsewhere a line for every tenth of the way."""
 
     WIDTH: Final = 30
 

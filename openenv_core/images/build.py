@@ -100,9 +100,7 @@ def plan(
     given = dict(build_args or {})
     if base_image is not None:
         if BASE_ARG in given:
-            raise ConfigurationError(
-                f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one out"
-            )
+            raise ConfigurationError(f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one")
         if not dockerfile.takes_base:
             raise ConfigurationError(
                 f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "

@@ -33,13 +33,7 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction.
-
-    Attributes:
-        word: In capitals.
-        rest: What follows it, on one line.
-        line: Where it begins.
-    """
+    """One instruction."""
 
     word: str
     rest: str
@@ -48,13 +42,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Stage:
-    """What follows one FROM.
-
-    Attributes:
-        base: The image or the earlier stage that it begins from, as it is written.
-        name: What later stages call it.
-        instructions: Those after the FROM.
-    """
+    """What follows one FROM."""
 
     base: str
     name: str | None
@@ -63,13 +51,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Dockerfile:
-    """All of one.
-
-    Attributes:
-        path: Where it is.
-        arguments: The global ARGs and their defaults; None where one has none.
-        stages: In their order.
-    """
+    """All of one."""
 
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)

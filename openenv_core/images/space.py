@@ -28,14 +28,7 @@ _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 @dataclass(slots=True)
 class Staged:
-    """What a Space will hold.
-
-    Attributes:
-        files: Its files and their sizes, in order.
-        left_out: What of the folder stays behind, and why.
-        port: Where its server listens.
-        notes: What a person should know.
-    """
+    """What a Space will hold."""
 
     files: dict[str, int]
     left_out: dict[str, str]
@@ -137,9 +130,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     """Return an environment's Dockerfile after the base's own, and put the base's parts beside it."""
     parts = into / PARTS
     if parts.exists():
-        raise ConfigurationError(
-            f"expected a folder without {PARTS}, which a Space's base is made from, got one"
-        )
+        raise ConfigurationError(f"expected a folder without {PARTS}, which a Space's base is made from")
     with base.context() as request:
         shutil.copytree(request.context, parts)
         requirement = request.build_args["ROPEWALK"]

@@ -16,12 +16,7 @@ _BASE: Final = "base.css"
 
 @lru_cache
 def asset(package: str, name: str) -> str:
-    """Return a file of a page, or of what pages share where the page has none of that name.
-
-    Args:
-        package: The page's; its files are in the folder `assets`.
-        name: Of the file.
-    """
+    """Return a file of a page, or of what pages share where the page has none of that name."""
     own = files(package) / "assets" / name
     return (own if own.is_file() else files(__name__) / "assets" / name).read_text(encoding="utf-8")
 

@@ -66,14 +66,7 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One sort of action.
-
-    Attributes:
-        title: What the schema calls it.
-        fields: What is to be filled in.
-        fixed: What is the same each time.
-        description: The author's words.
-    """
+    """One sort of action."""
 
     title: str
     fields: tuple[FormField, ...]

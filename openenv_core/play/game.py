@@ -18,12 +18,7 @@ from openenv_core.play.reporters import Result, Terminal
 
 
 class Game:
-    """Plays episodes, one after another.
-
-    Attributes:
-        terminal: Is told.
-        episodes: How many were begun.
-    """
+    """Plays episodes, one after another."""
 
     def __init__(self, client: SyncEnvClient[Json, Json, Json], terminal: Terminal) -> None:
         self._client = client

@@ -22,12 +22,7 @@ NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
 
 
 class CommandTypedError(Exception):
-    """A command was typed in place of an answer.
-
-    Attributes:
-        name: The command.
-        rest: What followed it.
-    """
+    """A command was typed in place of an answer."""
 
     def __init__(self, name: str, rest: str) -> None:
         super().__init__(name)
@@ -37,14 +32,7 @@ class CommandTypedError(Exception):
 
 @dataclass(slots=True)
 class Prompts:
-    """Asks for actions.
-
-    Attributes:
-        terminal: Where.
-        forms: What the environment takes.
-        tools: What it offers to call.
-        refused: How many answers could not be used.
-    """
+    """Asks for actions."""
 
     terminal: Terminal
     forms: tuple[Form, ...]
@@ -116,7 +104,6 @@ class Prompts:
             return None
 
     def _fill(self, form: Form, *, first: bool) -> Json | None:
-        """Ask for the fields of an action. In place of the first one the whole action can be given."""
         values: Json = dict(form.fixed)
         if not form.fields:
             text = self.line(f"{form.title} (Enter): ")
@@ -131,7 +118,6 @@ class Prompts:
         return values
 
     def _call(self, form: Form) -> Json | None:
-        """Ask for a tool, and for its arguments."""
         names = [str(tool.get("name")) for tool in self.tools]
         name, whole = self._choose("tool", names)
         if name is None:

@@ -136,9 +136,7 @@ def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
         if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
             raise FrameError(f"expected arrays of 1 to {MAX_DIMENSIONS} dimensions, got another")
         if not all(type(size) is int and 0 < size <= len(body) for size in shape):
-            raise FrameError(
-                f"expected sizes of an array from 1 to the {len(body)} bytes that follow, got others"
-            )
+            raise FrameError(f"expected sizes of an array from 1 to the {len(body)} bytes that follow")
         end = at + _size(dtype, shape)
         if end > len(body):
             raise FrameError(
@@ -296,11 +294,7 @@ _read: Final = TypeAdapter[Request](
 
 
 def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = OPERATIONS) -> Request:
-    """Read the header of a request, in a frame of this size.
-
-    Raises:
-        RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR.
-    """
+    """Read the header of a request, in a frame of this size. RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR."""
     if header.get("op") not in operations:
         raise RefusalError(
             UNKNOWN_TYPE,
@@ -327,9 +321,7 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
         if type(tree) is int:
             array = unused.pop(tree, None)
             if array is None or array.shape[0] != members:
-                raise FrameError(
-                    f"expected {tree} to stand for an array of {members} rows that nothing else uses"
-                )
+                raise FrameError(f"expected {tree} to stand for an array of {members} rows of its own")
             left -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
             if left < 0:
                 raise FrameError(f"expected arrays of at most {MAX_ITEMS} numbers and lists around them")

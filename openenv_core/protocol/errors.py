@@ -51,12 +51,7 @@ _MAX_WORK: Final = 32 * 1024 * 1024
 
 
 def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
-    """Return the faults as plain JSON values.
-
-    Args:
-        error: What the validation has found.
-        size: How long the request is.
-    """
+    """Return the faults as plain JSON values."""
     count = error.error_count()
     if count > MAX_FAULTS or count * size > _MAX_WORK:
         text = f"expected a request of this server's schema, got one of {size} characters with {count} faults"

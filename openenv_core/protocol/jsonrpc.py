@@ -17,13 +17,7 @@ SERVER_ERROR: Final = -32000
 
 
 class JsonRpcFaultError(Exception):
-    """A request that is answered with an error.
-
-    Attributes:
-        code: One of the codes above.
-        message: What was expected, what came.
-        data: More about it; None where there is none.
-    """
+    """A request that is answered with an error."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -44,17 +38,11 @@ class RpcRequest(BaseModel):
 
 
 def parse(text: str | bytes) -> Any:
-    """Read the JSON of a request.
-
-    Raises:
-        JsonRpcFaultError: PARSE_ERROR.
-    """
+    """Read the JSON of a request. JsonRpcFaultError: PARSE_ERROR."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise JsonRpcFaultError(
-            PARSE_ERROR, f"expected a JSON object, got text that does not parse: {error}"
-        ) from None
+        raise JsonRpcFaultError(PARSE_ERROR, f"expected a JSON object that can be read: {error}") from None
 
 
 def read(value: Any, size: int) -> RpcRequest:

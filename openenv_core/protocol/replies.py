@@ -111,11 +111,7 @@ def encode_state(state: BaseModel) -> str:
 
 
 def encode_model(model: BaseModel) -> bytes:
-    """Write any model as an HTTP body.
-
-    Raises:
-        TypeError: It is no model.
-    """
+    """Write any model as an HTTP body. TypeError: It is no model."""
     if not isinstance(model, BaseModel):
         raise TypeError(
             f"expected a State, got {type(model).__name__}; return an instance of the state class"
@@ -138,10 +134,6 @@ def encode_mcp(response: bytes) -> str:
 def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any]:
     """Read a reply and return its data.
 
-    Args:
-        frame: The text frame.
-        expected: The type that answers the request.
-
     Raises:
         ServerError: The reply is an error frame; the subclass tells its code.
         ProtocolError: It is no reply of the OpenEnv wire.
@@ -149,18 +141,12 @@ def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any
     try:
         reply = from_json(frame)
     except ValueError as error:
-        raise ProtocolError(
-            f"expected a JSON reply of type {expected!r}, got {_excerpt(frame)}: {error}"
-        ) from None
+        raise ProtocolError(f"expected a JSON {expected!r}, got {_excerpt(frame)}: {error}") from None
     return data_of(reply, expected)
 
 
 def data_of(reply: Any, expected: str) -> dict[str, Any]:
     """Return the data of a reply that has been parsed.
-
-    Args:
-        reply: The frame's value.
-        expected: The type that answers the request.
 
     Raises:
         ServerError: The reply is an error frame; the subclass tells its code.

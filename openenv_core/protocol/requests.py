@@ -101,9 +101,15 @@ class RequestHead(BaseModel):
 
 
 class NumberedFrame(RequestHead):
-    """A frame of the released dialect that has an id, for one session of its connection."""
+    """A frame of the released dialect that has an id, for one session of its connection.
+
+    Attributes:
+        member: The number of the session.
+        traceparent: The span of the client's that it belongs to, as W3C's Trace Context has it.
+    """
 
     member: Annotated[StrictInt, Field(ge=0)] = 0
+    traceparent: Annotated[str, Field(max_length=64)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +177,7 @@ class RequestDecoder(Generic[ActT]):
         return self._request_of(self._read(self._read_frame, text))
 
     def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
-        """Read one text frame that has an id.
-
-        Raises:
-            RefusalError: As `frame`.
-        """
+        """Read one text frame that has an id. RefusalError: As `frame`."""
         frame = self._read(self._read_numbered, text)
         return frame, self._request_of(frame)
 
@@ -279,11 +281,7 @@ def _readable(action_type: Any) -> Any:
 
 
 def http_reset(body: bytes) -> dict[str, Any]:
-    """Read the body of an HTTP reset, which may be empty.
-
-    Raises:
-        RefusalError: VALIDATION_ERROR.
-    """
+    """Read the body of an HTTP reset, which may be empty. RefusalError: VALIDATION_ERROR."""
     return given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 

@@ -30,8 +30,6 @@ class _Called(CallToolObservation):
 
 
 class _Listed(ListToolsObservation):
-    """Likewise."""
-
     model_config = ConfigDict(extra="allow")
 
 
@@ -71,11 +69,7 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
 
 
 def read_tools(listed: Any) -> list[Tool]:
-    """Read the result of `tools/list`.
-
-    Raises:
-        ProtocolError: It lists no tools.
-    """
+    """Read the result of `tools/list`. ProtocolError: It lists no tools."""
     tools = listed.get("tools") if isinstance(listed, Mapping) else None
     if not isinstance(tools, list):
         raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(listed)}")
@@ -83,11 +77,7 @@ def read_tools(listed: Any) -> list[Tool]:
 
 
 def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
-    """Read the data of an observation frame, whatever the observation is.
-
-    Raises:
-        ProtocolError: It is none.
-    """
+    """Read the data of an observation frame, whatever the observation is. ProtocolError: It is none."""
     fields = payload.get("observation")
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"expected an observation from the server, got {_excerpt(payload)}")
@@ -95,9 +85,7 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
     try:
         observation = _observation(said)
     except ValidationError as error:
-        raise ProtocolError(
-            f"expected an observation from the server, got {_excerpt(payload)}: {error}"
-        ) from error
+        raise ProtocolError(f"expected an observation, got {_excerpt(payload)}: {error}") from error
     metadata = payload.get("metadata")
     return StepResult(
         observation, observation.reward, observation.done, metadata if isinstance(metadata, dict) else None
@@ -105,22 +93,14 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
 
 
 def tools_of(step: StepResult[Observation]) -> list[Tool]:
-    """Return the tools that a step has listed.
-
-    Raises:
-        ProtocolError: The step was answered with something else.
-    """
+    """Return the tools that a step has listed. ProtocolError: The step was answered with something else."""
     if not isinstance(step.observation, ListToolsObservation):
         raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(step.observation)}")
     return step.observation.tools
 
 
 def value_of(name: str, step: StepResult[Observation]) -> Any:
-    """Return what a tool gave, from the result of a step.
-
-    Raises:
-        ToolCallError: The call failed.
-    """
+    """Return what a tool gave, from the result of a step. ToolCallError: The call failed."""
     observation = step.observation
     if not isinstance(observation, CallToolObservation):
         return observation  # released environments may answer the call that ends an episode with another one
@@ -130,11 +110,7 @@ def value_of(name: str, step: StepResult[Observation]) -> Any:
 
 
 def value_of_rpc(name: str, result: Any) -> Any:
-    """Return what a tool gave, from the result of `tools/call`.
-
-    Raises:
-        ToolCallError: The call failed.
-    """
+    """Return what a tool gave, from the result of `tools/call`. ToolCallError: The call failed."""
     if isinstance(result, Mapping) and "tool_name" in result:  # released servers, where tools are steps
         return value_of(name, read_result({"observation": result}))
     return _value(name, result, None)

@@ -66,9 +66,7 @@ class PoolLease(Generic[MemberT]):
             PoolError: It was given back. Its port may be another's by now.
         """
         if self.closed:
-            raise PoolError(
-                "expected a container that is this lease's, got one that was given back; take another lease"
-            )
+            raise PoolError("expected the lease's container, got one that was given back; take another lease")
         return self._container
 
     @property
@@ -161,9 +159,7 @@ class ServerPool(Generic[MemberT]):
     def __init__(self, start: Callable[[threading.Event], MemberT], size: int, max_starting: int) -> None:
         for name, number in (("size", size), ("max_starting", max_starting)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ConfigurationError(
-                    f"expected {name} to be a whole number of at least 1, got {number!r}"
-                )
+                raise ConfigurationError(f"expected {name} to be a whole number from 1 on, got {number!r}")
         self._size = size
         self._keeper = PoolKeeper(start, size, max_starting)
         _keepers.add(self._keeper)

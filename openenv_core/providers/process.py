@@ -132,7 +132,6 @@ class LocalProcessProvider(OwnedServerProvider):
             raise ProviderError(f"expected to start {' '.join(command)!r}, got: {error}") from error
 
     def _environ(self) -> dict[str, str]:
-        """Return the server's environment variables."""
         inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
         return inherited | self._env_vars
 
@@ -176,7 +175,6 @@ class _Tail:
         return bytes(self._kept).decode(errors="replace")
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the output."""
         self._thread.join(timeout_s)
 
     def _read(self, stream: IO[bytes]) -> None:

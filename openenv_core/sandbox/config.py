@@ -147,7 +147,11 @@ class Limits:
         return replace(self, **values)
 
     def within(self, ceilings: "Limits") -> "Limits":
-        """Return these limits where none exceeds its ceiling. LimitsError: one does; the message names it."""
+        """Return these limits where none exceeds its ceiling.
+
+        Raises:
+            LimitsError: One does; the message names it.
+        """
         for each in fields(self):
             value, ceiling = getattr(self, each.name), getattr(ceilings, each.name)
             if value > ceiling:

@@ -77,9 +77,7 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
             if await asyncio.to_thread(Path(told["canary"]).read_text) != _CONTENT:
                 passed.append("the canary has changed")
             if passed:
-                raise SandboxUnavailableError(
-                    f"the self-test was not stopped where it had to be: {', '.join(passed)}"
-                )
+                raise SandboxUnavailableError(f"the self-test was not stopped: {', '.join(passed)}")
     finally:
         await session.close()
 

@@ -183,9 +183,6 @@ class InterpreterProcesses:
         forks: Each request runs in a fork of the process before, which takes over once it has answered; else this one
             runs all.
 
-    Attributes:
-        exited: How the interpreter ended.
-
     Raises:
         ProcessLookupError: It has ended already.
     """

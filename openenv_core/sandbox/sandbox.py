@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -76,9 +75,7 @@ class Sandbox:
             SandboxClosedError: It was not started.
         """
         if self._isolation is None:
-            raise SandboxClosedError(
-                "expected a running sandbox, got one that was not started; await start() first"
-            )
+            raise SandboxClosedError("expected a running sandbox, got one that was not started; start it")
         return self._isolation
 
     @property
@@ -155,9 +152,7 @@ class Sandbox:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
@@ -249,13 +244,18 @@ class SandboxSession:
         sandbox: Forks its interpreters.
         limits: Its bounds.
         snapshot: Keeps the state of before an execution that had to be killed.
+
+    Attributes:
+        session_id: Its name, in results and logs.
+        isolation: What its code runs behind.
+        limits: Its bounds.
     """
 
     def __init__(self, sandbox: Sandbox, limits: Limits, *, snapshot: bool) -> None:
-        self._id = uuid4().hex
-        self._isolation = sandbox.isolation
+        self.session_id = uuid4().hex
+        self.isolation = sandbox.isolation
+        self.limits = limits
         self._sandbox = sandbox
-        self._limits = limits
         self._snapshot = snapshot
         self._worker: Worker | None = None
         self._workspace: Workspace | None = None
@@ -265,21 +265,6 @@ class SandboxSession:
         self._given_up = False
         self._closed = False
         sandbox._sessions.add(self)
-
-    @property
-    def session_id(self) -> str:
-        """Its name, in results and logs."""
-        return self._id
-
-    @property
-    def isolation(self) -> str:
-        """What its code runs behind."""
-        return self._isolation
-
-    @property
-    def limits(self) -> Limits:
-        """Its bounds."""
-        return self._limits
 
     @property
     def alive(self) -> bool:
@@ -439,7 +424,7 @@ class SandboxSession:
                 if branched is None:
                     await copy.close()
                 else:
-                    branch = SandboxSession(self._sandbox, self._limits, snapshot=True)
+                    branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
                     branch._worker, branch._workspace = branched, copy
                     made.append(branch)
             if None in workers:
@@ -473,7 +458,7 @@ class SandboxSession:
             await self._living()
 
     async def _ask(self, message: dict[str, Any], timeout_s: float | None) -> tuple[Execution, bytes | None]:
-        limits = self._limits
+        limits = self.limits
         timeout = limits.timeout_s if timeout_s is None else max(0.0, min(timeout_s, limits.timeout_s))
         async with self._turn:
             self._given_up = False
@@ -497,7 +482,7 @@ class SandboxSession:
                 await self._end_life()
             else:
                 files = await workspace.changes()
-            return replace(execution, session_id=self._id, isolation=self._isolation, files=files), text
+            return replace(execution, session_id=self.session_id, isolation=self.isolation, files=files), text
 
     async def _run(
         self, workspace: Workspace, message: dict[str, Any], timeout_s: float
@@ -515,7 +500,7 @@ class SandboxSession:
             raise
         if not execution.state_lost and await workspace.overfull():
             # It was over before the first look, or an interrupt was enough to end it.
-            execution = judge(execution, "disk", Exit(signal=signal.SIGKILL), self._limits)
+            execution = judge(execution, "disk", Exit(signal=signal.SIGKILL), self.limits)
         return execution, text
 
     async def _living(self) -> Workspace:
@@ -523,20 +508,18 @@ class SandboxSession:
             raise SandboxClosedError("expected an open session, got one that was closed; open another")
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.own_end()) is not None:
-                raise _EndedItselfError(
-                    f"{own}; variables and files are gone, and the next request begins anew"
-                )
+                raise _EndedItselfError(f"{own}; variables and files are gone, the next request begins anew")
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             why = (
                 ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
             )
             raise SandboxUnavailableError(
-                f"{why}; variables and files are gone, and the next request begins anew"
+                f"{why}; variables and files are gone, the next request begins anew"
             )
         if self._worker is None or self._workspace is None:
             self._worker, self._workspace = await self._sandbox._fork_interpreter(
-                self._limits, snapshot=self._snapshot
+                self.limits, snapshot=self._snapshot
             )
         return self._workspace
 

@@ -1,7 +1,6 @@
 """The sandbox for callers without an event loop: the same objects, each call run on a thread that has one."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from openenv_core.loop_thread import LoopThread
@@ -14,13 +13,9 @@ class SyncSession:
     """A session whose methods wait. Made by `SyncSandbox.open`; see `SandboxSession`."""
 
     def __init__(self, session: SandboxSession, thread: LoopThread) -> None:
+        self.session_id = session.session_id
         self._session = session
         self._thread = thread
-
-    @property
-    def session_id(self) -> str:
-        """Its name, in results and logs."""
-        return self._session.session_id
 
     def execute(self, code: str, *, timeout_s: float | None = None, stdin: str | None = None) -> Execution:
         """Run code; see `SandboxSession.execute`."""
@@ -61,9 +56,7 @@ class SyncSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -110,7 +103,5 @@ class SyncSandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

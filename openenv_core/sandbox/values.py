@@ -51,11 +51,7 @@ class NotPlainError(ValueError):
 
 
 def dumps(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> bytes:
-    """Return a value as tagged JSON.
-
-    Raises:
-        NotPlainError: It holds something of another type, or is too deep or too big.
-    """
+    """Return a value as tagged JSON. NotPlainError: It holds something of another type, or is too deep or too big."""
     plain = encode(value, max_bytes=max_bytes, max_depth=max_depth)
     data = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(data) > max_bytes:

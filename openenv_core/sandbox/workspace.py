@@ -360,12 +360,7 @@ DISK_POLL_INTERVAL_S: Final = 0.25
 
 @contextlib.contextmanager
 def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[None]:
-    """Look at a workspace for the time of one execution; one that is over before the first look costs next to nothing.
-
-    Args:
-        workspace: What to look at.
-        exceeded: Called once, when it holds more than it may.
-    """
+    """Look at a workspace for the time of one execution; one that is over before the first look costs nothing."""
     if workspace.bounded:
         yield
         return

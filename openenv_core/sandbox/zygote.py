@@ -58,6 +58,7 @@ class Zygote:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sending = asyncio.Lock()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -153,13 +154,13 @@ class Zygote:
             undo.callback(connections.close)
             spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
             try:
-                await self._fork(spec, [*connections.inner, *doors], exited)
-            finally:
-                connections.hand_over()
-                for door in doors:
-                    os.close(door)
-            try:
                 async with asyncio.timeout(timeout_s):
+                    try:
+                        await self._fork(spec, [*connections.inner, *doors], exited)
+                    finally:
+                        connections.hand_over()
+                        for door in doors:
+                            os.close(door)
                     root, _ = await _hear(connections, exited, ROOT)
                     tree.root = os.pidfd_open(root)
                     if path is None:
@@ -228,18 +229,19 @@ class Zygote:
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         )
-        while True:
-            try:
-                self._channel.sendmsg([data], rights)
-                return
-            except BlockingIOError:
-                writable = self._loop.create_future()
-                self._loop.add_writer(self._channel.fileno(), set_done, writable)
+        async with self._sending:  # the loop calls no more than one writer back
+            while True:
                 try:
-                    await writable
-                finally:
-                    if not self.gone:
-                        self._loop.remove_writer(self._channel.fileno())
+                    self._channel.sendmsg([data], rights)
+                    return
+                except BlockingIOError:
+                    writable = self._loop.create_future()
+                    self._loop.add_writer(self._channel.fileno(), set_done, writable)
+                    try:
+                        await writable
+                    finally:
+                        if not self.gone:
+                            self._loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
         while True:
@@ -307,9 +309,7 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         return cgroup, cgroup.open_doors()
     except OSError as error:
-        raise SandboxUnavailableError(
-            f"expected a control group for the interpreter, got none: {error}"
-        ) from None
+        raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
 
 
 async def _hear(connections: Connections, exited: asyncio.Future[Exit], word: bytes) -> tuple[int, list[int]]:

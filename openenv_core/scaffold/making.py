@@ -66,9 +66,7 @@ def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]
     texts = {parent / name: text for name, text in _rename_texts(_read("task"), names).items()}
     for path in texts:
         if os.path.lexists(path):
-            raise ConfigurationError(
-                f"expected no {path} yet, it is there; choose another name, or remove it"
-            )
+            raise ConfigurationError(f"expected no {path} yet, it is there; choose another name or remove it")
     try:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
@@ -85,7 +83,7 @@ def _refuse_what_is_there(folder: Path) -> None:
         return
     what = "a folder with something in it" if plain else "something else of that name"
     raise ConfigurationError(
-        f"expected no {folder} yet, got {what}; choose another name or another --dir, or remove it"
+        f"expected no {folder} yet, got {what}; choose another name or --dir, or remove it"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from openenv_core.tools.wire import AskingUnavailableError
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+"""Severities of messages to the caller, those of MCP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,7 @@ class Roots:
 
 
 Request: TypeAlias = Elicit | Sample | Roots
+"""What a tool can ask its caller for."""
 
 
 class ToolContext:

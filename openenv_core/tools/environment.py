@@ -130,6 +130,10 @@ class DeclaredTools:
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
         """Be asked before each call, one of a tool that is not there too; what this returns is the call's result.
 
+        Args:
+            name: The tool's.
+            arguments: As the caller gave them, not yet held against its schema.
+
         Raises:
             EpisodeOverError: There is no episode under way.
         """
@@ -192,9 +196,7 @@ class DeclaredTools:
         for one in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
             if (values := one.form.match(uri)) is not None:
                 return self._read(one, uri, values, context)
-        raise NoSuchResourceError(
-            f"expected the address of a resource, got {uri[:200]!r}, where there is none"
-        )
+        raise NoSuchResourceError(f"expected the address of a resource, there is none at {uri[:200]!r}")
 
     def list_prompts(self) -> Sequence[PromptSpec]:
         """Return the prompts that the class declares."""

@@ -220,9 +220,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         try:
             found = await self._link.arun(lambda client: client.read_resource(uri))
         except Exception as error:
-            raise NoSuchResourceError(
-                f"expected the address of a resource, got {uri[:200]!r}: {error}"
-            ) from error
+            raise NoSuchResourceError(f"expected a resource at the address {uri[:200]!r}: {error}") from error
         return [mcp_json(part) for part in getattr(found, "contents", found)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
@@ -266,7 +264,6 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     @property
     def _own_tools(self) -> dict[str, tuple[Callable[..., Any], ToolSpec]]:
-        """Those of this mode."""
         return self._tools_by_mode.get(self._mode or "", {})
 
     @contextmanager

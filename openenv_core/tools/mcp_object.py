@@ -166,9 +166,7 @@ class McpObjectSession:
         try:
             client = await asyncio.shield(self._opened)
         except Exception as error:
-            raise ToolUnavailableError(
-                f"expected the environment's MCP server to start, got: {error}"
-            ) from error
+            raise ToolUnavailableError(f"expected the environment's MCP server to start: {error}") from error
         return await work(client)
 
     async def _hold(self, opened: "asyncio.Future[Any]") -> None:

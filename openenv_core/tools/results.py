@@ -83,6 +83,8 @@ class ResourceLink:
 
 
 Content: TypeAlias = Text | Image | Audio | Embedded | ResourceLink
+"""What a result may hold beside plain values."""
+
 _CONTENT: Final = get_args(Content)
 
 ResourceContents: TypeAlias = list[dict[str, Any]]

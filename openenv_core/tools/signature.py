@@ -184,7 +184,7 @@ class Signature:
             self.schema = self._model.model_json_schema(schema_generator=_Schema)
         except (PydanticUserError, TypeError) as error:  # TypeError: bounds of what cannot have any
             raise ConfigurationError(
-                f"expected parameters of {method.name} that JSON can hold, got: {error}"
+                f"expected JSON to hold the parameters of {method.name}: {error}"
             ) from None
         self.schema.pop("title", None)
         self.schema.setdefault("properties", {})

@@ -36,7 +36,6 @@ class _Spec(BaseModel):
     meta: dict[str, Any] | None = Field(default=None, alias="_meta")
 
     def to_mcp(self) -> dict[str, Any]:
-        """Return MCP's own JSON of it."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -160,9 +160,7 @@ class Toolset:
         )
         there = self.templates if form.names else self.resources
         if declared.uri in there:
-            raise ConfigurationError(
-                f"expected resources with addresses of their own, got {declared.uri!r} twice"
-            )
+            raise ConfigurationError(f"expected one resource at each address, got {declared.uri!r} twice")
         there[declared.uri] = DeclaredResource(
             spec=spec, attribute=method.attribute, signature=signature, form=form
         )
@@ -200,7 +198,6 @@ class Toolset:
 
 
 def _common(name: str, declared: Declared, method: Method) -> dict[str, Any]:
-    """Return what every spec has."""
     return {
         "name": name,
         "title": declared.title,

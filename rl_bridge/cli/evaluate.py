@@ -11,7 +11,7 @@ def evaluate_config(config: str, overrides: Sequence[str], name: str | None) -> 
     """Evaluate; returns the exit status: 0, 1 if it failed, 2 if it was asked for wrongly.
 
     Args:
-        config: A run's YAML file.
+        config: A run's YAML file, or the folder of such an evaluation, to go on with it.
         overrides: Changed keys of it, `section.key=value`.
         name: The folder's below output_dir; None: the run's and the time.
     """
@@ -19,12 +19,21 @@ def evaluate_config(config: str, overrides: Sequence[str], name: str | None) -> 
 
 
 def _evaluate(file: str, overrides: Sequence[str], name: str | None) -> int:
-    from rl_bridge.config import load_config, require_name
+    from rl_bridge.config import CONFIG_FILE, load_config, require_name
+    from rl_bridge.errors import ConfigError
+    from rl_bridge.loops.folder_lock import LOCK_FILE
 
-    config = load_config(file, overrides)
+    path = Path(file)
+    if resume := path.is_dir():
+        if (path / LOCK_FILE).exists():
+            raise ConfigError(
+                f"expected an evaluation's folder, got a run's; go on with it by: ropewalk train --resume {file}"
+            )
+        path /= CONFIG_FILE
+    config = load_config(path, overrides)
     require_name(name, what="evaluations")
     from rl_bridge.loops.session import evaluate_run
 
     folder = name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
-    evaluate_run(config, Path(config.output_dir) / folder)
+    evaluate_run(config, path.parent if resume else Path(config.output_dir) / folder, resume=resume)
     return 0

@@ -12,12 +12,7 @@ from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
 
 
 def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
-    """What a plan knows, one table below the other.
-
-    Args:
-        found: The plan.
-        gpu_gb: Memory of one GPU, in GB, to say what does not fit; None says nothing of it.
-    """
+    """What a plan knows, one table below the other; with the memory of one GPU, in GB, what does not fit too."""
     return Group(*_parts(found, gpu_gb))
 
 

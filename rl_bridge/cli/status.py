@@ -79,11 +79,7 @@ def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
 
 
 def live_address(arguments: argparse.Namespace) -> str:
-    """Where the run that is meant serves its status.
-
-    Raises:
-        StatusError: The folder's run is over, or there is no live run.
-    """
+    """Where the run that is meant serves its status; StatusError where that is over, or there is no live run."""
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:

@@ -1,66 +1,31 @@
 """One typed schema for a training run, read from YAML with dotted overrides."""
 
-from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.effects import ready_to_train
-from rl_bridge.config.loading import (
-    CONFIG_FILE,
-    PARTIAL_CONFIG_FILE,
-    colocate_if_needed,
-    folder_exists,
-    load_config,
-    load_section,
-    require_name,
-    resolve,
-    resolve_function,
-    save_config,
-)
-from rl_bridge.config.monarch import CoderConfig, MonarchConfig, RoleConfig
-from rl_bridge.config.schema import (
-    NAME_PATTERN,
-    Config,
-    DataConfig,
-    EnvConfig,
-    EvaluationConfig,
-    LoraConfig,
-    ModelConfig,
-    RolloutConfig,
-)
-from rl_bridge.config.sections import (
-    GeneratorConfig,
-    MetricsConfig,
-    RecordsConfig,
-    RewardConfig,
-    TrainerConfig,
-)
-
-__all__ = [
-    "CONFIG_FILE",
-    "NAME_PATTERN",
-    "PARTIAL_CONFIG_FILE",
-    "PRESETS",
-    "AlgorithmConfig",
-    "CoderConfig",
-    "Config",
-    "DataConfig",
-    "EnvConfig",
-    "EvaluationConfig",
-    "GeneratorConfig",
-    "LoraConfig",
-    "MetricsConfig",
-    "ModelConfig",
-    "MonarchConfig",
-    "RecordsConfig",
-    "RewardConfig",
-    "RoleConfig",
-    "RolloutConfig",
-    "TrainerConfig",
-    "colocate_if_needed",
-    "folder_exists",
-    "load_config",
-    "load_section",
-    "ready_to_train",
-    "require_name",
-    "resolve",
-    "resolve_function",
-    "save_config",
-]
+from rl_bridge.config.algorithm import PRESETS as PRESETS
+from rl_bridge.config.algorithm import AlgorithmConfig as AlgorithmConfig
+from rl_bridge.config.effects import ready_to_train as ready_to_train
+from rl_bridge.config.loading import CONFIG_FILE as CONFIG_FILE
+from rl_bridge.config.loading import PARTIAL_CONFIG_FILE as PARTIAL_CONFIG_FILE
+from rl_bridge.config.loading import colocate_if_needed as colocate_if_needed
+from rl_bridge.config.loading import folder_exists as folder_exists
+from rl_bridge.config.loading import load_config as load_config
+from rl_bridge.config.loading import load_section as load_section
+from rl_bridge.config.loading import require_name as require_name
+from rl_bridge.config.loading import resolve as resolve
+from rl_bridge.config.loading import resolve_function as resolve_function
+from rl_bridge.config.loading import save_config as save_config
+from rl_bridge.config.monarch import CoderConfig as CoderConfig
+from rl_bridge.config.monarch import MonarchConfig as MonarchConfig
+from rl_bridge.config.monarch import RoleConfig as RoleConfig
+from rl_bridge.config.schema import NAME_PATTERN as NAME_PATTERN
+from rl_bridge.config.schema import Config as Config
+from rl_bridge.config.schema import DataConfig as DataConfig
+from rl_bridge.config.schema import EnvConfig as EnvConfig
+from rl_bridge.config.schema import EvaluationConfig as EvaluationConfig
+from rl_bridge.config.schema import LoraConfig as LoraConfig
+from rl_bridge.config.schema import ModelConfig as ModelConfig
+from rl_bridge.config.schema import RolloutConfig as RolloutConfig
+from rl_bridge.config.sections import GeneratorConfig as GeneratorConfig
+from rl_bridge.config.sections import MetricsConfig as MetricsConfig
+from rl_bridge.config.sections import RecordsConfig as RecordsConfig
+from rl_bridge.config.sections import RewardConfig as RewardConfig
+from rl_bridge.config.sections import TrainerConfig as TrainerConfig

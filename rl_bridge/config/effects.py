@@ -103,11 +103,7 @@ def _idle_with_data(section: str, keys: Section) -> list[str]:
 
 
 def ready_to_train(config: Config) -> None:
-    """Refuse one with nothing to learn from, with servers or hosts it says no way to, or with what cannot learn.
-
-    Raises:
-        ConfigError: It lacks something; the message lists every fault.
-    """
+    """Raise ConfigError, with every fault, for what lacks something to learn from or a way to hosts."""
     whys = (
         *(_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable()),
         *map(_tracks, config.metrics.sinks),

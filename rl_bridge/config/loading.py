@@ -44,15 +44,7 @@ def save_config(config: Config, folder: Path) -> None:
 
 
 def require_name(name: str | None, *, what: str) -> None:
-    """Refuse a `--name` that is no name of a folder.
-
-    Args:
-        name: None where none was given.
-        what: What is kept in such folders, in the plural.
-
-    Raises:
-        ConfigError: It has other characters than names have.
-    """
+    """Refuse a `--name` that is no name of a folder, in which `what` (a plural) is kept, with a ConfigError."""
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"expected --name as letters, digits, dots, dashes and underscores, got {name!r}; "
@@ -69,11 +61,7 @@ def folder_exists(folder: Path) -> ConfigError:
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a run's configuration.
-
-    Args:
-        path: A YAML file.
-        overrides: `a.b=value` each; the value is read as YAML, so `true`, `3` and `[1, 2]` mean what they say.
+    """Read a run's configuration from a YAML file; an override is `a.b=value`, its value YAML too.
 
     Raises:
         ConfigError: The file cannot be read, or a key or a value is wrong. The message lists every fault.
@@ -84,16 +72,16 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
     """Read a file with keys of its own, a recipe's for example; otherwise as `load_config`."""
     data = _read(Path(path))
-    for override in sorted(overrides, key=_names_no_algorithm):
+    # The name first: other overrides are about what it stands for, wherever they stand.
+    for override in sorted(overrides, key=_names_algorithm, reverse=True):
         _apply(data, override)
     return _validated(data, schema)
 
 
 def colocate_if_needed(config: Config, gpus: int) -> Config:
-    """Where `monarch.colocate` was left open and this machine has too few GPUs for all roles: the same, colocated.
+    """The same, colocated where that was left open and this machine has too few GPUs.
 
-    Raises:
-        ConfigError: Its roles cannot take turns; the message says what they would need.
+    ConfigError where it cannot be.
     """
     monarch, roles = config.monarch, config.monarch.roles
     helps = roles.policy.gpus and 0 < roles.trainer.gpus <= gpus < monarch.gpus
@@ -117,15 +105,7 @@ def _validated(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
 
 
 def resolve(reference: str, *, key: str) -> Any:
-    """Import what `package.module:name` names.
-
-    Args:
-        reference: The dotted path.
-        key: Which configuration key it came from, for the error.
-
-    Raises:
-        ConfigError: The reference is malformed, the module does not import, or it lacks the name.
-    """
+    """Import what `package.module:name`, which the key has, names; ConfigError where there is no such thing."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"expected {key} as 'package.module:name', got {reference!r}")
@@ -149,18 +129,7 @@ def resolve(reference: str, *, key: str) -> Any:
 def resolve_function(
     reference: str, *, key: str, signature: str, args: tuple[Any, ...], **named: Any
 ) -> Callable[..., Any]:
-    """Import a function, and see that it can be called.
-
-    Args:
-        reference: As of `resolve`.
-        key: As of `resolve`.
-        signature: What it has to take, for the error.
-        args: What it could be called with.
-        named: Likewise, by keyword.
-
-    Raises:
-        ConfigError: There is none, or it cannot be called so.
-    """
+    """Import a function that can be called with such arguments, as `signature` tells; ConfigError for others."""
     function = resolve(reference, key=key)
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "a coroutine function" if callable(function) else type(function).__name__
@@ -214,7 +183,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         value = yaml.load(text, Loader=_OnceLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {override!r} is not valid YAML: {error}") from error
-    if _algorithm_of(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
+    if _names_algorithm(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
         data["algorithm"] = _without_its_preset(data["algorithm"]) | {"name": value}
         return
     node = data
@@ -229,13 +198,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[keys[-1]] = value
 
 
-def _algorithm_of(override: str) -> bool:
+def _names_algorithm(override: str) -> bool:
     return override.partition("=")[0].strip() in ("algorithm", "algorithm.name")
-
-
-def _names_no_algorithm(override: str) -> bool:
-    """Sorts the name first: other overrides are about what it stands for, wherever they stand."""
-    return not _algorithm_of(override)
 
 
 def _without_its_preset(algorithm: dict[str, Any]) -> dict[str, Any]:

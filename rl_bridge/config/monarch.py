@@ -200,21 +200,14 @@ def monarch_by_gpus(
     reference: bool,
     tensor_parallel: int = 1,
 ) -> MonarchConfig:
-    """The mesh with what `trainer.num_gpus` implies.
+    """The mesh with what `trainer.num_gpus` implies; a role that the table gives stays as it is.
 
-    The trainer gets a rank a GPU, over as few hosts as have them. With 0 it computes on the CPU, and so does
-    whatever else the table leaves open. Otherwise the reference gets a GPU where there is one, and the generators
-    one each, or `tensor_parallel`: as many generators as there are GPUs left for, and no more than rollout workers
-    where somebody has said how many of those. The GPUs are those of `monarch`; where it names none, and no other hosts,
-    those of this machine; and where these do not do, nobody knows: there is a generator a worker. Where none is left,
-    and nobody said otherwise, generators are colocated, on the trainer's GPUs.
-
-    Args:
-        num_gpus: The key's value.
-        monarch: The cluster, and the table as it was given; a role that it gives stays as it is.
-        num_workers: Rollout workers; None where nobody has said how many.
-        reference: Whether the run has a reference model.
-        tensor_parallel: GPUs of a generator.
+    The trainer gets a rank a GPU, over as few hosts as have them. With 0 it computes on the CPU, and so does whatever
+    else the table leaves open. Otherwise the reference gets a GPU where there is one, and the generators one each, or
+    `tensor_parallel`: as many generators as there are GPUs left for, and no more than rollout workers where somebody
+    has said how many of those. The GPUs are those of `monarch`; where it names none, and no other hosts, those of this
+    machine; and where these do not do, nobody knows: there is a generator a worker. Where none is left, and nobody said
+    otherwise, generators are colocated, on the trainer's GPUs.
 
     Raises:
         ValueError: The table gives the trainer another number of GPUs, the trainer's cannot be shared out evenly over

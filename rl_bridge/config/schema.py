@@ -317,11 +317,7 @@ class Config(Section):
 
     @property
     def environment(self) -> EnvConfig:
-        """The environment of a run on one, which `of` makes of each of several.
-
-        Raises:
-            ValueError: It is a run on several, or on a dataset.
-        """
+        """The environment of a run on one, which `of` makes of each of several; ValueError of another run."""
         if not isinstance(self.env, EnvConfig):
             raise ValueError(
                 f"expected a run on one environment, got {len(self.environments)}; use Config.of"
@@ -329,11 +325,7 @@ class Config(Section):
         return self.env
 
     def of(self, name: str) -> Self:
-        """This configuration as that of a run on one of its environments alone.
-
-        Args:
-            name: The environment's, one of `environments`.
-        """
+        """This configuration as that of a run on one of its `environments` alone."""
         env = self.environments[name]
         rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
         return self.model_copy(update={"env": env, "rollout": rollout})

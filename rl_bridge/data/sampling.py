@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from rl_bridge.config.sections import Sampling
 
-KEPT: Final = 0.25
-"""p: the chance that a pass takes a task whose latest group had rewards without variance."""
-KEPT_AT_LEAST: Final = 1 / 16
-"""However many such groups it had in a row: in the mean no task waits for more than 16 passes."""
-TASK_DRAWS: Final = 2**31 + 1
-"""Beside a run's seed and a place in the passes: no sibling, and no other draw, is numbered so."""
+LATEST: Final = 0.5
+"""What the latest group of a task is worth in the estimate of how likely its next one is to have variance."""
+FLOOR: Final = 1 / 16
+"""The weight that every task has, in parts of the mean weight."""
 
 
 class Passes:
@@ -42,9 +40,10 @@ class Passes:
 class TaskSampler:
     """Gives every group of a run a task.
 
-    By signal, a pass leaves a task out with probability 1 - max(p^z, 1/16), where z is how many of its latest groups,
-    in a row, had rewards without variance, and so no gradient: the probabilistic filter of GRESO, arXiv 2506.02177,
-    with p fixed at 1/4. The floor is ours: nothing is starved.
+    By signal, a task is drawn in proportion to q^2 + mean(q^2) / 16, where q estimates how likely its next group is to
+    have rewards with variance, and so a gradient: an exponential moving average of whether its groups had, 1 at first.
+    The second term starves nothing: a task has at least a seventeenth of the draws that passes would give it. Tasks
+    take turns by smooth weighted round-robin: each gains its share with every draw, and the one that has most pays 1.
 
     What a group came to counts for a draw where its number is below a bound that the caller gives. With a bound below
     which all groups have ended, the draws are the same however the groups overtake each other.
@@ -56,16 +55,11 @@ class TaskSampler:
     """
 
     def __init__(self, tasks: int, *, sampling: Sampling, seed: int) -> None:
-        self._tasks, self._seed = tasks, seed
+        self._tasks = tasks
         self._by_signal = sampling == "signal"
         self._passes = Passes(tasks, seed=seed, shuffle=sampling != "sequential")
-        self._passed = 0
-        """Places in the passes that were looked at."""
-        self._draws: Counter[int] = Counter()
-        self._dull: Counter[int] = Counter()
-        self._drawn: dict[int, int] = {}
-        self._results: dict[int, tuple[int, bool]] = {}
-        """By group: what is not counted yet."""
+        self._first_credit = np.random.default_rng(seed).permutation(tasks) / tasks**2  # the order of equals
+        self.restore({})
 
     def draw(self, group: int, *, known: int) -> int:
         """The task of a group: the same however often it is asked for, until the group has ended.
@@ -77,21 +71,21 @@ class TaskSampler:
         if group not in self._drawn:
             for ended in sorted(number for number in self._results if number < known):
                 task, signal = self._results.pop(ended)
-                self._dull[task] = 0 if signal else self._dull[task] + 1
+                self._signal[task] += LATEST * (signal - self._signal[task])
             self._drawn[group] = task = self._next()
             self._draws[task] += 1
         return self._drawn[group]
 
     def _next(self) -> int:
-        while True:
-            number, self._passed = self._passed, self._passed + 1
-            task = self._passes[number]
-            dull = self._dull[task]
-            if not dull:
-                return task
-            chance = np.random.default_rng([self._seed, number, TASK_DRAWS]).random()
-            if chance < max(KEPT**dull, KEPT_AT_LEAST):
-                return task
+        self._passed += 1
+        if not self._by_signal:
+            return self._passes[self._passed - 1]
+        weights = self._signal**2
+        weights += FLOOR * weights.mean() + np.finfo(np.float64).tiny
+        self._credit += weights / weights.sum()
+        task = int(self._credit.argmax())
+        self._credit[task] -= 1
+        return task
 
     def end(self, group: int, signal: bool | None) -> None:
         """A group is over; others, of other samplers, mean nothing.
@@ -105,13 +99,13 @@ class TaskSampler:
             self._results[group] = task, signal
 
     def metrics(self) -> dict[str, float]:
-        """How often tasks were drawn since the beginning, and how many are drawn less often now."""
+        """How often tasks were drawn since the beginning, and how many had no variance the last time."""
         draws = [self._draws[task] for task in range(self._tasks)]
         return {
             "tasks/draws_min": float(min(draws)),
             "tasks/draws_mean": sum(draws) / self._tasks,
             "tasks/draws_max": float(max(draws)),
-            "tasks/dull_share": sum(dull > 0 for dull in self._dull.values()) / self._tasks,
+            "tasks/dull_share": float((self._signal <= 1 - LATEST).mean()),
         }
 
     def state(self) -> dict[str, Any]:
@@ -119,15 +113,21 @@ class TaskSampler:
         return {
             "passed": self._passed,
             "draws": sorted(self._draws.items()),
-            "dull": sorted((task, dull) for task, dull in self._dull.items() if dull),
+            "signal": self._signal.tolist() if self._by_signal else [],
+            "credit": self._credit.tolist() if self._by_signal else [],
             "drawn": sorted(self._drawn.items()),
             "results": sorted((group, *result) for group, result in self._results.items()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a state; an empty one is the beginning."""
-        self._passed = state.get("passed", 0)
-        self._draws = Counter(dict(state.get("draws", ())))
-        self._dull = Counter(dict(state.get("dull", ())))
-        self._drawn = dict(state.get("drawn", ()))
-        self._results = {group: (task, signal) for group, task, signal in state.get("results", ())}
+        self._passed: int = state.get("passed", 0)
+        """Draws, and so places in the passes that are taken."""
+        self._draws = Counter[int](dict(state.get("draws", ())))
+        self._signal: NDArray[np.float64] = np.array(state.get("signal") or np.ones(self._tasks))
+        self._credit: NDArray[np.float64] = np.array(state.get("credit") or self._first_credit)
+        self._drawn: dict[int, int] = dict(state.get("drawn", ()))
+        self._results: dict[int, tuple[int, bool]] = {
+            group: (task, signal) for group, task, signal in state.get("results", ())
+        }
+        """By group: what is not counted yet."""

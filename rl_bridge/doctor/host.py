@@ -48,13 +48,9 @@ class Severity(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at: what was found and, where it is not good, what to do.
 
-    Attributes:
-        what: The thing.
-        told: What was found and, where it is not good, what to do.
-        level: How bad it is.
-        metrics: What was measured, by name with its unit.
+    What was measured, with its unit.
     """
 
     what: str
@@ -68,8 +64,7 @@ class CgroupLimits:
     """What a process and all beside it in its cgroup may have; None stands for no limit.
 
     Attributes:
-        memory: Bytes.
-        memory_used: Of those, what cannot be given back by forgetting files.
+        memory: Bytes; `memory_used` of those, what cannot be given back by forgetting files.
         cores: How many they may keep busy.
     """
 
@@ -81,9 +76,7 @@ class CgroupLimits:
 def limits(*, cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> CgroupLimits:
     """Those of this process: the tightest of its cgroup (version 2) and of those around it.
 
-    Args:
-        cgroups: Where they are mounted.
-        own: Says which one is ours. Within a container it may be one of the machine's: then the root is ours.
+    `own` says which one is ours. Within a container it may be one of the machine's: then the root is ours.
     """
     path = next((line[4:] for line in _text(own).splitlines() if line.startswith("0::/")), "")
     around = [one for one in (cgroups / path, *(cgroups / path).parents) if one.is_relative_to(cgroups)]
@@ -200,11 +193,9 @@ def packages() -> Iterator[Finding]:
 
 
 def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
-    """The packages that an extra asks for beyond the bare distribution, with those that it asks for by others.
+    """The packages that an extra asks for beyond the bare distribution, by others too.
 
-    Args:
-        lines: As the distribution's metadata has them.
-        extra: Its name.
+    Lines are as metadata has them.
     """
     parsed = [Requirement(line) for line in lines]
     extras, found = [extra], dict[str, SpecifierSet]()
@@ -227,13 +218,7 @@ def _installed_version(name: str) -> str | None:
 
 
 def counted_on(config: Config, *, gpus: int, node_rank: int | None = None) -> Iterator[Finding]:
-    """Look at what a run would need, from the host that its controller will be on, or from another of its hosts.
-
-    Args:
-        config: The run.
-        gpus: Those of this host.
-        node_rank: Which of `monarch.num_nodes` hosts this one is, where it was said; the controller is on the first.
-    """
+    """Look at what a run would need, from the host of its controller, or the one that `node_rank` names."""
     yield from _gpus_of_roles(config, gpus, node_rank)
     if not node_rank:
         yield from _ports(config)

@@ -54,7 +54,6 @@ class Meeting(BaseModel):
 
     Attributes:
         address: HOST:PORT of the first host, which the others can reach.
-        num_nodes: Hosts.
         node_rank: Which of them this one is, from 0.
         per_host: Processes on each.
         on_gpus: Whether each process has a GPU of its own.
@@ -239,14 +238,7 @@ def _own_facts(meeting: Meeting) -> HostFacts:
 def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> list[HostFacts]:
     """Tell the others of this host, and wait until all have told of theirs, so that one that is missing is named.
 
-    Args:
-        store: A TCPStore of torch.distributed at the meeting's address.
-        meeting: As this host was asked for it.
-        own: What it tells.
-        tells: Whether this process does: the first of its host.
-
-    Returns:
-        Of every host, by its rank.
+    They meet at a TCPStore of torch.distributed; of each host the first process tells.
 
     Raises:
         MeetingError: Some host did not come, two have the same rank, or they were told different things.

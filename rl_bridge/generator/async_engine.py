@@ -47,13 +47,7 @@ ABORT_TIMEOUT_S = 30.0
 
 
 class AsyncVllmEngine(LoopEngine):
-    """vLLM's `AsyncLLM`.
-
-    Args:
-        config: The run's: `rollout`, `model.dtype` and `deterministic` count.
-        model_path: The checkpoint.
-        seed: Of the engine's own generator of random numbers.
-    """
+    """vLLM's `AsyncLLM`. `seed` is of its own generator of random numbers."""
 
     statistics: EngineStatistics
 

@@ -56,21 +56,15 @@ class Engine(ABC):
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
-        """Answer prompts, each a sequence of token ids.
+        """Answer prompts, each a sequence of token ids; one completion a prompt, in order. Cancelling ends the work.
 
-        Args:
-            prompts: Token ids.
-            sampling: How to sample.
-            seeds: One a prompt, from 0: it decides the answer, whatever else the engine works on. Without, the
-                answers are drawn from the engine's own generator.
-
-        Returns:
-            One completion a prompt, in order. Cancelling the future ends the work on them.
+        Seeds, one a prompt, from 0, decide the answers, whatever else the engine works on. Without, they are drawn from
+        the engine's own generator.
 
         Raises:
-            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has
-                one, too, where a prompt is refused, or the engine has sampled no token for
-                `rollout.generate_timeout_s` while it waited.
+            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has one, too,
+                where a prompt is refused, or the engine has sampled no token for `rollout.generate_timeout_s` while it
+                waited.
         """
 
     @abstractmethod
@@ -103,20 +97,13 @@ class Engine(ABC):
     def sleep(self) -> "Future[None]":
         """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
 
-        With `rollout.weight_update` "drain" what was asked for before is answered first. With "continue" answers under
-        way go on when it wakes; keys and values of their tokens so far are computed anew, as for new weights.
-
-        Raises:
-            GeneratorError: As for `generate`.
+        Answers under way are as for `load`: with `rollout.weight_update` "drain" they come first, with "continue" they
+        go on when it wakes, their keys and values computed anew.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Look whether it works.
-
-        Raises:
-            GeneratorError: It has failed, or is closed.
-        """
+        """Raise GeneratorError where it has failed, or is closed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -141,12 +128,8 @@ GRACE_PERIOD_S = 5.0
 class EngineLoopThread:
     """Runs coroutines, begun in the order in which they are submitted, from whatever thread, until it ends.
 
-    Args:
-        name: Of the thread.
-        clean_up: Called in the loop at its end, when nothing else runs there any more.
-
-    Attributes:
-        ended: Done when the thread has ended: with None after `close`, otherwise with what `end` was told.
+    At its end it calls `clean_up` in the loop, when nothing else runs there; then `ended` is done: with None after
+    `close`, otherwise with what `end` was told.
     """
 
     def __init__(self, name: str, clean_up: Callable[[], Awaitable[None]]) -> None:
@@ -168,11 +151,7 @@ class EngineLoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Have a coroutine run; cancelling the future cancels it. When the loop ends first, it fails.
-
-        Raises:
-            GeneratorError: The loop has ended, or has not begun.
-        """
+        """Have a coroutine run; cancelling the future cancels it. GeneratorError once the loop has ended."""
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()
@@ -244,12 +223,7 @@ class EngineLoopThread:
 
 
 class LoopEngine(Engine):
-    """An engine whose work is coroutines, in an event loop on a thread of its own.
-
-    Args:
-        name: Of the thread.
-        stop_timeout_s: How long the thread may take to end.
-    """
+    """An engine whose work is coroutines, in an event loop on a thread of its own, which has a bounded time to end."""
 
     def __init__(self, name: str, *, stop_timeout_s: float) -> None:
         self.version = 0

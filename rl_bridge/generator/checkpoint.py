@@ -23,13 +23,7 @@ MAX_LENGTH = 32_768
 
 
 class CheckpointModel:
-    """See `openenv_core.evaluation.policies.ChatModel`.
-
-    Args:
-        settings: Say where the checkpoint is, and how it is sampled.
-        engine: Serves it.
-        max_length: Tokens of a prompt and its answer at most.
-    """
+    """See `openenv_core.evaluation.policies.ChatModel`; a prompt and its answer have at most `max_length` tokens."""
 
     def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
         self.tokenizer = ChatTokenizer(Path(settings.policy).expanduser())
@@ -43,11 +37,7 @@ class CheckpointModel:
 
     @classmethod
     async def open(cls, settings: EvaluationSettings) -> "CheckpointModel":
-        """Start the engine.
-
-        Raises:
-            ConfigurationError: It is no checkpoint, or a package or a setting is missing.
-        """
+        """Start the engine; ConfigurationError where it is no checkpoint, or a package or a setting is missing."""
         with _of_the_core():
             engine, longest = await asyncio.to_thread(_engine, settings)
             try:

@@ -37,13 +37,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Lane:
-    """What waits for one replica, or for any of them, and the calls there that are under way.
-
-    Attributes:
-        waiting: Prompts that are in no call yet.
-        calls: Each with the room that it takes: the prompts that it could have carried.
-        scheduled: Whether it is about to be looked at.
-    """
+    """What waits for one replica, or for any; and calls under way, each with the prompts that it could have carried."""
 
     waiting: deque[_Ask] = field(default_factory=deque)
     calls: "dict[asyncio.Task[None], int]" = field(default_factory=dict)
@@ -53,9 +47,9 @@ class _Lane:
 class GeneratorClient:
     """Gathers the prompts of concurrent callers into batches.
 
-    While as many calls are under way as the replicas are meant to have, prompts gather; when one comes back,
-    those that have gathered go out together. So a lone prompt is not delayed, and under load a call carries
-    many: as many as fit, of long answers fewer, and no more than leave every replica its share.
+    While as many calls are under way as the replicas are meant to have, prompts gather; when one comes back, those that
+    have gathered go out together. So a lone prompt is not delayed, and under load a call carries many: as many as fit,
+    of long answers fewer, and no more than leave every replica its share.
 
     Args:
         call: Sends a batch to the least loaded replica; usually `policy.generate_many.route`.
@@ -88,11 +82,7 @@ class GeneratorClient:
 
     @contextmanager
     def settled(self, near: StickySession | None = None) -> Iterator["SettledClient"]:
-        """Answer the prompts of one conversation where their beginnings are known: at one replica, while it serves.
-
-        Args:
-            near: Of a conversation that begins like this one; its replica is the first choice.
-        """
+        """Answer a conversation at one replica, while it serves: that of one that begins alike, if there is one."""
         session = None if self._open_session is None else self._open_session(near)
         try:
             yield SettledClient(self, session)
@@ -107,17 +97,10 @@ class GeneratorClient:
         seed: int | None = None,
         session: StickySession | None = None,
     ) -> Completion:
-        """Answer one prompt.
-
-        Args:
-            prompt: Token ids.
-            sampling: How to sample; prompts with equal settings travel together.
-            seed: Decides the answer; None draws.
-            session: Says which replica answers; None has the least loaded.
+        """Answer one prompt; those with equal settings travel together. A seed decides the answer.
 
         Raises:
-            GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is
-                closed.
+            GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is closed.
             RoleError: No replica is to be had any more.
         """
         if self._closed:

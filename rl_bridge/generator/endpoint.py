@@ -94,11 +94,7 @@ def body(
 
 
 def read(content: bytes) -> CompletionResponse:
-    """The answer that a server gave.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """The answer that a server gave; raises ConfigError where it is none."""
     try:
         return CompletionResponse.model_validate_json(content)
     except ValidationError as error:
@@ -190,11 +186,7 @@ def _is_logprob(value: float) -> bool:
 
 
 def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
-    """Log-probabilities of the most likely first tokens of an answer.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Log-probabilities of the most likely first tokens of an answer; raises ConfigError where there are none."""
     logprobs = answer.choices[0].logprobs if answer.choices else None
     tops = None if logprobs is None else logprobs.top_logprobs
     if not tops or not tops[0] or len(tops[0]) < 2:
@@ -210,21 +202,11 @@ def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
 def require_sampling_distribution(
     at_one: Mapping[str, float], at_temperature: Mapping[str, float], temperature: float
 ) -> bool:
-    """Check that log-probabilities are of the distribution that is sampled from, by one place looked at twice.
+    """Raise ConfigError for log-probabilities (by token) of another distribution than is sampled from at `temperature`.
 
-    With l the log-probabilities at temperature 1, those at T are l / T less a constant. So differences between
-    tokens are 1 / T as large: their ratio is fitted by least squares, and has to be nearer to 1 / T than to 1.
-
-    Args:
-        at_one: By token, at the temperature 1.
-        at_temperature: By token, at `temperature`.
-        temperature: T, above 0.
-
-    Returns:
-        Whether it could be seen; not where all tokens are equally likely.
-
-    Raises:
-        ConfigError: They are of another distribution.
+    With l the log-probabilities at temperature 1, those at T are l / T less a constant. So differences between tokens
+    are 1 / T as large: their ratio is fitted by least squares, and has to be nearer to 1 / T than to 1. Returns whether
+    it could be seen, which it cannot where all tokens are equally likely.
     """
     values = (*at_one.values(), *at_temperature.values())
     if not all(_is_logprob(value) for value in values):
@@ -287,15 +269,10 @@ class _Models(BaseModel):
 
 
 class EndpointEngine(LoopEngine):
-    """Answers batches of prompts by asking a server.
+    """Answers batches of prompts by asking a server, at most `rollout.max_num_seqs` at a time.
 
-    A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take.
-
-    Args:
-        config: The run's: `generator` says where the server is. At most `rollout.max_num_seqs` requests are under way
-            at a time.
-
-    Its version is always 0: the server's weights are what they are. The futures' errors, beside those of every engine:
+    A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take. Its
+    version is always 0: the server's weights are what they are. The futures' errors, beside those of every engine:
     ConfigError where the server does not serve the model, or not to us, or where its tokens or log-probabilities are
     missing or wrong.
     """

@@ -44,16 +44,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Prompts that were asked together; done when every one is answered.
+    """Prompts that were asked together; done when every one is answered. Cancelling its future ends the work.
 
     Attributes:
-        prompts: Token ids.
-        sampling: How to sample.
-        seeds: One a prompt, or None.
-        future: Their completions, in order. Cancelling it ends the work.
         under_way: The engine's name of each request not answered yet, and its place among the prompts.
         completions: What is answered, by place.
-        asked: On the clock of `time.monotonic`.
         kept_from: The weights when it was begun with, where later ones leave its keys and values as they are.
     """
 
@@ -68,15 +63,7 @@ class Batch:
 
 
 class Batches:
-    """Adds batches to an engine and answers them, step by step. Not for several threads.
-
-    Args:
-        engine: A `vllm.LLMEngine`.
-        statistics: Its own.
-
-    Attributes:
-        adapter: The `vllm.LoRARequest` that prompts are answered with; None for the engine's own weights.
-    """
+    """Adds batches to a `vllm.LLMEngine`, with an adapter where there is one; answers them. Not for several threads."""
 
     def __init__(self, engine: Any, statistics: EngineStatistics) -> None:
         self.adapter: Any = None
@@ -120,9 +107,8 @@ class Batches:
     def step(self, timeout_s: float) -> None:
         """Make one step of the engine; tell who is answered, and give up what waits in vain.
 
-        Args:
-            timeout_s: How long the engine may go without a token. However many wait for their turn, and however long
-                their answers are, an engine that samples is not late.
+        However many wait for their turn, and however long their answers are, an engine that samples is not late:
+        `timeout_s` is how long it may go without a token.
         """
         for output in self._engine.step():
             batch = self._requests.get(output.request_id)
@@ -161,11 +147,7 @@ class Batches:
 
 
 def require_tokens(prompt: Sequence[int], vocabulary: int) -> None:
-    """Check a prompt, which vLLM does not without a tokenizer: it would fail when it looks up the embedding.
-
-    Raises:
-        ValueError: There is a token that the model does not have.
-    """
+    """Raise ValueError for a token that the model does not have: without a tokenizer vLLM fails at the embedding."""
     for place, token in enumerate(prompt):
         if not 0 <= token < vocabulary:
             raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {place}")
@@ -204,13 +186,7 @@ class _Sleep:
 
 
 class VllmEngine(Engine):
-    """vLLM's `LLMEngine`, step by step on a thread of this process.
-
-    Args:
-        config: The run's: `rollout`, `model.dtype` and `deterministic` count.
-        model_path: The checkpoint.
-        seed: Of the engine's own generator of random numbers.
-    """
+    """vLLM's `LLMEngine`, step by step on a thread of this process. `seed` is of its generator of random numbers."""
 
     statistics: EngineStatistics
 
@@ -393,13 +369,12 @@ class VllmEngine(Engine):
         return True
 
     def _sleep(self, command: _Sleep) -> None:
-        if not command.future.set_running_or_notify_cancel():
-            return
-        if not self.statistics.asleep:
-            if not self._drain(command.future):
-                return
-            self._engine.sleep(**SLEEP)
-        answer(command.future, None)
+        if command.future.set_running_or_notify_cancel() and (
+            self.statistics.asleep or self._drain(command.future)
+        ):
+            if not self.statistics.asleep:
+                self._engine.sleep(**SLEEP)
+            answer(command.future, None)
 
     def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """Nothing is answered with the one before any more; without tensors there is none afterwards."""

@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rl_bridge.config import Config
 from rl_bridge.devices import own_device
-from rl_bridge.errors import MissingDependencyError, ModelError, WeightsError
+from rl_bridge.errors import ModelError, WeightsError
 from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.base import Engine
 from rl_bridge.generator.endpoint import EndpointEngine
@@ -29,13 +30,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
-    """Make an engine of the kind that `generator.engine` names, not started yet.
-
-    Args:
-        config: The run's.
-        model_path: The checkpoint; of a server's model a folder with its tokenizer.
-        seed: Of the engine's own generator of random numbers; None takes the run's.
-    """
+    """Make an engine of the kind that `generator.engine` names, not started yet; without a seed it has the run's."""
     if config.generator.engine == "openai":
         return EndpointEngine(config)
     apart = config.generator.engine == "vllm_async"
@@ -53,7 +48,6 @@ class UpdateMetrics:
     """What taking new weights cost.
 
     Attributes:
-        version: Served from now on.
         transport_s: Seconds until the tensors were there, while answers were generated as ever.
         pause_s: Seconds in which no new prompt was begun.
         load_s: Of these, seconds in which the engine replaced its weights and generated nothing at all.
@@ -66,14 +60,9 @@ class UpdateMetrics:
 
 
 class PolicyReplica:
-    """Answers prompts, and serves the version that it is told to.
+    """Answers prompts, and serves the version that it is told to; without a store, the checkpoint's alone.
 
-    Args:
-        config: The run's.
-        model_path: The checkpoint that it begins with.
-        store: Where versions after the first are found; None for a policy that is never trained.
-        turn: On the GPU that is shared with a trainer: it begins asleep, and takes weights when the turn is its own.
-        seed: As of `make_engine`.
+    With a turn on the GPU that is shared with a trainer it begins asleep, and takes weights when the turn is its own.
     """
 
     def __init__(
@@ -119,9 +108,7 @@ class PolicyReplica:
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
     ) -> Completion:
         """Answer one prompt; see `generate_many`."""
-        seeds = None if seed is None else [seed]
-        (completion,) = await self.generate_many([prompt], sampling, seeds)
-        return completion
+        return (await self.generate_many([prompt], sampling, None if seed is None else [seed]))[0]
 
     async def generate_many(
         self,
@@ -129,17 +116,7 @@ class PolicyReplica:
         sampling: SamplingSettings | None = None,
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """Answer prompts, in order.
-
-        Args:
-            prompts: Token ids.
-            sampling: How to sample; None as `rollout` says.
-            seeds: One a prompt, which decides its answer; None draws.
-
-        Raises:
-            PromptRefusedError: The engine does not take one of the prompts; it works on none of them.
-            GeneratorError: The engine failed, refused, or did not answer in time.
-        """
+        """Answer prompts, in order; see `Engine.generate`. Without sampling settings those of `rollout` count."""
         rollout = self._config.rollout
         sampling = sampling or SamplingSettings(
             temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
@@ -223,11 +200,7 @@ OUTPUT = "lm_head.weight"
 
 
 class Checkpoint:
-    """The tensors of a folder in the Hugging Face layout.
-
-    Args:
-        path: The folder; its weights are in `*.safetensors`.
-    """
+    """The tensors of a folder in the Hugging Face layout, whose weights are in `*.safetensors`."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -235,26 +208,21 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, Tensor]:
         """Read the weights."""
-        return {name: tensor for file in self._files() for name, tensor in _read(file).items()}
+        return {name: opened.get_tensor(name) for name, opened in self._weights()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
-        """Check that a state dict has every tensor of the checkpoint, in its shape.
+        """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
 
-        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when
-        some tensors have been replaced already.
-
-        Raises:
-            WeightsError: It has not.
-            ModelError: The checkpoint cannot be read.
+        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when some
+        tensors have been replaced already.
         """
         if self._shapes is None:
             self._shapes = {
-                name: shape
-                for file in self._files()
-                for name, shape in _shapes(file).items()
-                # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
-                if not (name == OUTPUT and read_hf_config(self._path).get("tie_word_embeddings"))
+                name: tuple(opened.get_slice(name).get_shape()) for name, opened in self._weights()
             }
+            # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
+            if read_hf_config(self._path).get("tie_word_embeddings"):
+                self._shapes.pop(OUTPUT, None)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(
@@ -268,33 +236,15 @@ class Checkpoint:
                     f"got {list(state[name].shape)}"
                 )
 
-    def _files(self) -> list[Path]:
+    def _weights(self) -> Iterator[tuple[str, Any]]:
+        """Each tensor's name, with the open file that it is in."""
         files = sorted(self._path.glob("*.safetensors"))
         if not files:
             raise ModelError(f"expected weights in *.safetensors at {str(self._path)!r}, found none")
-        return files
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise MissingDependencyError("safetensors") from error
-    try:
-        tensors: dict[str, Tensor] = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error
-    return tensors
-
-
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise MissingDependencyError("safetensors") from error
-    try:
-        with safe_open(file, framework="pt") as weights:
-            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error
+        for file in files:
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                        yield name, opened
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error

@@ -93,12 +93,7 @@ class EngineStatistics:
 
 
 def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
-    """Load a `vllm.LLMEngine` in this process.
-
-    Raises:
-        MissingDependencyError: vLLM is not installed.
-        GeneratorError: It cannot start.
-    """
+    """Load a `vllm.LLMEngine` in this process; raises GeneratorError where it cannot start."""
     # The engine-core process that vLLM would start otherwise is not needed: our thread waits for nothing else.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
@@ -158,9 +153,8 @@ async def end_async_engine(engine: Any) -> None:
     """End what `build_async_engine` has started, its process and the sockets to that; in its event loop."""
     core = engine.engine_core
     engine.shutdown()
-    await asyncio.sleep(
-        0
-    )  # where its process has died another thread has handed the sockets' closing to this loop
+    # Where its process has died another thread has handed the sockets' closing to this loop.
+    await asyncio.sleep(0)
     # vLLM closes its sockets, and leaves their context, which has threads, to the garbage collector. A context waits
     # for its sockets for ever, so one that would have to stays as it is.
     if all(socket.closed for socket in core.ctx._sockets):
@@ -247,12 +241,9 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
 
 @contextmanager
 def adapter_request(state: "Mapping[str, Tensor]", lora: LoraConfig, number: int) -> Iterator[Any]:
-    """A `vllm.LoRARequest`, whose files are there within the block; None for a state without tensors.
+    """A `vllm.LoRARequest` of adapters under PEFT's names, whose files are there within the block; None of none.
 
-    Args:
-        state: The adapters under PEFT's names.
-        lora: What they were trained with.
-        number: Its id, from 1, which no other adapter of the engine has had.
+    Its number, from 1, is one that no other adapter of the engine has had.
     """
     from vllm.lora.request import LoRARequest
 
@@ -272,14 +263,10 @@ def refusals() -> tuple[type[Exception], ...]:
 
 
 def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, prompts: int) -> list[Any]:
-    """One `vllm.SamplingParams` a prompt; without seeds they draw from the engine's own generator.
-
-    Raises:
-        ValueError: A seed or a setting is out of range, or there are more or fewer seeds than prompts.
-    """
+    """One `vllm.SamplingParams` a prompt; raises ValueError for a seed or a setting out of range, or too few seeds."""
     if seeds is None:
         return [_sampling_params(sampling, None)] * prompts
-    if len(seeds) != prompts or not all(_is_seed(seed) for seed in seeds):
+    if len(seeds) != prompts or not all(map(_is_seed, seeds)):
         raise ValueError(f"expected {prompts} seeds from 0 to {SEED_LIMIT - 1}, got {seeds!r}")
     return [_sampling_params(sampling, int(seed)) for seed in seeds]
 
@@ -315,15 +302,10 @@ def prompt_of(tokens: Sequence[int], kept_from: PolicyVersion | None) -> dict[st
 
 
 def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Completion:
-    """The answer of a finished request, a `vllm.CompletionOutput`.
+    """The answer of a finished request, a `vllm.CompletionOutput`; GeneratorError where the engine gave up on it.
 
-    Args:
-        answer: What vLLM says.
-        kept_from: As of its prompt: the first token is said to be of no later weights, so that no answer passes for
-            younger than what it was computed from.
-
-    Raises:
-        GeneratorError: The engine gave up on it.
+    With `kept_from`, as of its prompt, the first token is said to be of no later weights, so that no answer passes for
+    younger than what it was computed from.
     """
     if answer.finish_reason not in ("stop", "length"):
         raise GeneratorError(

@@ -8,11 +8,9 @@ is still to stop everything in order.
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -21,9 +19,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
-from rl_bridge.weights.assembly import without_data
-from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.assembly import copy_all, without_data
 from rl_bridge.weights.segments import HEADER, Segment
 from rl_bridge.weights.snapshot import align
 
@@ -75,11 +73,7 @@ class WeightSender:
         self._segment: Segment | None = None
 
     def write(self, state: Mapping[str, Tensor]) -> Handover:
-        """Copy tensors to where another process of this machine can read them, for as long as this one lives.
-
-        Raises:
-            WeightsError: There is no memory for them.
-        """
+        """Copy tensors to where another process of this machine can read them, for as long as this one lives."""
         tensors: list[HandedTensor] = []
         end = HEADER
         for name, tensor in without_data(state).items():
@@ -141,16 +135,12 @@ def _map(handover: Handover) -> Tensor:
         return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
-
-
 def end_with_owner() -> None:
     """Have this process killed when the one that started it ends, or at once where it has ended already; not before."""
     owner = int(os.environ[OWNER_VARIABLE])
     if os.getpid() == owner:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    die_with_parent()
     if os.getppid() != owner:
         os.kill(os.getpid(), signal.SIGKILL)
     if threading.current_thread() is threading.main_thread():  # nobody else may

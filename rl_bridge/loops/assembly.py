@@ -46,9 +46,9 @@ from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
-from rl_bridge.services.handle import LocalService, Roster
+from rl_bridge.services.handle import LocalService
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.options import by_need
+from rl_bridge.services.options import by_need, options_of
 from rl_bridge.services.service import Service, tell_of_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
@@ -63,11 +63,8 @@ INTRODUCTION_TIMEOUT_S = 60.0
 class Introductions:
     """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
 
-    A worker that is started later is told by its service: the endpoints are replayed.
-
-    Args:
-        failed: Told what went wrong, if anything does.
-        patience_s: How long one piece of news may take, before the next is told.
+    A worker that is started later is told by its service: the endpoints are replayed. `failed` is told what goes wrong,
+    if anything does; one piece of news has `patience_s` before the next is told.
     """
 
     def __init__(
@@ -85,14 +82,7 @@ class Introductions:
         self._wake.set()
 
     async def begin(self, rollout: Service) -> None:
-        """Tell everything now, then go on telling in the background.
-
-        Args:
-            rollout: The service of the workers.
-
-        Raises:
-            BridgeError: The workers cannot be told.
-        """
+        """Tell everything now, then go on telling in the background; BridgeError where the workers cannot be told."""
         await self._tell_all(rollout)
         self._task = asyncio.create_task(self._go_on(rollout))
         tell_of_errors(self._task, self._failed)
@@ -125,16 +115,7 @@ class Introductions:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Roles:
-    """The services of a run.
-
-    Attributes:
-        policy: Of `PolicyActor`.
-        trainer: Of `TrainerActor`: one replica, with a process a rank; None of an evaluation.
-        rollout: Of `RolloutActor`; None of a run on a dataset.
-        dataloader: Of `DatasetActor`; None of a run on an environment.
-        reference: Of `ReferenceActor`; None of an evaluation, with LoRA, and where the KL coefficient is 0.
-        reward: Of `RewardActor` or `RewardModelActor`; None where the environment's own rewards are all that counts.
-    """
+    """The services of a run; None of what an evaluation, a run on a dataset or one on an environment has no use for."""
 
     policy: Service
     trainer: Service | None
@@ -145,63 +126,36 @@ class Roles:
 
 
 async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore | None) -> Roles:
-    """Start all services at once; returns when all of them serve. Needs an open fleet.
+    """Start all services at once, in an open fleet; returns when all of them serve.
 
-    Args:
-        config: The run's.
-        folder: The run's.
-        model_path: Where the policy begins.
-        store: Where the trainer leaves weights for the generators; None has none of either: nothing is trained.
-
-    Raises:
-        rl_bridge.errors.BridgeError: One could not be started.
+    Without a store, where the trainer leaves weights for the generators, there is no trainer either.
     """
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
     table = config.monarch.roles
-    starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {
-        "policy": (
-            _of(config, PolicyActor, "policy", table.policy, {}),
-            (config, model_path, store),
-        ),
-    }
+    starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
+
+    def add(
+        name: str, actor: type[ServiceActor], role: RoleConfig, environment: dict[str, str], *args: Any
+    ) -> None:
+        starting[name] = _of(config, actor, name, role, environment), args
+
+    add("policy", PolicyActor, table.policy, {}, config, model_path, store)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
-        starting["trainer"] = (
-            _of(
-                config,
-                TrainerActor,
-                "trainer",
-                table.trainer,
-                ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0),
-            ),
-            (trainer, store),
-        )
+        environment = ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0)
+        add("trainer", TrainerActor, table.trainer, environment, trainer, store)
         if config.has_reference:
-            starting["reference"] = (
-                _of(config, ReferenceActor, "reference", table.reference, ONE_THREAD),
-                (trainer,),
-            )
+            add("reference", ReferenceActor, table.reference, ONE_THREAD, trainer)
     if config.env is not None:
         workers = RoleConfig(replicas=config.rollout.num_workers)
-        starting["rollout"] = (
-            _of(config, RolloutActor, "rollout", workers, ONE_THREAD | coders),
-            (config, folder, model_path),
-        )
+        add("rollout", RolloutActor, workers, ONE_THREAD | coders, config, folder, model_path)
     else:
-        starting["dataset"] = (
-            _of(config, DatasetActor, "dataset", RoleConfig(), ONE_THREAD),
-            (config.data, config.seed),
-        )
+        add("dataset", DatasetActor, RoleConfig(), ONE_THREAD, config.data, config.seed)
     if config.reward.function:
-        starting["reward"] = (
-            _of(config, RewardActor, "reward", table.reward, coders),
-            (config.reward,),
-        )
+        add("reward", RewardActor, table.reward, coders, config.reward)
     elif config.reward.model is not None:
-        starting["reward"] = (
-            _of(config, RewardModelActor, "reward", table.reward, ONE_THREAD),
-            (config.reward.model, config.rollout.max_length),
-        )
+        length = config.rollout.max_length
+        add("reward", RewardModelActor, table.reward, ONE_THREAD, config.reward.model, length)
     tasks: dict[str, asyncio.Task[Service]] = {}
     longest_s = start_timeout_s(config)
     try:
@@ -247,12 +201,8 @@ def _of(
     config: Config, actor: type[ServiceActor], name: str, role: RoleConfig, environment: dict[str, str]
 ) -> BoundOptions:
     return actor.options(
-        procs=role.procs,
-        hosts=role.hosts,
-        with_gpus=role.gpus > 0,
-        gpus_per_proc=max(1, role.gpus // (role.procs * role.hosts)),
+        **options_of(role),
         gpu_pool=name if config.monarch.colocate else "",
-        num_replicas=role.replicas,
         name=name,
         environment=environment,
         restarts=config.monarch.restarts,
@@ -271,18 +221,7 @@ the whole of it, and a generator whose link hangs is noticed, and let go, before
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Players:
-    """All that plays: what a run and an evaluation have in common.
-
-    Attributes:
-        config: The run's.
-        console: What a person watches.
-        fleet: The processes.
-        roles: Their services.
-        chat: The policy behind a chat template.
-        dispatcher: Has episodes played.
-        servers: By environment; none of a run on a dataset.
-        train_seconds: Nothing is trained here.
-    """
+    """All that plays: what a run and an evaluation have in common. Nothing is trained here: `train_seconds` stay 0."""
 
     config: Config
     console: Console
@@ -306,13 +245,7 @@ async def open_players(
 ) -> AsyncIterator[Players]:
     """Start the environment, the generators and the workers; stop them all again, whatever happens.
 
-    Args:
-        config: The run.
-        folder: Where it writes.
-        model_path: Where the policy begins.
-        buffer: Where finished groups go; told when something that playing needs is gone for good, as the fleet is.
-        store: As in `start_roles`.
-        console: What a person watches.
+    The buffer, where finished groups go, is told when something that playing needs is gone for good, as the fleet is.
 
     Raises:
         rl_bridge.errors.BridgeError: A part could not be started.
@@ -407,18 +340,7 @@ async def open_players(
 async def open_run(
     config: Config, folder: Path, *, console: Console, resume: bool = False
 ) -> AsyncIterator[tuple[Run, Fleet]]:
-    """Start everything that a run needs; stop it all again, whatever happens.
-
-    Args:
-        config: The run.
-        folder: Where it writes.
-        console: What a person watches.
-        resume: Go on from the newest checkpoint in the folder.
-
-    Raises:
-        rl_bridge.errors.BridgeError: A part could not be started.
-        openenv_core.ProviderError: The environment's server could not be started.
-    """
+    """Start everything that a run needs, or goes on with; stop it all again, whatever happens."""
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
     load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
@@ -426,7 +348,17 @@ async def open_run(
     _warn_of_idle_gpus(config.monarch)
     if config.monarch.colocate:
         console.print("trainer and generators take turns on the same GPUs (monarch.colocate)")
-    buffer = _buffer(config)
+    rollout = config.rollout
+    buffer = ReplayBuffer(
+        Ledger(max_losses=None if rollout.spot_eligible else rollout.max_attempts),
+        Admission(
+            groups_per_batch=rollout.groups_per_step,
+            max_staleness=rollout.max_staleness,
+            iterations=config.trainer.iterations,
+        ),
+        timeout_s=rollout.timeout_s,
+        straggler_timeout_s=rollout.straggler_timeout_s,
+    )
     async with AsyncExitStack() as stack:
         players = await stack.enter_async_context(
             open_players(
@@ -463,14 +395,14 @@ async def open_run(
             console=console,
             advantage=advantage,
         )
-        roles.trainer.on_roster(partial(_tell_of_the_trainer, run))
+        roles.trainer.on_roster(lambda roster: None if roster.targets else run.lost_the_trainer())
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
         elif config.monarch.colocate:
-            await fleet.guard(_wake(roles.policy))
+            await fleet.guard(roles.policy.update_weights.fanout(0))
         await stack.enter_async_context(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
@@ -482,15 +414,6 @@ async def open_run(
         )
         await stack.enter_async_context(dispatcher)
         yield run, fleet
-
-
-async def _wake(policy: Service) -> None:
-    await policy.update_weights.fanout(0)
-
-
-def _tell_of_the_trainer(run: Run, roster: Roster) -> None:
-    if not roster.targets:
-        run.lost_the_trainer()
 
 
 def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None]) -> "asyncio.Task[None]":
@@ -545,11 +468,11 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
 
 
 def _store(config: Config) -> WeightStore:
-    monarch, timeout_s = config.monarch, config.trainer.timeout_s * TRANSFER_SHARE
-    if monarch.transport != "auto":
-        return WeightStore.create(transport=monarch.transport, transfer_timeout_s=timeout_s)
+    transport = config.monarch.transport
+    if transport == "auto":
+        transport = "shared_memory" if config.monarch.alone else "rdma"
     return WeightStore.create(
-        transport="shared_memory" if monarch.alone else "rdma", transfer_timeout_s=timeout_s
+        transport=transport, transfer_timeout_s=config.trainer.timeout_s * TRANSFER_SHARE
     )
 
 
@@ -565,20 +488,6 @@ def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[
             yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
-def _buffer(config: Config) -> ReplayBuffer:
-    rollout, iterations = config.rollout, config.trainer.iterations
-    return ReplayBuffer(
-        Ledger(max_losses=None if rollout.spot_eligible else rollout.max_attempts),
-        Admission(
-            groups_per_batch=rollout.groups_per_step,
-            max_staleness=rollout.max_staleness,
-            iterations=iterations,
-        ),
-        timeout_s=rollout.timeout_s,
-        straggler_timeout_s=rollout.straggler_timeout_s,
-    )
-
-
 def _model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
@@ -588,6 +497,3 @@ def _model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     raise ConfigError(
         "expected model.path, a checkpoint in the Hugging Face layout; nothing else makes a policy here"
     )
-
-
-logger = logging.getLogger(__name__)

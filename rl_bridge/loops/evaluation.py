@@ -5,73 +5,92 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.evaluation.records import EpisodeRecord, ProgressBar, summarize
+from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.settings import episode_settings
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult
-from rl_bridge.types import Ending, Trajectory
+from rl_bridge.types import Ending, PolicyVersion, Trajectory
 
 if TYPE_CHECKING:
     from rl_bridge.loops.assembly import Players
     from rl_bridge.loops.run import Run
 
-CHUNK = 4096
-"""Held-out episodes whose trajectories are kept at once."""
 
-
-async def evaluate(run: "Run | Players") -> dict[str, list[EpisodeRecord]]:
+async def evaluate(
+    run: "Run | Players", folder: Path, *, version: PolicyVersion = 0
+) -> dict[str, list[EpisodeRecord]]:
     """Play the held-out episodes of `evaluation.episodes` in each environment, by its name; a dataset has none.
 
+    Those that the same policy has played to an end are not played again.
+
+    Args:
+        run: Who plays, and how.
+        folder: Where they are kept, in the layout of `ropewalk eval`.
+        version: The policy's.
+
     Raises:
-        rl_bridge.errors.BridgeError: They cannot be played, in any of several environments.
+        rl_bridge.errors.BridgeError: They cannot be played to the end, in any of several environments.
     """
-    results: dict[str, list[EpisodeRecord]] = {}
-    failure: RolloutError | None = None
-    total = run.config.evaluation.episodes
-    for name in run.config.environments:
+    names, total = list(run.config.environments), run.config.evaluation.episodes
+    if not names or not total:
+        return {name: [] for name in names or [""]}
+    with EvaluationFolder(folder) as kept:
+        failures = [await _evaluate(run, name, total, kept, version) for name in names]
+        results = {name: [kept.records[name, place, 0] for place in range(total)] for name in names}
+    if len(failed := [one for one in failures if one is not None]) == len(names):
+        raise failed[0]
+    return results
+
+
+async def _evaluate(
+    run: "Run | Players", name: str, total: int, kept: EvaluationFolder, version: PolicyVersion
+) -> RolloutError | None:
+    """Play what is missing in one environment; returns why it could not be."""
+    before = {
+        one.group
+        for one in kept.records.values()
+        if (one.environment, one.version) == (name, version) and one.ending not in LOST
+    }
+    todo = [place for place in range(total) if place not in before]
+    left = set(todo)
+    if not todo:
+        return None
+    with ProgressBar(f"held-out episodes of {name}" if name else "held-out episodes", total) as bar:
+
+        def done(number: int, outcome: Outcome) -> None:
+            kept.write(_record(name, todo[number], outcome, version))
+            left.discard(todo[number])
+            bar.update(total - len(left))
+
         try:
-            results[name] = await _evaluate(run, name, total)
-        except RolloutError as error:
-            failure = error
-            lost = NoTrajectory(absence=Absence.DROPPED, reason=str(error))
-            results[name] = [
-                _record(name, place, seed, lost) for place, seed in enumerate(held_out_seeds(0, total))
-            ]
-    if failure is not None and all(one.reward is None for result in results.values() for one in result):
-        raise failure
-    return results or {"": []}
-
-
-async def _evaluate(run: "Run | Players", name: str, total: int) -> list[EpisodeRecord]:
-    records: list[EpisodeRecord] = []
-    title = f"held-out episodes of {name}" if name else "held-out episodes"
-    with ProgressBar(title, max(total, 1)) as bar:
-        for first in range(0, total, CHUNK):
-            seeds = held_out_seeds(first, min(CHUNK, total - first))
-            outcomes: list[Outcome] = await run.dispatcher.play_held_out(
-                seeds,
+            await run.dispatcher.play_held_out(
+                [held_out_seeds(place, 1)[0] for place in todo],
                 episode_settings(run.config, name, temperature=0.0),
+                done,
                 environment=name,
                 # Which is what as many episodes as a step has may take.
-                timeout_s=run.config.rollout.timeout_s
-                * math.ceil(len(seeds) / run.config.rollout.batch_size),
-                progress=lambda done, first=first: bar.update(first + done),  # type: ignore[misc]
+                timeout_s=run.config.rollout.timeout_s * math.ceil(len(todo) / run.config.rollout.batch_size),
+                understood=bool(before),
             )
-            played = zip(seeds, outcomes, strict=True)
-            records += [_record(name, first + place, *one) for place, one in enumerate(played)]
-    return records
+        except RolloutError as error:
+            for place in left:
+                lost = NoTrajectory(absence=Absence.DROPPED, reason=str(error))
+                kept.write(_record(name, place, lost, version))
+            return error
+    return None
 
 
-def _record(name: str, place: int, seed: int, outcome: Outcome) -> EpisodeRecord:
+def _record(name: str, place: int, outcome: Outcome, version: PolicyVersion) -> EpisodeRecord:
     record = EpisodeRecord(
         environment=name,
         group=place,
         sibling=0,
-        seed=seed,
+        seed=held_out_seeds(place, 1)[0],
         ending=Ending.FAILED_ENVIRONMENT.value,
         reward=None,
+        version=version,
     )
     if isinstance(outcome, Trajectory):
         record.ending, record.reward = outcome.ending.value, outcome.reward

@@ -11,7 +11,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.settings import overlong
-from rl_bridge.loops.weight_sync import SyncMetrics
+from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import training_samples
 from rl_bridge.trainer.passes import reference_logprobs
@@ -28,12 +28,12 @@ async def train(run: Run) -> None:
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
 
-    async def synchronise(version: PolicyVersion) -> SyncMetrics:
+    async def synchronise(version: PolicyVersion) -> dict[str, float]:
         push_s = await trainer.push_weights.route(version)
         await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
         taken = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
-        return SyncMetrics.of(push_s, taken.values.values())
+        return sync_metrics(push_s, taken.values.values())
 
     while run.version < run.config.trainer.iterations:
         iteration = run.iteration()

@@ -62,25 +62,12 @@ async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
 def service_rows(
     fleet: "Fleet", versions: Mapping[str, Mapping[int, PolicyVersion]]
 ) -> tuple[ServiceRow, ...]:
-    """The mesh.
-
-    Args:
-        fleet: Has the services.
-        versions: The weights that replicas serve, by service and replica, as far as somebody knows.
-    """
+    """The mesh, with the weights that replicas serve, by service and replica, as far as somebody knows."""
     return tuple(
         ServiceRow(
             name=name,
             replicas=tuple(
-                ReplicaRow(
-                    id=replica.id,
-                    state=replica.state,
-                    host=replica.host or None,
-                    pids=replica.pids,
-                    in_flight=replica.in_flight,
-                    restarts=replica.restarts,
-                    version=versions.get(name, {}).get(replica.id),
-                )
+                replica.model_copy(update={"version": versions.get(name, {}).get(replica.id)})
                 for replica in service.replicas
             ),
         )
@@ -130,13 +117,7 @@ def group_counts(ledger: Ledger) -> dict[str, int]:
 
 
 def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tuple[LeaseRow, ...]:
-    """The groups under way.
-
-    Args:
-        ledger: Has the leases.
-        workers: Who has which lease, by its id, as far as somebody knows.
-        now: The clock that leases are dated by, in seconds.
-    """
+    """The groups under way, with who has them by the lease's id; `now` is on the clock that leases are dated by."""
     return tuple(
         LeaseRow(
             group=lease.group,

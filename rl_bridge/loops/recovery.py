@@ -14,13 +14,10 @@ from rl_bridge.types import PolicyVersion
 
 
 async def rewind(run: Run) -> PolicyVersion:
-    """Take the whole run back to where its trainer stands.
+    """Take the whole run back to where its trainer stands; returns the version that it goes on from.
 
     A trainer that is started again loads its newest checkpoint by itself. Everything else follows it: what is being
     played is recalled, groups, counts and logs are those of the checkpoint, and the generators take its weights.
-
-    Returns:
-        The version that the run goes on from.
 
     Raises:
         ConfigError: The checkpoint knows another dataset than the run has.
@@ -30,7 +27,9 @@ async def rewind(run: Run) -> PolicyVersion:
     async with run.deadline("the checkpoint's weights"):
         await run.trainers_turn()  # or one that is started again would wait for it
         state: ResumeState = await run.trainer.resumed.route()
-        _require_its_dataset(run, state)
+        known = state.run_state.get("dataset")  # older checkpoints say nothing of it
+        if known is not None and run.dataset is not None:
+            require_same(known, run.dataset)
         run.trainer_lost.clear()  # it is there again; of a further loss we want to know
         version = state.version
         await run.trainer.push_weights.route(version)
@@ -43,12 +42,6 @@ async def rewind(run: Run) -> PolicyVersion:
     return version
 
 
-def _require_its_dataset(run: Run, state: ResumeState) -> None:
-    known = state.run_state.get("dataset")  # older checkpoints say nothing of it
-    if known is not None and run.dataset is not None:
-        require_same(known, run.dataset)
-
-
 NOTICED_WITHIN_HEARTBEATS = 5.0
 """How long the news of a death may take; it is looked for once a heartbeat."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
@@ -56,23 +49,17 @@ WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 
 
 async def train_to_the_end(run: Run) -> bool:
-    """Train, however often the trainer is lost, and export the policy; False where the run was told to go before.
-
-    Raises:
-        rl_bridge.errors.BridgeError: The run failed.
-    """
+    """Train, however often the trainer is lost, and export the policy; False where the run was told to go before."""
     try:
         await _train(run)
     except PreemptedError:
-        await _last_checkpoint(run)
+        try:
+            await run.checkpoint(now=True)
+        except (ReplicaLostError, TrainerWentBackError) as lost:
+            run.console.print(
+                f"{lost}; the newest checkpoint is an older one", highlight=False, soft_wrap=True
+            )
     return not run.preempted
-
-
-async def _last_checkpoint(run: Run) -> None:
-    try:
-        await run.checkpoint(now=True)
-    except (ReplicaLostError, TrainerWentBackError) as lost:
-        run.console.print(f"{lost}; the newest checkpoint is an older one", highlight=False, soft_wrap=True)
 
 
 async def _train(run: Run) -> None:

@@ -31,8 +31,7 @@ from rl_bridge.loops.observation import (
 )
 from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics.console import iteration_line
-from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, rewind
+from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, iteration_line, rewind
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED
@@ -62,10 +61,7 @@ class GroupHistory:
         ledger.on_fate = lambda fate: self._untold.append(fate)
 
     def state(self) -> list[Any]:
-        """What a checkpoint holds of it, for `json`: fates that stand in no line yet.
-
-        There are some where a checkpoint is written that no iteration has just ended with.
-        """
+        """Fates that stand in no line yet, for `json`: of a checkpoint that no iteration has just ended with."""
         return [(fate.group, fate.version, fate.reason) for fate in self._untold]
 
     def write(self, iteration: PolicyVersion) -> None:
@@ -80,12 +76,7 @@ class GroupHistory:
             file.write(json.dumps(row) + "\n")
 
     def rewind(self, iteration: PolicyVersion, untold: Iterable[Any] = ()) -> None:
-        """Forget what came after an iteration.
-
-        Args:
-            iteration: The last one whose line stays.
-            untold: The checkpoint's `state`.
-        """
+        """Forget what came after an iteration; `untold` is the checkpoint's `state`."""
         rewind(self._path, iteration)
         self._untold = [
             Fate(group=group, version=version, reason=reason) for group, version, reason in untold
@@ -100,12 +91,7 @@ class Iteration:
 
     @contextmanager
     def part(self, name: str, *, waits_for: str | None = None) -> Iterator[None]:
-        """Time a block.
-
-        Args:
-            name: What happens there.
-            waits_for: Whom the loop waits for there; None where it works itself.
-        """
+        """Time a block, and say whom the loop waits for there; None where it works itself."""
         began = time.perf_counter()
         try:
             with span(name, waits_for):
@@ -130,7 +116,6 @@ class Run:
     """A training run in progress.
 
     Attributes:
-        config: What was asked for.
         folder: Where everything about the run is written.
         model_path: The checkpoint that the run began with.
         tasks: By environment, what says what the run comes to: a `Task`; of a dataset, a `DatasetReport` as "".
@@ -139,19 +124,10 @@ class Run:
         trainer: The service of `TrainerActor`.
         reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
         dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
-        buffer: Groups between workers and trainer.
-        dispatcher: Keeps groups in flight over the rollout workers.
-        sync: Brings new weights to the generators.
-        observer: Knows what the processes do.
-        metrics: Sinks.
-        history: What became of each group.
-        records: Keeps a part of the rollouts to be read.
         console: What a person watches.
-        advantage: Makes advantages of a group's rewards.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
         newest: The metrics of the last iteration.
-        preempted: Whether the run was told to go.
         trainer_lost: Set when a process of the trainer is gone, until the run goes back.
     """
 
@@ -202,11 +178,7 @@ class Run:
 
     @asynccontextmanager
     async def deadline(self, what: str) -> AsyncIterator[None]:
-        """Give what a role is asked for within the block `trainer.timeout_s` seconds.
-
-        Raises:
-            RoleError: They were not enough.
-        """
+        """Give what a role is asked for within the block `trainer.timeout_s` seconds; RoleError beyond them."""
         seconds = self.config.trainer.timeout_s
         try:
             async with asyncio.timeout(seconds) as timeout:
@@ -261,7 +233,7 @@ class Run:
                 **metrics,
                 **self._account(),
                 **iteration.metrics(),
-                **(self.sync.newest.named() if self.sync.newest is not None else {}),
+                **self.sync.newest,
             }
         if self.version == iterations or (every and self.version % every == 0):
             with span("probe", waits_for="policy"):
@@ -341,10 +313,7 @@ class Run:
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
-        The loop goes on while it is written, unless it is the last one.
-
-        Args:
-            now: Write one whether it is due or not, and wait for it.
+        The loop goes on while it is written, unless it is the last one, or asked for `now`, due or not.
         """
         every = self.config.trainer.checkpoint_interval
         last = self.version == self.config.trainer.iterations
@@ -383,8 +352,7 @@ class Run:
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Take the run for one that has trained as many iterations, for as long.
 
-        Raises:
-            BridgeError: What came after it cannot be taken out of the run's files.
+        BridgeError where its files cannot follow.
         """
         self.version = self._first_version = version
         with self._writing(f"the metrics up to iteration {version}"):

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,14 @@ from typing import Any
 from rich.console import Console
 
 from openenv_core.evaluation.endpoint import plain
-from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder, describe_missing, summarize
+from openenv_core.evaluation.records import (
+    FIGURES_FILE,
+    RECORDS_FILE,
+    EpisodeRecord,
+    EvaluationFolder,
+    describe_missing,
+    summarize,
+)
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
@@ -34,12 +40,7 @@ INTERRUPTED = 130
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
-    """Train, evaluate and report.
-
-    Args:
-        config: The run.
-        folder: Where it writes; made where it is missing.
-        resume: Go on from the newest checkpoint in the folder.
+    """Train, evaluate and report, in a folder that is made where it is missing, or gone on with.
 
     Returns:
         0, or 130 where the run was interrupted. Either way nothing is left running.
@@ -82,32 +83,23 @@ def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> No
             _require_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(folder_of_ones_own(folder))
-        if resume:
-            _require_no_more_trained(folder, config)
-        else:
+        if not resume:
             _require_unused(folder)  # somebody may have begun a run here before it was ours
-            _begin(config, folder)
+            try:
+                save_config(config, folder)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
+                raise
+        elif (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+            raise ConfigError(
+                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+                f"got {config.trainer.iterations}"
+            )
 
 
 def _require_unused(folder: Path) -> None:
     if not is_unused(folder):
         raise folder_exists(folder)
-
-
-def _require_no_more_trained(folder: Path, config: Config) -> None:
-    if (trained := newest_checkpoint(folder)) > config.trainer.iterations:
-        raise ConfigError(
-            f"expected trainer.iterations of at least {trained}, which the run has behind it, "
-            f"got {config.trainer.iterations}"
-        )
-
-
-def _begin(config: Config, folder: Path) -> None:
-    try:
-        save_config(config, folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
-        raise
 
 
 @contextlib.contextmanager
@@ -176,34 +168,32 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
 
 
 async def _report(run: Run) -> None:
-    results = await evaluate(run)
+    folder = run.folder / "evaluation"
+    results = await evaluate(run, folder, version=run.version)
+    reports = {name: summarize(records) for name, records in results.items()}
+    if any(results.values()):
+        EvaluationFolder(folder).finish(_whole(results, reports))
     for name, task in run.tasks.items():
         await task.report(run.chat, result_of(results[name], train_seconds=run.train_seconds))
     if "" not in results:
-        report = _of_several(results, {name: summarize(records) for name, records in results.items()})
+        report = _whole(results, reports)
         (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def evaluate_run(config: Config, folder: Path) -> None:
+def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
     """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
 
-    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs.
+    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs. The folder has the report and
+    the logs, and is gone again where nothing was started. Ctrl-C and SIGTERM raise KeyboardInterrupt.
 
     Args:
         config: The run's.
-        folder: For the report and the logs; made where it is missing, and gone again where nothing was started.
-
-    Raises:
-        ConfigError: Something is missing.
-        rl_bridge.errors.BridgeError: The policy or the environment failed.
-        KeyboardInterrupt: Somebody ended it: Ctrl-C, SIGTERM.
+        folder: Made where it is missing.
+        resume: Go on with the evaluation in the folder.
     """
     model_path = ready_to_evaluate(config)
-    here = str(Path.cwd())
-    if here not in sys.path:  # tasks are named by dotted paths, usually relative to where one stands
-        sys.path.insert(0, here)
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=resume)
     except OSError as error:
         raise ConfigError(
             f"cannot make the folder {str(folder)!r}: {error.strerror}; --name chooses another"
@@ -213,6 +203,8 @@ def evaluate_run(config: Config, folder: Path) -> None:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
+        if (folder / RECORDS_FILE).exists() and not (folder / FIGURES_FILE).exists():
+            _say(Console(stderr=True), f"it goes on by: ropewalk eval --resume {folder}")
         if not (folder / LOGS).exists():
             with contextlib.suppress(OSError):  # the task has written something
                 folder.rmdir()
@@ -221,29 +213,33 @@ def evaluate_run(config: Config, folder: Path) -> None:
 async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
     _on_sigterm()
     tasks = load_tasks(config, folder)
+    nothing_to_train = ReplayBuffer(
+        Ledger(max_losses=None),
+        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
+        timeout_s=1.0,
+        straggler_timeout_s=1.0,
+    )
     async with open_players(
-        config, folder, model_path=model_path, buffer=_nothing_to_train(), store=None, console=console
+        config, folder, model_path=model_path, buffer=nothing_to_train, store=None, console=console
     ) as players:
+        save_config(config, folder)
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
         _say(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
-        results, probes = await players.fleet.guard(_play(players, tasks))
+        results, probes = await players.fleet.guard(_play(players, tasks, folder))
     reports = {name: summarize(records) | {"probe": probes[name]} for name, records in results.items()}
-    report = reports[""] if "" in reports else _of_several(results, reports)
+    report = _whole(results, reports)
     console.print_json(data=report)
     for name, one in reports.items():
         if one["last_absence"] is not None:
             _say(console, f"{name}: {describe_missing(one)}" if name else describe_missing(one))
-    with EvaluationFolder(folder) as kept:
-        for record in (record for records in results.values() for record in records):
-            kept.write(record)
-        kept.finish(report)
+    EvaluationFolder(folder).finish(report)
     _say(console, f"written to {folder}")
 
 
 async def _play(
-    players: Players, tasks: Mapping[str, Task]
+    players: Players, tasks: Mapping[str, Task], folder: Path
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, dict[str, float]]]:
-    results = await evaluate(players)
+    results = await evaluate(players, folder)
     whole = summary_of(results)
     if not whole["episodes"]:
         raise RolloutError(
@@ -253,20 +249,11 @@ async def _play(
     return results, {name: dict(await task.probe(players.chat)) for name, task in tasks.items()}
 
 
-def _of_several(
+def _whole(
     results: Mapping[str, list[EpisodeRecord]], reports: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    return summary_of(results) | {"environments": reports}
+) -> Mapping[str, Any]:
+    return reports[""] if "" in reports else summary_of(results) | {"environments": reports}
 
 
 def _say(console: Console, text: str) -> None:
     console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)
-
-
-def _nothing_to_train() -> ReplayBuffer:
-    return ReplayBuffer(
-        Ledger(max_losses=None),
-        Admission(groups_per_batch=1, max_staleness=0, iterations=0),
-        timeout_s=1.0,
-        straggler_timeout_s=1.0,
-    )

@@ -94,7 +94,6 @@ class SftResult:
     """What came out.
 
     Attributes:
-        validations: In order.
         kept: The one whose weights were written.
         settled: Whether the validation loss had stopped falling; False where a limit came first.
     """
@@ -154,9 +153,6 @@ def fine_tune(
         told: Told each validation.
         last: Where the weights of the last validation go too, be it the best or not.
 
-    Returns:
-        What came out. The weights are in the folder.
-
     Raises:
         ValueError: There is no trace to train on, or none to validate on.
         rl_bridge.errors.ConfigError: A trace is longer than `max_length`.
@@ -205,11 +201,7 @@ def fine_tune(
 
 
 def begin_checkpoint(folder: Path, model_path: Path) -> None:
-    """Make a folder in the Hugging Face layout of one that there is, without its weights, for `fine_tune`.
-
-    Raises:
-        FileExistsError: There is such a folder.
-    """
+    """Make a new folder in the Hugging Face layout of one that there is, without its weights, for `fine_tune`."""
     shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
 
 

@@ -1,9 +1,8 @@
 """New weights on their way from the trainer to the generators, beside the loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rl_bridge.errors import RoleError
 
@@ -11,36 +10,11 @@ if TYPE_CHECKING:
     from rl_bridge.generator.replica import UpdateMetrics
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class SyncMetrics:
-    """What bringing one version cost, in seconds; of several generators that of the slowest.
-
-    Attributes:
-        push_s: Until the trainer's weights were in the store.
-        transport_s: Until the tensors were with the generator.
-        pause_s: In which the generator began no new prompt.
-        load_s: Of these, in which it generated nothing at all.
-    """
-
-    push_s: float
-    transport_s: float
-    pause_s: float
-    load_s: float
-
-    @classmethod
-    def of(cls, push_s: float, taken: "Iterable[UpdateMetrics]") -> Self:
-        """Put together what the trainer and the generators told."""
-        told = list(taken)
-        return cls(
-            push_s=push_s,
-            transport_s=max(one.transport_s for one in told),
-            pause_s=max(one.pause_s for one in told),
-            load_s=max(one.load_s for one in told),
-        )
-
-    def named(self) -> dict[str, float]:
-        """By the names that the log uses."""
-        return {f"sync/{name}": value for name, value in asdict(self).items()}
+def sync_metrics(push_s: float, taken: "Iterable[UpdateMetrics]") -> dict[str, float]:
+    """What bringing one version cost, in seconds, by the names that the log uses; of several generators the slowest."""
+    told = list(taken)
+    slowest = {part: max(getattr(one, part) for one in told) for part in ("transport_s", "pause_s", "load_s")}
+    return {f"sync/{part}": seconds for part, seconds in ({"push_s": push_s} | slowest).items()}
 
 
 class WeightSync:
@@ -59,17 +33,13 @@ class WeightSync:
         self._overlapped = overlapped
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
-        self.newest: SyncMetrics | None = None
-        """Of the last version that was brought: where it goes on beside the loop, of the one before the loop's."""
+        self.newest: Mapping[str, float] = {}
+        """Metrics of the last version that was brought: beside the loop, of the one before the loop's."""
 
-    async def begin(self, work: Coroutine[Any, Any, SyncMetrics]) -> None:
+    async def begin(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
         """Begin to bring a version, after the one before it is there.
 
-        Args:
-            work: Brings it. What it asks for first has been asked for when this returns.
-
-        Raises:
-            BridgeError: It failed, or the one before it did.
+        What `work` asks for first has been asked for when this returns. Raises what either of the two failed with.
         """
         try:
             await self.finish()
@@ -94,7 +64,7 @@ class WeightSync:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _bring(self, work: Coroutine[Any, Any, SyncMetrics]) -> None:
+    async def _bring(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
                 self.newest = await work

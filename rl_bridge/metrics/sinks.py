@@ -1,8 +1,9 @@
-"""Where the metrics of each iteration go: JSON lines, TensorBoard, and trackers, whose packages are extras."""
+"""Where the metrics of each iteration go: a line for people, JSON lines, TensorBoard, trackers as extras."""
 
 import contextlib
 import json
 import logging
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +31,7 @@ class Sink(Protocol):
 
 
 class JsonlSink:
-    """One JSON object a line: `iteration`, then the metrics by name.
-
-    Args:
-        path: Appended to, so that a resumed run continues its file.
-    """
+    """One JSON object a line: `iteration`, then the metrics by name. A resumed run continues its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,12 +60,7 @@ def environment_prefix(name: str) -> str:
 
 
 class EnvironmentSink(JsonlSink):
-    """The rows of one of several environments, as those of a run on it alone would be.
-
-    Args:
-        path: As `JsonlSink`'s.
-        name: The environment's.
-    """
+    """The rows of one of several environments, as those of a run on it alone would be."""
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
@@ -82,11 +74,7 @@ class EnvironmentSink(JsonlSink):
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
-    """Take from a file of JSON lines what came after an iteration, and lines that were cut off.
-
-    Returns:
-        The last row that stays; empty where none does.
-    """
+    """Take from a file of JSON lines what came after an iteration, or was cut off; returns the last row that stays."""
     if not path.exists():
         return {}
     kept: list[bytes] = []
@@ -169,12 +157,8 @@ class TrackerSink(ABC):
     """Hands metrics to a tracker, whose steps only ever go up.
 
     What a tracker has it keeps: iterations that are trained again after a loss keep the metrics that they had first.
-    What goes wrong with it on the way is told once, and the training goes on.
-
-    Args:
-        folder: The run's. It has a file with the id of the tracker's run, by which a resumed run goes on with it.
-        project: The tracker's project.
-        config: What the run was asked for, as JSON has it.
+    What goes wrong with it on the way is told once, and the training goes on. A file in the run's folder has the id of
+    the tracker's run, by which a resumed run goes on with it.
     """
 
     name: str
@@ -276,3 +260,46 @@ class TrackioSink(TrackerSink):
 
 
 TRACKERS: Final = {sink.name: sink for sink in (WandbSink, TrackioSink)}
+
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("reward/mean", "reward", "+.3f"),
+    ("policy/entropy", "entropy", ".3f"),
+    ("rollout/ending/illegal_answer", "illegal", ".1%"),
+    ("rollout/ending/failed_environment", "failed", ".1%"),
+    ("rollout/episodes_retried", "retried", ".0f"),
+    ("rollout/zero_variance_share", "zero-var", ".0%"),
+    ("policy/kl_to_reference", "kl", ".4f"),
+    ("mismatch/logprob_max", "mismatch", ".0e"),
+    ("train/grad_norm", "grad", ".2f"),
+    ("time/rollout_s", "roll", ".2f"),
+    ("time/train_s", "train", ".2f"),
+    ("time/sync_s", "sync", ".2f"),
+)
+"""Figure, heading, format. A figure that an iteration lacks is left out of its line."""
+TROUBLES: frozenset[str] = frozenset({"rollout/ending/failed_environment", "rollout/episodes_retried"})
+"""Those that are left out where they are 0. Attempts are counted since the run began."""
+
+
+def iteration_line(
+    iteration: int, iterations: int, metrics: Mapping[str, float], *, remaining_s: float
+) -> str:
+    """The line of one iteration; `remaining_s` is an estimate."""
+    cells = [
+        f"{heading} {metrics[name]:{form}}"
+        for name, heading, form in COLUMNS
+        if name in metrics and (metrics[name] or name not in TROUBLES)
+    ]
+    environments = [
+        f"{found[1]} {value:+.3f}"
+        for name, value in metrics.items()
+        if (found := re.fullmatch("env/(.*)/reward/mean", name))
+    ]
+    probes = [
+        f"{name.removeprefix('env/').replace('probe/', '', 1)} {value:+.4f}"
+        for name, value in metrics.items()
+        if name.startswith("probe/") or (name.startswith("env/") and "/probe/" in name)
+    ]
+    minutes, seconds = divmod(round(remaining_s), 60)
+    left = f"{minutes}:{seconds:02d} left"
+    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *environments, *probes, left])

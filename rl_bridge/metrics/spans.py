@@ -27,7 +27,6 @@ class SpanTotals:
     Attributes:
         began: When the counting began, in seconds since the epoch; tells one process's totals from its successor's.
         wall_s: Wall time, of several processes together where totals were merged.
-        cpu_s: Processor time, all threads. Beside `work` and `idle` it shows a span that has the wrong name.
         seconds: Parts of the wall time; what is missing from it is unaccounted for.
     """
 
@@ -57,11 +56,7 @@ class SpanTotals:
         return max(0.0, self.wall_s - sum(self.seconds.values()))
 
     def since(self, earlier: Self | None) -> Self:
-        """The stretch between earlier totals of the same process and these.
-
-        Args:
-            earlier: None, or those of a process that this one has replaced, for the whole of these.
-        """
+        """The stretch since earlier totals of the same process; of another one, or none, the whole of these."""
         if earlier is None or earlier.began != self.began:
             return self
         return type(self)(
@@ -86,11 +81,7 @@ class SpanTotals:
         )
 
     def metrics(self, process: str) -> dict[str, float]:
-        """Shares of the wall time, by the names that the log uses.
-
-        Args:
-            process: What the process is, for example `trainer`.
-        """
+        """Shares of the wall time of a process such as `trainer`, by the names that the log uses."""
         if self.wall_s <= 0.0:
             return {}
         parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
@@ -103,12 +94,7 @@ class SpanTotals:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
-        """Totals of a stretch of time, by process, from the shares that the log has of it.
-
-        Args:
-            metrics: As `metrics` named them, among others.
-            wall_s: How long the stretch was.
-        """
+        """Totals of a stretch of `wall_s` seconds, by process, from the shares that the log has of it."""
         found: dict[str, tuple[float, dict[Key, float]]] = {}
         for figure, share in metrics.items():
             top, _, rest = figure.partition("/")
@@ -160,9 +146,7 @@ class SpanWindow:
     def advance(self, totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
         """What was spent since the last call, by process.
 
-        Args:
-            totals: By process, for example `generator-0`. One that has been replaced begins anew, and one that is
-                missing is forgotten.
+        One that was replaced begins anew, one that is missing is forgotten.
         """
         spent = {process: total.since(self._earlier.get(process)) for process, total in totals.items()}
         self._earlier = dict(totals)
@@ -191,12 +175,7 @@ Owner = asyncio.Task[object] | int
 
 
 class Spans:
-    """Gives the wall time of one process out to spans.
-
-    Args:
-        clock: Seconds on the wall.
-        cpu_clock: Seconds of processor time that the process has used.
-    """
+    """Gives the wall time of one process out to spans."""
 
     def __init__(
         self,

@@ -307,16 +307,7 @@ def encode_metrics(snapshot: StatusSnapshot) -> bytes:
 
 
 async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
-    """Ask a run how it stands.
-
-    Args:
-        address: HOST:PORT.
-        timeout_s: For all of it.
-
-    Raises:
-        ConfigError: The address is none.
-        StatusError: Nobody answers there, or not as a run does.
-    """
+    """Ask a run at HOST:PORT how it stands; ConfigError for no address, StatusError where no run answers in time."""
     host, port = parse_address(address)
     try:
         async with asyncio.timeout(timeout_s):
@@ -367,11 +358,7 @@ def host_to_serve_on(host: str, *, alone: bool) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 address is in brackets.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Host and port of HOST:PORT; an IPv6 address is in brackets. ConfigError where it is none."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not (colon and bare and port.isdecimal() and 0 < int(port) < 65536) or (":" in bare) != (bare != host):

@@ -29,7 +29,6 @@ class Throughput:
     """What was done in a stretch of time.
 
     Attributes:
-        seconds: How long the stretch was.
         steps: Training steps that ended in it.
         groups: Groups that went to the trainer; None where nobody has counted.
         roles: How the processes of each role spent it.
@@ -78,11 +77,7 @@ class Throughput:
 
     @classmethod
     def between(cls, earlier: StatusSnapshot, later: StatusSnapshot) -> Self:
-        """What a run did from one snapshot to another.
-
-        Raises:
-            StatusError: They are not of one run, or the run went back to a checkpoint in between.
-        """
+        """What a run did from one snapshot to another; StatusError where they are not of one run that went on."""
         if earlier.began != later.began or later.version < earlier.version:
             raise StatusError(
                 f"expected one run that goes on, got version {earlier.version} of {earlier.name!r} and then "
@@ -100,14 +95,7 @@ class Throughput:
 
     @classmethod
     def from_log(cls, file: Path) -> Self:
-        """What a run did that is over, its first iteration apart.
-
-        Args:
-            file: The run's `metrics.jsonl`.
-
-        Raises:
-            StatusError: It cannot be read, or has less than two iterations with spans.
-        """
+        """What a run did that is over, its first iteration apart; StatusError where `metrics.jsonl` does not say."""
         rows = _rows(file)
         merged: dict[str, SpanTotals] = {}
         for earlier, row in itertools.pairwise(rows):

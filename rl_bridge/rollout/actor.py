@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
-from openenv_core import EnvClient
+from openenv_core import EnvClient, tracing
 from rl_bridge.config import Config
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
@@ -157,6 +157,7 @@ class RolloutActor(ServiceActor):
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()
+        await tracing.flush()
 
     def _preempt(self) -> None:
         self._going = asyncio.ensure_future(self._go())
@@ -167,6 +168,6 @@ class RolloutActor(ServiceActor):
                 await asyncio.gather(*(worker.leave() for worker in self._workers.values()))
         except TimeoutError:
             _log.warning("this worker has to go, and not all of its assignments could be handed back")
-        await asyncio.sleep(FINAL_ANSWERS_S)
+        await asyncio.gather(asyncio.sleep(FINAL_ANSWERS_S), tracing.flush())
         sys.stderr.flush()
         os._exit(0)

@@ -278,37 +278,51 @@ class Dispatcher:
         self,
         seeds: Sequence[int],
         episode: EpisodeSettings,
+        done: Callable[[int, Outcome], None],
         *,
         environment: str = "",
         timeout_s: float,
-        progress: Callable[[int], None] = lambda done: None,
-    ) -> list[Outcome]:
+        understood: bool = False,
+    ) -> None:
         """Play one episode a seed, for evaluation.
+
+        Args:
+            seeds: The episodes'.
+            episode: How they are played.
+            done: Told of each that is over: its place among the seeds, and what became of it.
+            environment: Where.
+            timeout_s: That all of them may take.
+            understood: Whether the environment is known to take the task's actions.
 
         Raises:
             RolloutError: The time ran out, the policy fails and fails, or the environment is gone for good.
         """
-        outcomes: dict[int, Outcome] = {}
         free = asyncio.Semaphore(self._settings.slots)
-        without_policy = 0
         health = self.health[environment]
+        counts = EpisodeCounts(understood=understood or health.counts.understood)
+        ended = without_policy = 0
 
         async def play(first: int) -> None:
-            nonlocal without_policy
+            nonlocal ended, without_policy
             part = tuple(seeds[first : first + self._settings.group_size])
             async with free:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                for place, outcome in enumerate(await self._play_part(part, environment, episode)):
-                    outcomes[first + place] = outcome
-                    failed = isinstance(outcome, NoTrajectory) and outcome.ending is Ending.FAILED_POLICY
-                    without_policy = without_policy + 1 if failed else 0
-                    if isinstance(outcome, NoTrajectory) and without_policy >= min(FEWEST_LOST, len(seeds)):
-                        raise RolloutError(
-                            f"the policy failed in {without_policy} held-out episodes in a row: {outcome.reason} "
-                            "(rollout.generate_timeout_s is how long an engine may go without a token)"
-                        )
-            progress(len(outcomes))
+                outcomes = await self._play_part(part, environment, episode)
+            counts.ended(outcomes)
+            for place, outcome in enumerate(outcomes, first):
+                done(place, outcome)
+                ended += 1
+                if not isinstance(outcome, NoTrajectory):
+                    without_policy = 0
+                    continue
+                counts.last_failure = outcome.reason
+                without_policy = without_policy + 1 if outcome.ending is Ending.FAILED_POLICY else 0
+                if without_policy >= min(FEWEST_LOST, len(seeds)):
+                    raise RolloutError(
+                        f"the policy failed in {without_policy} held-out episodes in a row: {outcome.reason} "
+                        "(rollout.generate_timeout_s is how long an engine may go without a token)"
+                    )
 
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
@@ -316,18 +330,12 @@ class Dispatcher:
                     group.create_task(play(first))
         except TimeoutError:
             raise RolloutError(
-                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {len(outcomes)}; "
+                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {ended}; "
                 "raise rollout.timeout_s, or look at what the environment waits for"
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
-        counts = EpisodeCounts(understood=health.counts.understood)
-        counts.ended(outcomes.values())
-        counts.last_failure = next(
-            (one.reason for one in outcomes.values() if isinstance(one, NoTrajectory)), None
-        )
         counts.require_understood(max(len(seeds), 1))
-        return [outcomes[place] for place in range(len(seeds))]
 
     async def _play_part(
         self, seeds: tuple[int, ...], environment: str, episode: EpisodeSettings

@@ -15,6 +15,7 @@ from openenv_core import StepResult
 from openenv_core.errors import OpenEnvError, ValidationFailedError
 from openenv_core.rubrics import SCORES
 from openenv_core.tracebacks import format_traceback
+from openenv_core.tracing import traced
 from rl_bridge.errors import (
     BridgeError,
     EpisodeLostError,
@@ -258,7 +259,7 @@ class _Play:
             if list(turn.prompt) == list(prompt):
                 return turn, text
             del self.answers[number:]
-        with span("answer", waits_for="policy"):
+        with span("answer", waits_for="policy"), traced("answer", turn=number):
             answer = await self.policy.answer(
                 prompt,
                 temperature=self.settings.temperature,

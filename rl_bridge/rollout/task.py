@@ -26,7 +26,7 @@ class Policy(Protocol):
     """What a task may ask of the policy in training."""
 
     async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
-        """The most likely answer to each chat, as text, under the newest weights."""
+        """Return the most likely answer to each chat, as text, under the newest weights."""
         ...
 
 
@@ -180,7 +180,11 @@ class Task(ABC):
         raise NotImplementedError
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Metrics of its own to log with each iteration, for example a rate of wins."""
+        """Return metrics of its own to log with each iteration, for example a rate of wins.
+
+        Args:
+            trajectories: All that the iteration trains on.
+        """
         return {}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:

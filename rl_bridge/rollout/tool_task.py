@@ -214,7 +214,10 @@ def _is_content(block: Any) -> bool:
     return isinstance(kind, str) and _CARRIES.get(kind) in block
 
 
-REMEDY = "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task (docs/tasks.md)"
+REMEDY = (
+    "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task "
+    "(docs/tutorials/train.md)"
+)
 
 
 class ToolWorldTask(ToolTask):

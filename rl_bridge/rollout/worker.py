@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
+from openenv_core.tracing import traced
 from rl_bridge.environments.leases import LeasedSession, SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
@@ -246,7 +247,10 @@ class RolloutWorker(Player[Beginning]):
                     await self._sessions.renew(session)
                 else:
                     session = RecordingSession(begun.sessions[place], branch.results)
-                found = await self._play(session, place, playing.assignment, settled, answers, branch=branch)
+                assignment = playing.assignment
+                where = {"seed": assignment.seeds[place], "sibling": assignment.siblings[place]}
+                with traced("rollout", **where, lease=assignment.lease, attempt=number):
+                    found = await self._play(session, place, assignment, settled, answers, branch=branch)
             assert not isinstance(found, Branch)
             return found
 

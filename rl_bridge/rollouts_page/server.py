@@ -100,13 +100,6 @@ class PageServer(ThreadingHTTPServer):
     Nothing can be changed by asking. Loopback is open to everybody who works on this machine, so the address has a part
     that cannot be guessed. A page of somebody else's that the same browser shows cannot read along either: the name
     that a request is for has to be this machine's own.
-
-    Args:
-        run: The run's folder.
-        port: 0 takes a free one.
-
-    Raises:
-        OSError: The port is taken.
     """
 
     daemon_threads = True

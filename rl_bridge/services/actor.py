@@ -30,12 +30,7 @@ class BoundOptions:
     options: ServiceOptions
 
     async def as_service(self, *args: Any) -> Service:
-        """Start the replicas, each an actor made with `args`, and return when all of them serve.
-
-        Raises:
-            RoleError: No fleet is open, or a replica could not be started.
-            BridgeError: What `setup` raised.
-        """
+        """Start the replicas, each an actor made with `args`; returns when all serve, raises what `setup` raised."""
         fleet = current_fleet.get()
         if fleet is None:
             raise RoleError(

@@ -50,13 +50,9 @@ class Router:
         self._loads.pop(replica, None)
 
     def pick(self, now: float) -> int | None:
-        """Name the replica for the next call: the least loaded, of these the one that was idle longest.
+        """The replica for the next call: the least loaded, of these the one that was idle longest.
 
-        Args:
-            now: Seconds on any clock that only goes forward.
-
-        Returns:
-            Its id, or None where there is none.
+        None where there is none.
         """
         if not self._loads:
             return None
@@ -75,15 +71,9 @@ class Router:
             load.in_flight += 1
 
     def end(self, replica: int, *, failed: bool | None, now: float) -> bool:
-        """A call to the replica has ended.
+        """A call has ended (`failed` None: was given up).
 
-        Args:
-            replica: Its id.
-            failed: Whether the call raised; None where it was given up, which tells nothing.
-            now: Seconds on the clock of `pick`.
-
-        Returns:
-            True where the replica has just become a suspect, and should be asked for its health.
+        True where the replica is a new suspect, to be asked for its health.
         """
         load = self._loads.get(replica)
         if load is None:
@@ -129,12 +119,7 @@ class ReplicaTarget(Protocol):
         """Counts the replica's starts."""
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint on all ranks; the first rank's value.
-
-        Raises:
-            TargetGoneError: A process of it is gone.
-            Exception: What the endpoint raised.
-        """
+        """Call an endpoint on all ranks; the first rank's value. TargetGoneError where a process of it is gone."""
 
 
 def key_of(target: ReplicaTarget) -> Key:
@@ -194,14 +179,14 @@ class Balancer:
         """Let calls go to a target; it takes the place of an older one of the same replica."""
         self._targets[target.replica] = target
         self._router.add(target.replica)
-        self._wake()
+        self._changed.set()
 
     def remove(self, target: ReplicaTarget) -> None:
         """Send no more calls to a target; those under way go on."""
         if self.holds(target):
             del self._targets[target.replica]
             self._router.remove(target.replica)
-            self._wake()
+            self._changed.set()
 
     def lose(self, key: Key, reason: str) -> None:
         """End the calls to a target whose process is gone, and send it no more."""
@@ -229,14 +214,9 @@ class Balancer:
         return known is not None and key_of(known) == key_of(target)
 
     def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
-        """Open a session with a target, until `unsettle`: with one where another session is, or the one with fewest.
+        """Open a session with a target, until `unsettle`; None where there is none now.
 
-        Args:
-            near: Where the other session is.
-            room: The sessions that a target may have for it to be chosen for their nearness.
-
-        Returns:
-            The target; None where there is none now.
+        It is the one that another session is `near`, while that has room for so many sessions, or the one with fewest.
         """
         now = time.monotonic()
         free = [target for target in self.targets if not self._router.is_suspended(target.replica, now)]
@@ -257,15 +237,10 @@ class Balancer:
     def fail(self, failure: Exception) -> None:
         """From now on every call that needs a target raises `failure`."""
         self._failure = failure
-        self._wake()
+        self._changed.set()
 
     async def any_target(self) -> ReplicaTarget:
-        """Wait for a target and pick the least loaded.
-
-        Raises:
-            NoReplicaError: None came within the deadline.
-            Exception: What `fail` was told.
-        """
+        """Wait for a target and pick the least loaded; NoReplicaError beyond the deadline, or what `fail` was told."""
         if (target := self._pick()) is not None:
             return target
         try:
@@ -339,15 +314,12 @@ class Balancer:
         if not self._under_way[key]:
             del self._under_way[key]
             self._lost.pop(key, None)
-            self._wake()
+            self._changed.set()
 
     def _loss(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLostError:
         return ReplicaLostError(
             f"replica {target.replica} of {self._service} was lost during {name}: {reason}"
         )
-
-    def _wake(self) -> None:
-        self._changed.set()
 
 
 RETRY_INTERVAL_S = 5.0
@@ -356,12 +328,7 @@ RETRY_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Replay:
-    """One fan-out, to be repeated for replicas that start.
-
-    Attributes:
-        number: Grows with every fan-out that is kept.
-        values: What replicas that started answered to it, by their ids.
-    """
+    """One fan-out, to be repeated for replicas that start: its place in their order, and what those answered by id."""
 
     number: int
     name: str
@@ -372,11 +339,7 @@ class Replay:
 
 
 class Replays:
-    """Keeps the last fan-out of each state that endpoints define.
-
-    Args:
-        names: These endpoints; those in a tuple define one state, which the last of them decides.
-    """
+    """Keeps the last fan-out of each state that endpoints define; of several in a tuple, the last of any decides."""
 
     def __init__(self, names: Iterable[str | tuple[str, ...]]) -> None:
         states = [(name,) if isinstance(name, str) else name for name in names]
@@ -415,12 +378,8 @@ class Replays:
         """Call what was fanned out on a target that starts, in that order, until nothing is new.
 
         What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
-        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller
-        bounds the wait.
-
-        Raises:
-            TargetGoneError: A process of it is gone.
-            Exception: What one of the calls raised.
+        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller bounds
+        the wait.
         """
         taken: dict[tuple[str, ...], Replay] = {}
         while new := sorted(

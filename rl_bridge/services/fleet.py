@@ -1,13 +1,13 @@
 """The processes of a run: services of replicas, all gone when the run is."""
 
 import asyncio
-import logging
 import re
 import shutil
 import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +18,11 @@ from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
-from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise, watch_others
+from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise
 from rl_bridge.services.service import Service
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 5.0
 EVENTS_KEPT = 2000
@@ -31,14 +30,9 @@ EVENTS_KEPT = 2000
 
 @dataclass(slots=True, frozen=True)
 class FleetEvent:
-    """What happened to a replica.
+    """What happened to a replica: starting, serving, suspect, lost, restarting, failed.
 
-    Attributes:
-        at: Seconds since the epoch.
-        service: The service's name.
-        replica: Its id there.
-        what: starting, serving, suspect, lost, restarting, failed.
-        detail: Why, where there is a why.
+    And why, where there is a why.
     """
 
     at: float
@@ -49,9 +43,9 @@ class FleetEvent:
 
 
 class Fleet:
-    """Owns the services of a run: starts them, watches them, stops them.
+    """Owns the services of a run: starts them, watches them, stops them. `async with` it.
 
-    Open it with `async with`; inside, `as_service` starts services in it.
+    `as_service` starts services in it.
 
     Args:
         logs: Folder for one log file a process.
@@ -88,7 +82,6 @@ class Fleet:
         # vLLM and others leave files where temporary ones go; theirs go together.
         self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
-        watch_others(self._name, self._on_unknown_report)
         self._outer = current_fleet.get()
         current_fleet.set(self)
         return self
@@ -97,14 +90,15 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         current_fleet.set(self._outer)
-        watch_others(self._name, None)
         if not self._fault.done():
             self._fault.cancel()
-        for service in reversed(self._services.values()):
-            await service.stop()
-        await self._hosts.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        leave_quietly()
+        # Each of them, whatever becomes of the one before: who is told to go twice shall leave no job to its scheduler.
+        async with AsyncExitStack() as ending:
+            ending.callback(leave_quietly)
+            ending.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            ending.push_async_callback(self._hosts.close)
+            for service in self._services.values():
+                ending.push_async_callback(service.stop)
 
     async def launch(
         self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]
@@ -121,7 +115,7 @@ class Fleet:
             args,
             options,
             start=lambda replica: self._start(name, replica, options),
-            record=lambda replica, what, detail: self.events.append(
+            record=lambda replica, what, detail="": self.events.append(
                 FleetEvent(time.time(), name, replica, what, detail)
             ),
             on_failure=self.fail,
@@ -136,11 +130,7 @@ class Fleet:
         return service
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends or the run has lost what it cannot do without, whichever is first.
-
-        Raises:
-            RoleError: A service is beyond its restart budget; `work` was cancelled.
-        """
+        """Run `work` until it ends, or raise RoleError as soon as the run has lost what it cannot do without."""
         task = asyncio.ensure_future(work)
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}
@@ -187,11 +177,6 @@ class Fleet:
         )
         incarnation.lost.add_done_callback(judge)
         return incarnation
-
-    def _on_unknown_report(self, report: str) -> None:
-        # Every process of ours is watched by its own mark; this is about one that Monarch keeps for itself, such as
-        # the one that forwards a dead process's log.
-        logger.info("Monarch reports what is about none of our processes: %s", report)
 
     def fail(self, failure: BaseException) -> None:
         """The run has lost what it cannot do without: whatever `guard` waits for ends with this."""

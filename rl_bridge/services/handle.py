@@ -13,12 +13,7 @@ from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, key_of
 
 @dataclass(slots=True, frozen=True)
 class Fanout:
-    """What all replicas answered.
-
-    Attributes:
-        values: What each replica returned, by its id.
-        failed: What each other replica failed with, by its id.
-    """
+    """What all replicas answered: what each returned, or failed with, by its id."""
 
     values: dict[int, Any]
     failed: dict[int, Exception]
@@ -80,11 +75,7 @@ class Endpoint:
         return await self._owner._fan_out(self._name, args, kwargs)
 
     async def tell(self, *args: Any, **kwargs: Any) -> Fanout:
-        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later.
-
-        Raises:
-            Exception: What one of them refused with, where all of them did.
-        """
+        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later."""
         return await self._owner._fan_out(self._name, args, kwargs, wait=False)
 
 
@@ -93,12 +84,9 @@ class Roster:
     """The replicas that serve at one moment; travels between processes.
 
     Attributes:
-        service: The service's name.
         epoch: Grows with every change; the higher one is the newer.
-        endpoints: What can be called.
         repeatable: Endpoints that are sent again where a replica is lost.
         wait_s: Seconds that a call waits while nobody serves.
-        targets: Who serves.
         lost: Starts of replicas that were lost lately: nobody waits for what they were asked.
     """
 
@@ -179,13 +167,7 @@ class StickySession(Routed):
 
 
 class Balanced(Routed):
-    """Something whose calls a balancer spreads over replicas.
-
-    Args:
-        balancer: The service's.
-        endpoints: What can be called.
-        repeatable: Endpoints that are sent again where a replica is lost.
-    """
+    """Something whose calls a balancer spreads over replicas."""
 
     def __init__(self, balancer: Balancer, endpoints: frozenset[str], repeatable: frozenset[str]) -> None:
         self.endpoints = endpoints

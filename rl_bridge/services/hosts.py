@@ -20,11 +20,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Hosts:
-    """The hosts of a run, which a fleet opens and closes: this machine, unless a subclass says otherwise.
-
-    Attributes:
-        gpus: What the GPUs of each are called.
-    """
+    """The hosts of a run, which a fleet opens and closes: this machine, unless a subclass says otherwise."""
 
     local = True
     """Their processes are processes of this machine."""
@@ -36,8 +32,7 @@ class Hosts:
     def this_machine(*, gpus: int | None = None) -> "Hosts":
         """This machine alone.
 
-        Args:
-            gpus: How many GPUs its processes share; by default those of CUDA_VISIBLE_DEVICES, or of the driver.
+        Its GPUs are those of CUDA_VISIBLE_DEVICES, or of the driver, unless their number is given.
         """
         return Hosts(visible_gpus() if gpus is None else _number_devices(gpus))
 
@@ -93,11 +88,7 @@ class Hosts:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
 
     async def open(self) -> None:
-        """Reach the hosts.
-
-        Raises:
-            RoleError: They cannot be reached.
-        """
+        """Reach the hosts; raises RoleError where they cannot be reached."""
 
     def mesh_of(self, slot: ReplicaSlot) -> Any:
         """Monarch's mesh of the slot's hosts."""
@@ -197,9 +188,11 @@ class _Job(_Remote):
         return tuple(getattr(state, name) for name in self._names)
 
     async def close(self) -> None:
-        await super().close()
-        with contextlib.suppress(Exception):  # its hosts may be gone already
-            self._job.kill()
+        try:
+            await super().close()
+        finally:
+            with contextlib.suppress(Exception):  # its hosts may be gone already
+                self._job.kill()
 
 
 async def _stop(mesh: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
+from rl_bridge.config.monarch import RoleConfig
 from rl_bridge.errors import RoleError
 
 
@@ -22,14 +23,7 @@ class RestartBudget:
         self._spent: deque[float] = deque(maxlen=restarts.budget)
 
     def spend(self, now: float) -> float | None:
-        """Take one restart from the budget.
-
-        Args:
-            now: Seconds on any clock that only goes forward.
-
-        Returns:
-            Seconds to wait before the restart, or None where the budget is gone.
-        """
+        """Take one restart from the budget: seconds to wait before it, or None where the budget is gone."""
         restarts = self._restarts
         while self._spent and now - self._spent[0] >= restarts.window_s:
             self._spent.popleft()
@@ -83,6 +77,17 @@ class ServiceOptions:
             raise ValueError(f"expected start_timeout_s to be more than 0 s, got {self.start_timeout_s:g}")
 
 
+def options_of(role: RoleConfig) -> dict[str, Any]:
+    """The keys of `ServiceOptions` that a row of the role table decides."""
+    return {
+        "procs": role.procs,
+        "hosts": role.hosts,
+        "with_gpus": role.gpus > 0,
+        "gpus_per_proc": max(1, role.gpus // (role.procs * role.hosts)),
+        "num_replicas": role.replicas,
+    }
+
+
 class ByRank(list[Any]):
     """An argument of which each rank of a replica gets its own, in the order of their ranks."""
 
@@ -98,15 +103,7 @@ HOST_AVOIDANCE_S = 60.0
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSlot:
-    """Room for one replica.
-
-    Attributes:
-        first: The first of its hosts; the others follow it.
-        hosts: How many.
-        procs: Processes on each of them.
-        gpus: For each host the GPUs of its processes; empty for a replica without.
-        pool: Of these.
-    """
+    """Room for one replica: neighbouring hosts, processes on each, and for each the GPUs of its pool, if any."""
 
     first: int
     hosts: int
@@ -140,11 +137,8 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 class Placement:
     """Shares hosts out among replicas: fewest processes first, hosts that fell silent last.
 
-    Args:
-        hosts: How many there are.
-        gpus: GPUs on each.
-        gpuless: Further hosts, behind those, without GPUs. Replicas that need none are put there first, and no replica
-            spans hosts of both kinds.
+    Behind the hosts with GPUs there may be further ones without. Replicas that need none are put there first, and no
+    replica spans hosts of both kinds.
     """
 
     def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
@@ -156,15 +150,7 @@ class Placement:
         self._avoided_until = [0.0] * (hosts + gpuless)
 
     def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
-        """Find room for a replica.
-
-        Args:
-            options: Its hosts, processes, and whether it needs GPUs.
-            now: Seconds on any clock that only goes forward.
-
-        Raises:
-            RoleError: There is no room.
-        """
+        """Find room for a replica, on a clock that only goes forward; raises RoleError where there is none."""
         needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import logging
 import os
 import re
 import secrets
@@ -28,16 +29,12 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingDependencyError("torchmonarch") from missing
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, frozen=True)
 class MeshTarget:
-    """The actors of one start of a replica; travels between processes.
-
-    Attributes:
-        replica: The replica's id.
-        incarnation: Counts its starts.
-        ranks: One actor a process, in the order of their ranks.
-    """
+    """The actors of one start of a replica, one a process, in the order of their ranks; travels between processes."""
 
     replica: int
     incarnation: int
@@ -77,7 +74,7 @@ async def _answer(sent: Any) -> Any:
     try:
         return await sent
     except SupervisionError as error:
-        raise TargetGoneError(_describe_loss(error)) from error
+        raise TargetGoneError(" ".join(str(error).split())) from error
     except ActorError as error:
         if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
             raise error.exception from error
@@ -89,11 +86,6 @@ async def _answer(sent: Any) -> Any:
         raise RemoteError(
             f"the actor raised something that cannot travel between processes: {error}"
         ) from error
-
-
-def _describe_loss(error: BaseException) -> str:
-    """What Monarch says of a lost process, in one line."""
-    return " ".join(str(error).split())
 
 
 def endpoints_of(actor: type[Any]) -> frozenset[str]:
@@ -137,11 +129,7 @@ exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 
 
 class Incarnation:
-    """The processes of one start of a replica.
-
-    Attributes:
-        lost: Done, with the reason, when a process of it is gone.
-    """
+    """The processes of one start of a replica. `lost` is done, with the reason, when a process of it is gone."""
 
     def __init__(
         self,
@@ -286,7 +274,6 @@ _DEATH = re.compile(r"the process this actor was running on failed: ([^\s)]+\)?)
 
 _lock = threading.Lock()
 _watched: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
-_others: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
 
 
 def new_mark() -> str:
@@ -321,25 +308,18 @@ def unwatch(mark: str) -> None:
         _watched.pop(mark, None)
 
 
-def watch_others(owner: str, on_report: OnReport | None) -> None:
-    """Call `on_report` with reports that name no mark at all; None ends that."""
-    with _lock:
-        if on_report is None:
-            _others.pop(owner, None)
-        else:
-            _others[owner] = (asyncio.get_running_loop(), on_report)
-
-
 def _on_fault(failure: Any) -> None:
     """Called by Monarch, on a thread of its own, when nobody else handled a failure."""
     report = " ".join(str(failure).split())
     # One death makes several reports, also of meshes that Monarch adds; all of them name the process by its
-    # mark. One that names only what has ended comes late. One in an unforeseen form is everybody's.
+    # mark. One that names only what has ended comes late.
     marks = set(_MARK.findall(report))
     if (death := _DEATH.search(report)) is not None:
         report = f"{ENDED}: {death[1]}"
     with _lock:
-        told = [_watched[mark] for mark in marks if mark in _watched] if marks else list(_others.values())
+        told = [_watched[mark] for mark in marks if mark in _watched]
+    if not marks:  # of something that Monarch keeps for itself, such as what forwards a dead process's log
+        logger.info("Monarch reports what is about none of our processes: %s", report)
     for loop, on_report in told:
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_report, report)

@@ -5,11 +5,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
+from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import Balanced, Fanout, Roster
 from rl_bridge.services.options import Place, RestartBudget, ServiceOptions
@@ -215,35 +215,6 @@ async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
         incarnation.lose(str(error))
 
 
-@dataclass(slots=True, frozen=True)
-class ReplicaStatus:
-    """How one replica stands.
-
-    Attributes:
-        id: Its number in the service.
-        state: Where it is in its life.
-        places: Host and process of each rank, as soon as they have told; none of a start that is over.
-        in_flight: Calls it has begun and not ended.
-        restarts: How often it was started again.
-    """
-
-    id: int
-    state: ReplicaState
-    places: tuple[Place, ...]
-    in_flight: int
-    restarts: int
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process of each rank."""
-        return tuple(place.pid for place in self.places)
-
-    @property
-    def host(self) -> str:
-        """The host of the first rank; empty before it has told."""
-        return self.places[0].host if self.places else ""
-
-
 HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 40.0
 LOSSES_TOLD = 64
@@ -258,7 +229,7 @@ class Service(Balanced):
         args: Of its constructor.
         options: What the service consists of.
         start: Makes the processes of one start of a replica, given its id.
-        record: Takes what happens: replica, what, detail.
+        record: Takes what happens: replica, what, and why, where there is a why.
         on_failure: Told once when a replica is beyond its budget, or the service's own work ends in an error.
     """
 
@@ -270,7 +241,7 @@ class Service(Balanced):
         options: ServiceOptions,
         *,
         start: Callable[[int], Incarnation],
-        record: Callable[[int, str, str], None],
+        record: Callable[..., None],
         on_failure: Callable[[BridgeError], None],
     ) -> None:
         balancer = Balancer(
@@ -282,7 +253,7 @@ class Service(Balanced):
         self.args = args
         self.options = options
         self.make = start
-        self._record = record
+        self.record = record
         self._on_failure = on_failure
         self._replays = Replays(actor.REPLAYED)
         self._keepers: dict[int, ReplicaKeeper] = {}
@@ -293,17 +264,18 @@ class Service(Balanced):
         self._listeners: list[Callable[[Roster], None]] = []
 
     @property
-    def replicas(self) -> list[ReplicaStatus]:
-        """How each replica stands."""
+    def replicas(self) -> list[ReplicaRow]:
+        """How each replica stands; what weights it has only itself knows."""
         return [
-            ReplicaStatus(
-                keeper.replica,
-                ReplicaState.SUSPECT
+            ReplicaRow(
+                id=keeper.replica,
+                state=ReplicaState.SUSPECT
                 if keeper.state is ReplicaState.SERVING and self._balancer.is_suspended(keeper.replica)
                 else keeper.state,
-                keeper.places,
-                self._balancer.in_flight(keeper.replica),
-                keeper.restarts,
+                host=keeper.places[0].host if keeper.places else None,
+                pids=tuple(place.pid for place in keeper.places),
+                in_flight=self._balancer.in_flight(keeper.replica),
+                restarts=keeper.restarts,
             )
             for keeper in self._keepers.values()
         ]
@@ -326,13 +298,10 @@ class Service(Balanced):
         self._listeners.append(listener)
 
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Ask the replicas that serve for what an endpoint tells, beside their traffic.
+        """Ask the replicas that serve for what an endpoint tells, beside their traffic; answers by replica.
 
-        It is no sign of whether a replica does its work: loads and suspicions stay as they are.
-
-        Returns:
-            What each replica answered, by its id; those that failed, were lost meanwhile, or did not answer in time are
-            left out.
+        It is no sign of whether a replica does its work: loads and suspicions stay as they are. Those that failed, were
+        lost meanwhile, or did not answer in time are left out.
         """
 
         async def told(target: ReplicaTarget) -> Any:
@@ -413,10 +382,6 @@ class Service(Balanced):
         """A replica is lost for good, and the service with it."""
         self._balancer.fail(failure)
         self._on_failure(failure)
-
-    def record(self, replica: int, what: str, detail: str = "") -> None:
-        """Note what happened to a replica."""
-        self._record(replica, what, detail)
 
     def _notify(self) -> None:
         self._epoch += 1

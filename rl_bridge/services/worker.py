@@ -37,12 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def serve(address: str) -> None:
-    """Be a host of runs, at an address.
-
-    Raises:
-        ConfigError: The address is none that others could use.
-        MissingDependencyError: Monarch is not installed.
-    """
+    """Be a host of runs at an address; raises ConfigError for one that others could not use."""
     # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
     found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
     if found is None or not 1 <= int(found[2]) <= MAX_PORT:

@@ -21,12 +21,7 @@ from rl_bridge.types import PolicyVersion
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SyntheticRun:
-    """What a synthetic job did.
-
-    Attributes:
-        steps: One after the other.
-        throughput: Of all of them, and how the processes spent the time.
-    """
+    """What a synthetic job did, step by step, and how the processes spent the time."""
 
     steps: list[StepTimes]
     throughput: Throughput
@@ -92,12 +87,12 @@ class SyntheticRolloutActor(ServiceActor):
     @concurrent_endpoint
     async def cut(self, leases: tuple[int, ...]) -> None:
         """See `RolloutWorker.cut`."""
-        await self._worker.cut(leases)
+        self._worker.cut(leases)
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> None:
         """See `SyntheticWorker.update_weights`."""
-        await self._worker.update_weights(version)
+        self._worker.update_weights(version)
 
 
 class SyntheticTrainerActor(ServiceActor):

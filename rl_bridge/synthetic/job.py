@@ -16,14 +16,14 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.environments.leases import Client, SessionLeases
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings
+from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.groups import PlayedEnvironment
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.tokens.chat import ChatMessage
-from rl_bridge.types import Completion, Group, PolicyVersion, Turn
+from rl_bridge.types import Completion, PolicyVersion, Turn
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -32,9 +32,6 @@ class SyntheticSettings:
 
     Attributes:
         max_staleness: As `rollout.max_staleness`; 0 is synchronous.
-        iterations: Training steps.
-        groups_per_batch: Groups a step.
-        group_size: Episodes a group.
         workers: Rollout workers, each a process.
         episode_s: How long an episode's environment sleeps on average.
         sigma: Standard deviation of the sleep's logarithm; 0 for equal episodes.
@@ -137,32 +134,19 @@ TIMEOUT_S = 600.0
 """For whatever should take seconds."""
 
 
-class SyntheticWorker:
+class SyntheticWorker(RolloutWorker):
     """A rollout worker on sleeping environments."""
 
     def __init__(self, settings: SyntheticSettings) -> None:
-        self._policy = InstantPolicy()
+        self._instant = InstantPolicy()
         sessions = SessionLeases(
             lambda _: cast(Client, SleepingClient(settings)), sessions=settings.sessions, urls=["sleep"]
         )
-        self._worker = RolloutWorker(sessions, task=SleepingTask(), policy=self._policy, max_attempts=1)
+        super().__init__(sessions, task=SleepingTask(), policy=self._instant, max_attempts=1)
 
-    async def play(self, assignment: Assignment) -> AssignmentResult:
-        """See `RolloutWorker.play`."""
-        return await self._worker.play(assignment)
-
-    @property
-    def playing(self) -> tuple[int, ...]:
-        """See `RolloutWorker.playing`."""
-        return self._worker.playing
-
-    async def cut(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cut`."""
-        self._worker.cut(leases)
-
-    async def update_weights(self, version: PolicyVersion) -> None:
+    def update_weights(self, version: PolicyVersion) -> None:
         """What is answered from now on comes from these weights."""
-        self._policy.version = version
+        self._instant.version = version
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -171,7 +155,6 @@ class StepTimes:
 
     Attributes:
         roll_s: Until the step's groups were there, from the end of the step before.
-        train_s: Until it was trained.
         sync_s: Until the workers had the new weights.
         staleness: Of its most stale group.
     """
@@ -202,15 +185,7 @@ async def run_job(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
-    """Run the loop to its end.
-
-    Args:
-        settings: The job's.
-        rollout: The service of `SyntheticWorker`s.
-        trainer: The service of what trains.
-        buffer: Between the two.
-        clock: In seconds.
-    """
+    """Run the loop to its end, between the services of `SyntheticWorker`s and of what trains."""
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
     async with Dispatcher(rollout, buffer, _dispatch(settings), collect=collect) as dispatcher:
@@ -230,7 +205,7 @@ async def run_job(
                     roll_s=rolled - began,
                     train_s=trained - rolled,
                     sync_s=clock() - trained,
-                    staleness=_staleness(groups, version),
+                    staleness=max(version - group.version for group in groups),
                 )
             )
     return steps
@@ -248,7 +223,3 @@ def _dispatch(settings: SyntheticSettings) -> DispatchSettings:
         deterministic=True,  # the seeds of the answers decide how long the environments sleep
         timeout_s=TIMEOUT_S,
     )
-
-
-def _staleness(groups: Sequence[Group], version: PolicyVersion) -> int:
-    return max(version - group.version for group in groups)

@@ -19,11 +19,9 @@ _DEFAULT_THETA = 10_000.0
 class RotaryScaling:
     """How Llama 3.1 and later stretch rotary embeddings; the names are those of config.json.
 
-    Attributes:
-        factor: Slow rotations are slowed down by it.
-        low_freq_factor: Rotations with a wavelength above `original_max_position_embeddings` over it are slow.
-        high_freq_factor: Those with a wavelength below that over this one stay; between them it is interpolated.
-        original_max_position_embeddings: Positions before the stretching.
+    Slow rotations, with a wavelength above `original_max_position_embeddings / low_freq_factor`, are slowed down by
+    `factor`; those below `original_max_position_embeddings / high_freq_factor` stay, and between them it is
+    interpolated.
     """
 
     factor: float
@@ -38,12 +36,7 @@ class Architecture:
 
     Attributes:
         family: One of `SUPPORTED`.
-        dim: Size of the hidden state.
-        hidden_dim: Of the feed-forward network.
-        layers: Blocks.
-        heads: Of the queries.
-        kv_heads: Of keys and values.
-        head_dim: Size of each.
+        dim: Size of the hidden state; `hidden_dim` of the feed-forward network.
         vocabulary: Rows of the embedding.
         norm_eps: Added to the mean square in RMS norms.
         positions: The longest row that the model was made for.
@@ -115,11 +108,7 @@ class Architecture:
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint.
-
-    Raises:
-        ModelError: There is none, or it is no JSON object.
-    """
+    """The parsed config.json of a checkpoint; ModelError where there is none, or it is no JSON object."""
     try:
         config: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -130,11 +119,7 @@ def read_hf_config(path: Path) -> dict[str, Any]:
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture of the checkpoint in a folder.
-
-    Raises:
-        ModelError: There is no config.json, or it describes what is not supported.
-    """
+    """The architecture of the checkpoint in a folder; ModelError where it has none, or one that is not supported."""
     return architecture_of(read_hf_config(path), where=str(path))
 
 

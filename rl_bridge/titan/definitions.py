@@ -32,12 +32,9 @@ VALUE_HEAD = "score.weight"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Definition:
-    """What TorchTitan calls a model.
+    """What TorchTitan calls a model: its class, that of its layers, each with a `Config`.
 
-    Attributes:
-        model: The class, with its configuration `Config`.
-        block: The class of its layers, likewise.
-        parallelize: Spreads it over ranks.
+    And what spreads it over ranks.
     """
 
     model: Any
@@ -55,13 +52,8 @@ class CheckpointNames(Qwen3StateDictAdapter):
     """Translates state dicts to the names in checkpoints of any supported architecture, and back.
 
     They are the same in all of them but for Qwen2's biases. Tensors stay as they are: `HalvesRoPE` spares the
-    permutation that TorchTitan's adapter for Llama makes.
-
-    Args:
-        config: From `model_config`.
-        path: The checkpoint's folder.
-        value_head: Whether the last layer is one in place of logits. It is called as in checkpoints for
-            classification, which reward models are.
+    permutation that TorchTitan's adapter for Llama makes. A value head is called as in checkpoints for
+    classification, which reward models are.
     """
 
     def __init__(self, config: Any, path: Path, *, value_head: bool) -> None:
@@ -77,13 +69,10 @@ class CheckpointNames(Qwen3StateDictAdapter):
 def model_config(
     architecture: Architecture, *, max_length: int, value_head: bool, in_one_row: bool = False
 ) -> Any:
-    """TorchTitan's configuration of a model.
+    """TorchTitan's configuration of a model with rows of at most `max_length` tokens.
 
-    Args:
-        architecture: Of the checkpoint.
-        max_length: The longest row, in tokens.
-        value_head: Whether the last layer gives a number a token, zero until it is trained or loaded, and no logits.
-        in_one_row: Whether attention is told where the documents of one row begin, by a kernel that GPUs have.
+    A value head gives a number a token, zero until it is trained or loaded, in place of logits. `in_one_row` says
+    whether attention is told where the documents of one row begin, by a kernel that GPUs have.
     """
     one, dim = architecture, architecture.dim
     last = (

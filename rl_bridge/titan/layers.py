@@ -84,13 +84,10 @@ def _warn_once(why: str) -> None:
 
 
 def document_mask(document: Tensor) -> Tensor:
-    """True where a token may look: at itself, and at what came before it in its own document.
+    """True where a token may look: at itself, and at what came before it in its own document. Shape [B, 1, L, L].
 
     Args:
         document: Which document each token belongs to, shape [B, L].
-
-    Returns:
-        Shape [B, 1, L, L].
     """
     same = document.unsqueeze(2) == document.unsqueeze(1)
     return torch.tril(same).unsqueeze(1)
@@ -120,8 +117,7 @@ class LossTokens:
     """What the last layer is asked for in a pass.
 
     Attributes:
-        row: Where the hidden state is from which each loss token is predicted, shape [T].
-        column: Likewise, shape [T].
+        row: Where the hidden state is from which each loss token is predicted, shape [T]; `column` likewise.
         target: The loss tokens, shape [T].
         temperature: Divides the logits.
         chunk: How many tokens have logits at once.

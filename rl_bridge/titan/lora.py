@@ -43,13 +43,9 @@ def with_adapters(config: Any, lora: LoraConfig) -> Any:
 
 
 class Adapters:
-    """The adapters of a model: A begins with random numbers, the same on any number of ranks, B with zeros.
+    """The adapters of a module made from `with_adapters`, which has no memory yet.
 
-    Args:
-        module: Made from `with_adapters`, before it has memory.
-        lora: Which layers have one.
-        names: Of the checkpoint.
-        seed: Decides A.
+    A begins with random numbers, which the seed decides, the same on any number of ranks, B with zeros.
     """
 
     def __init__(self, module: Any, lora: LoraConfig, names: CheckpointNames, *, seed: int) -> None:
@@ -125,11 +121,7 @@ def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
 
 
 def checkpoint_identity(path: Path) -> str:
-    """Tells a checkpoint's weights from others, wherever they lie: of each tensor name, type, shape and first bytes.
-
-    Raises:
-        ModelError: The files cannot be read.
-    """
+    """Tells a checkpoint's weights from others, wherever they lie: of each tensor name, type, shape and first bytes."""
     found: list[tuple[str, str]] = []
     try:
         for file in sorted(path.glob("*.safetensors")):

@@ -70,9 +70,7 @@ class TitanModel:
         tensor_parallel: Ranks that share every matrix; the rest of the process group, which has one rank where nobody
             made one before, is data parallel, with sharded weights (FSDP2).
         value_head: Whether it is a critic.
-        activation_checkpointing: What the backward pass computes anew in place of keeping it: `none`, `full` (all of
-            each block: a third more of computation, for memory that hardly grows with the layers), or `selective` (all
-            but attention and every second product of matrices).
+        activation_checkpointing: As `trainer.activation_checkpointing`.
         compile: Whether blocks are compiled by torch.compile. Each pass is then one row: of other shapes there would be
             more to compile than torch allows.
         chunk: How many loss tokens have logits at once.
@@ -209,14 +207,9 @@ class TitanModel:
         )
 
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
-        """What the last layer says of each loss token. The context of `spmd` has to be entered.
+        """What the last layer says of each loss token in rows from `pack`. The context of `spmd` has to be entered.
 
-        Args:
-            rows: From `pack`; what is to go through the model in one pass.
-            temperature: Of the sampling: logits are divided by it, so that the distribution is the engine's.
-
-        Raises:
-            ValueError: A loss token is not in the vocabulary.
+        Logits are divided by the temperature of the sampling, so that the distribution is the engine's.
         """
         if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
@@ -257,11 +250,6 @@ class TitanModel:
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    @property
-    def data_ranks(self) -> int:
-        """How many ranks work on different parts of a batch."""
-        return int(self._data_mesh.size())
-
     def sum_over_data(self, values: Tensor) -> Tensor:
         """The sum of a tensor on the CPU over the data-parallel ranks."""
         return self._over_data(values, dist.ReduceOp.SUM)
@@ -271,14 +259,11 @@ class TitanModel:
         return self._over_data(values, dist.ReduceOp.MAX)
 
     def _over_data(self, values: Tensor, operation: Any) -> Tensor:
-        if self.data_ranks > 1:
+        mesh = self.parallel_dims.get_mesh("fsdp")
+        if mesh.size() > 1:
             values = values.to(self.device)
-            dist.all_reduce(values, op=operation, group=self._data_mesh.get_group())
+            dist.all_reduce(values, op=operation, group=mesh.get_group())
         return values.cpu()
-
-    @property
-    def _data_mesh(self) -> Any:
-        return self.parallel_dims.get_mesh("fsdp")
 
     def trained_state(self) -> dict[str, Tensor]:
         """This rank's part of what is trained, as DTensors under TorchTitan's names; they share the model's storage."""

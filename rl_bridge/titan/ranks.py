@@ -25,10 +25,8 @@ class Rank:
     """One rank among those that train together.
 
     Attributes:
-        index: From 0.
-        count: How many there are.
-        meeting: The file by which they find each other, in a folder that all of them see. It is of one attempt alone:
-            a restarted trainer meets elsewhere. None for a rank that is alone.
+        meeting: The file by which they find each other, in a folder that all of them see. It is of one attempt alone: a
+            restarted trainer meets elsewhere. None for a rank that is alone.
         timeout_s: How long a rank waits for the others, when they meet and in each collective.
     """
 
@@ -44,10 +42,8 @@ ALONE = Rank()
 def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
     """Make this process one of a group, unless it belongs to a group already.
 
-    Nothing listens on a port that is known beforehand: ranks tell each other in the meeting's file where they are.
-
-    Raises:
-        RankLostError: The others did not come in time.
+    RankLostError where the others do not come. Nothing listens on a port that is known beforehand: ranks tell each
+    other in the meeting's file where they are.
     """
     if dist.is_initialized():
         return
@@ -105,10 +101,7 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
 def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
 
-    Args:
-        state: With DTensors where a tensor is shared out.
-        keep: Whether this rank wants them, or only helps others to have them; then there are none.
-        dtype: Of what is gathered; None leaves each its own.
+    A rank that does not `keep` them only helps others to have them. `dtype` None leaves each its own.
     """
     kept: dict[str, Tensor] = {}
     for name, value in state.items():

@@ -39,7 +39,6 @@ class ChatTokenizer:
 
     Raises:
         ModelError: The folder has no tokenizer, or the tokenizer has no chat template or end token.
-        MissingDependencyError: transformers is not installed.
     """
 
     def __init__(self, path: str | Path, *, thinking: bool = False) -> None:
@@ -116,11 +115,7 @@ class ChatTokenizer:
     def render_opening(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """The same for a chat with tools, which are as chat templates take them.
-
-        Raises:
-            ModelError: The template does not tell the policy of them.
-        """
+        """The same for a chat with tools; ModelError where the template does not tell the policy of them."""
         text = self._render([self._template_call(message) for message in messages], functions)
         if functions and functions[0]["function"]["name"] not in text:
             raise ModelError(
@@ -135,12 +130,8 @@ class ChatTokenizer:
         """The token ids between the token that ended an answer and the beginning of the next one.
 
         What environments say is text, also where it spells a token that steers the chat, be it a special one or one
-        that the template writes: a space is put into it.
-
-        Args:
-            messages: What was said to the answer.
-            functions: The tools that the chat was opened with. Some tokenizers have another template for chats with
-                tools, and some templates write all of such a chat otherwise.
+        that the template writes: a space is put into it. The tools are those that the chat was opened with: some
+        tokenizers have another template for chats with tools, and some templates write all of such a chat otherwise.
 
         Raises:
             ModelError: The template writes something else behind an answer than the token that ends it.

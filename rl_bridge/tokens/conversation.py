@@ -10,13 +10,10 @@ from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, 
 
 
 class Prefix(Sequence[int]):
-    """The first tokens of a list that only grows.
+    """The first tokens of a list that only grows: whoever has it may append to it, and nothing else.
 
-    The prompts of an episode share one list in memory, and where they travel together they do so once: of 32 turns
-    that fill a context of 4096 tokens that is a sixteenth.
-
-    Args:
-        tokens: The list. Whoever has it may append to it, and nothing else.
+    The prompts of an episode share one list in memory, and where they travel together they do so once: of 32 turns that
+    fill a context of 4096 tokens that is a sixteenth.
     """
 
     __slots__ = ("_length", "_tokens")
@@ -68,14 +65,6 @@ class Conversation:
     The prompt behind an answer is the prompt before it, the tokens that were sampled, and the freshly tokenised rest:
     what the template writes after an answer, the new messages, the opening of the next answer. So every prompt begins
     with all that came before, to the token, whatever the policy has sampled.
-
-    Args:
-        tokenizer: Of the policy's checkpoint.
-        messages: What it begins with.
-        functions: The tools that the policy is told of, as chat templates take them.
-
-    Raises:
-        rl_bridge.errors.ModelError: The chat template does not do for it.
     """
 
     def __init__(
@@ -94,12 +83,7 @@ class Conversation:
         return Prefix(self._tokens)
 
     def go_on(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
-        """Take an answer, as it was sampled, and what was said to it.
-
-        Args:
-            answer: Its tokens, up to and with the one that ended it.
-            messages: At least one.
-        """
+        """Take an answer's tokens, up to and with the one that ended it, and what was said to it."""
         self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]
 
 
@@ -136,13 +120,8 @@ class _Row:
 def training_rows(trajectory: Trajectory, *, advantage: float, index: int) -> list[TrainSample]:
     """Turn one trajectory into rows whose masks select exactly the tokens that the policy produced.
 
-    Args:
-        trajectory: The exchanges.
-        advantage: What the loss multiplies the tokens with.
-        index: The trajectory's number in its batch.
-
-    Returns:
-        One row per run of turns in which each prompt continues the tokens before it.
+    There is one row per run of turns in which each prompt continues the tokens before it. The trajectory's number in
+    its batch and its advantage go along.
     """
     rows: list[_Row] = []
     for turn in trajectory.turns:

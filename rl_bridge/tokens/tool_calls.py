@@ -87,12 +87,7 @@ class CallStyle(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class ToolCall:
-    """One call.
-
-    Attributes:
-        name: The tool's. Whether there is one of that name only the environment knows.
-        arguments: By name.
-    """
+    """One call of a tool, by its name: whether there is one only the environment knows."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -118,21 +113,17 @@ def style_of_template(template: str) -> CallStyle | None:
 def parse_tool_calls(
     text: str, *, style: CallStyle, repair: bool = False, in_thought: bool = False
 ) -> list[ToolCall] | UnparsableCall:
-    """Read the calls in an answer.
+    """Read the calls in an answer, in order; none where it has none. One that cannot be read spoils the others.
 
     What a policy thinks first (before `</think>`) is no part of its answer. Nor are arguments taken that no environment
-    could be sent: halves of characters, infinite numbers, nesting deeper than `MAX_DEPTH`; or objects that have a
-    name twice.
+    could be sent: halves of characters, infinite numbers, nesting deeper than `MAX_DEPTH`; or objects that have a name
+    twice.
 
     Args:
         text: The answer, special tokens included, without the token that ended it.
         style: How calls are written.
-        repair: Mend JSON that is almost right; see `json_repair.repaired`. Otherwise JSON is what RFC 8259 says.
+        repair: Mend JSON that is almost right; see `repair_json`. Otherwise JSON is what RFC 8259 says.
         in_thought: Whether the prompt has begun a thought, as some templates do, which the text goes on with.
-
-    Returns:
-        The calls, in order; none where the answer has none. One that cannot be read spoils the others: what was meant
-        by them nobody knows.
     """
     thought, closing, behind = text.partition(THOUGHT_END)
     if not closing and (in_thought or thought.lstrip().startswith(THOUGHT)):

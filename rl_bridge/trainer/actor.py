@@ -45,10 +45,6 @@ class TrainerActor(ServiceActor):
 
     A rank whose siblings are gone, or that met an error of its own, ends its process: the group cannot be mended, and
     the service starts all ranks anew.
-
-    Args:
-        settings: See `TrainerSettings`.
-        store: Where weights are pushed to.
     """
 
     def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:
@@ -86,22 +82,14 @@ class TrainerActor(ServiceActor):
     ) -> dict[str, float]:
         """Train one iteration from a version; returns its metrics, what was measured included. See `Trainer.step`."""
         await self._take_turn()
-        return await self._work("train", self._step, batch, version)
+        return await self._work("train", lambda: self._trainer.step(batch, version) | self._trainer.measured)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
         """Put this rank's part of the weights into the store, in the type that the model computes in.
 
-        Asked for before the next `train_step`, it goes on while that is computed. How long that step's updates had to
-        wait for it is the metric `time/push_blocked_s` of the step.
-
-        Returns:
-            How long it took, in seconds.
-
-        Raises:
-            TrainerWentBackError: The trainer is at another version.
-            TrainingError: It has no store.
-            WeightsError: The store could not take them.
+        Returns the seconds. Asked for before the next `train_step`, it goes on while that is computed. How long that
+        step's updates had to wait for it is the metric `time/push_blocked_s` of the step.
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
@@ -184,9 +172,6 @@ class TrainerActor(ServiceActor):
         sys.stderr.flush()
         os._exit(OUT_OF_STEP)
 
-    def _step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None) -> dict[str, float]:
-        return self._trainer.step(batch, version) | self._trainer.measured
-
     def _start(self) -> None:
         assert self._rank.meeting is not None
         folder = self._rank.meeting.parent
@@ -204,9 +189,6 @@ class ReferenceActor(ServiceActor):
 
     Where it shares a GPU with trainer and generators it has a turn for each batch, and loads the model in the first: at
     the start, and when it is started again, others may have theirs for long.
-
-    Args:
-        settings: The trainer's.
     """
 
     REPEATABLE = frozenset({"logprobs"})

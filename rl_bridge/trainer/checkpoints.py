@@ -1,5 +1,6 @@
 """Checkpoints, written beside the training, and exports: written to their end, or not there at all."""
 
+import functools
 import json
 import os
 import re
@@ -87,11 +88,8 @@ class Checkpoints:
     ) -> None:
         """Begin to write a checkpoint, once the one before is there; those that are no longer kept are removed.
 
-        Args:
-            version: Names it; one of the same version is replaced.
-            state: Tensors, DTensors, numbers and stateful objects, nested in dicts. They may change afterwards.
-            run_state: What can be written as JSON.
-            attachments: Bytes by the names of files.
+        One of the same version is replaced. The state (tensors, DTensors, numbers and stateful objects, nested in
+        dicts) may change afterwards; `run_state` is JSON, attachments are bytes by the names of files.
 
         Raises:
             CheckpointError: The one before could not be written.
@@ -107,11 +105,7 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint is there that is being written.
-
-        Raises:
-            CheckpointError: It could not be written. Older ones are as they were, and nothing of it is left.
-        """
+        """Wait until what is being written is there; CheckpointError where it is not, and nothing of it is left."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -143,7 +137,11 @@ class Checkpoints:
         try:
             with siblings_needed(f"for the checkpoint of version {version}"):
                 self._together(lambda: _begin(partial, version, run_state, attachments))
-                self._together(lambda: self._write_state(partial, state), everywhere=True)
+                writer = FileSystemWriter(partial)  # which syncs its files
+                save = functools.partial(
+                    save_distributed, dict(state), storage_writer=writer, process_group=self.group
+                )
+                self._together(save, everywhere=True)
                 self._together(lambda: self._finish(partial, final))
         except _WriteError as error:
             failure = error
@@ -185,7 +183,8 @@ class Checkpoints:
         if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
             shutil.rmtree(before)
         for version in sorted(_versions(self._folder))[:-KEEP]:
-            _remove(self._folder / f"step-{version}")
+            # Under another name, so that it is never taken for a whole one, wherever this is interrupted.
+            shutil.rmtree(_aside(self._folder / f"step-{version}", ".old" + _PARTIAL))
 
     def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
         """Let rank 0, or every rank, do something; all of them learn of a failure."""
@@ -197,10 +196,6 @@ class Checkpoints:
                 failure = _reason(error)
         if (failure := agree(failure, self.group)) is not None:
             raise _WriteError(failure)
-
-    def _write_state(self, partial: Path, state: Mapping[str, Any]) -> None:
-        writer = FileSystemWriter(partial)  # which syncs its files
-        save_distributed(dict(state), storage_writer=writer, process_group=self.group)
 
 
 class _WriteError(Exception):
@@ -259,11 +254,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint so that it is never taken for a whole one, wherever this is interrupted."""
-    shutil.rmtree(_aside(checkpoint, ".old" + _PARTIAL))
-
-
 def _aside(checkpoint: Path, suffix: str) -> Path:
     doomed = checkpoint.with_name(checkpoint.name + suffix)
     checkpoint.rename(doomed)
@@ -286,17 +276,8 @@ def export_weights(
 ) -> None:
     """Write weights as transformers does: `model.safetensors`, or several files and an index. All ranks call it.
 
-    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole.
-
-    Args:
-        state: This rank's part, as DTensors where a tensor is shared out.
-        folder: Where to; what an export has left there is replaced.
-        dtype: Of the files.
-        group: By which ranks wait while the first one writes.
-        most_bytes: Of a file, unless one tensor has more.
-
-    Raises:
-        CheckpointError: They could not be written.
+    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole; what
+    an export has left there before is replaced. A file has `most_bytes` at most, unless one tensor has more.
     """
     split = split_state_dict_into_shards_factory(
         {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},

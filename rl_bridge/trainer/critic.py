@@ -1,6 +1,6 @@
 """The critic of PPO: a value head on a body of its own, trained beside the policy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Critic:
             seed=settings.seed,
         )
         rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
-        self._optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
+        self.optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
         self.passes = Passes(self._model)
         self._losses: list[float] = []
         self._norms: list[float] = []
@@ -58,8 +58,7 @@ class Critic:
     def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
 
-        Raises:
-            NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
+        Raises as `Optimization.clip`.
         """
 
         def loss(part: TrainBatch) -> Tensor:
@@ -72,20 +71,8 @@ class Critic:
             return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
 
         found = self.passes.backward(mine, update, loss)
-        self._norms.append(self._optimization.clip(found, iteration=iteration, of="the critic"))
+        self._norms.append(self.optimization.clip(found, iteration=iteration, of="the critic"))
         self._losses.append(found)
-
-    def step(self) -> None:
-        """Update the weights."""
-        self._optimization.step()
-
-    def skip(self) -> None:
-        """Let the schedule go on as if there had been an update."""
-        self._optimization.skip()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """See `Optimization.tensors`."""
-        return self._optimization.tensors()
 
     def metrics(self, batch: TrainBatch) -> dict[str, float]:
         """Of the updates since the last call, by the names that the log uses.
@@ -108,9 +95,9 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it, at its top; read in place when one is loaded."""
-        return {_MODEL: self._model.trained_state(), **self._optimization.state(_PREFIX)}
+        return {_MODEL: self._model.trained_state(), **self.optimization.state(_PREFIX)}
 
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
         """Take what a checkpoint of a version was read into."""
         self._model.load_trained(state[_MODEL])
-        self._optimization.after_restore(version)
+        self.optimization.after_restore(version)

@@ -30,12 +30,10 @@ class LossMetrics:
             self._of_loss[name] = self._of_loss.get(name, 0.0) + float(values.sum())
 
     def add_mismatch(self, difference: Tensor, *, fresh: Tensor) -> None:
-        """Take the differences of one pass before the iteration's first update; after it they are learning too.
+        """Take a pass's log-probabilities of the trainer less those that tokens were sampled with, shape [T].
 
-        Args:
-            difference: The trainer's log-probabilities less those that tokens were sampled with, shape [T].
-            fresh: True for tokens that the very weights have sampled that the trainer holds, shape [T]: there it is
-                the engine's mismatch and not age.
+        Only before the iteration's first update; after it they are learning too. `fresh` is true for tokens that the
+        very weights have sampled that the trainer holds: there it is the engine's mismatch and not age.
         """
         self._sums["early_tokens"] += len(difference)
         self._sums["difference"] += float(difference.sum())

@@ -17,13 +17,7 @@ from torchtitan.distributed import utils as titan_dist  # isort: skip
 
 
 class Optimization:
-    """Adam, a learning rate that warms up and decays over the run, and a bound on the gradient's norm.
-
-    Args:
-        model: Whose weights it changes.
-        trainer: `trainer.*`.
-        learning_rate: The highest.
-    """
+    """Adam, a learning rate that warms up and decays over the run, and a bound on the gradient's norm."""
 
     def __init__(self, model: TitanModel, trainer: TrainerConfig, *, learning_rate: float) -> None:
         self._model = model
@@ -53,8 +47,7 @@ class Optimization:
     def clip(self, loss: float, *, iteration: int, of: str) -> float:
         """Scale the gradient down to its bound.
 
-        Raises:
-            NonFiniteLossError: Loss or gradient are not finite; the gradient is gone.
+        Where it or the loss is not finite, drop it and raise NonFiniteLossError.
         """
         norm = float(
             titan_dist.clip_grad_norm_(list(self._model.module.parameters()), self._max_norm, foreach=True)
@@ -91,8 +84,7 @@ class Optimization:
     def after_restore(self, version: PolicyVersion) -> None:
         """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it.
 
-        Args:
-            version: The checkpoint's: how many iterations of the schedule are behind.
+        Where the schedule stands follows from the version, by whatever configuration.
         """
         self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
         for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
@@ -100,8 +92,5 @@ class Optimization:
                 group.update(lr=rate, **self._chosen)
 
     def state(self, prefix: str = "") -> dict[str, Any]:
-        """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded.
-
-        Where the schedule stands is no part of it: that follows from the version, by whatever configuration.
-        """
+        """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded."""
         return {f"{prefix}optimizer": self._optimizer}

@@ -1,8 +1,9 @@
 """A batch, divided into updates, ranks and passes; and a rank's part of it through a model, pass by pass."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,6 @@ class RankBatch:
     """What one rank works on in one iteration. All ranks make the same number of passes, some of them idle.
 
     Attributes:
-        batch: Its loss tokens, of all updates.
         updates: The passes of each update: indices of loss tokens in `batch`, none of an idle pass.
         sizes: Loss tokens of each update, over all ranks.
     """
@@ -38,15 +38,9 @@ class RankBatch:
 def rank_batches(
     batch: TrainBatch, settings: TrainerSettings, *, version: PolicyVersion, ranks: int
 ) -> list[RankBatch]:
-    """Divide a batch: by trajectory into updates, by context into passes of about as many tokens each.
+    """Divide an iteration's loss tokens: by trajectory into updates, by context into passes of similar size.
 
-    Tensor-parallel ranks work on the same part.
-
-    Args:
-        batch: All of an iteration's loss tokens.
-        settings: The sizes of passes, the number of updates, the aggregation.
-        version: The iteration, which decides with the run's seed what is in which update.
-        ranks: Of the trainer.
+    Tensor-parallel ranks work on the same part. The iteration, with the run's seed, decides what is in which update.
     """
     config, algorithm = settings.trainer, settings.algorithm
     shuffle = np.random.default_rng([settings.seed, version])
@@ -101,12 +95,9 @@ class Passes:
         self.tokens, self.flops = 0, 0.0
 
     def backward(self, mine: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
-        """Add the gradient of an update to what this rank has of the weights.
+        """Add an update's gradient.
 
-        Args:
-            mine: This rank's part.
-            update: Which.
-            loss: Of a pass, a scalar; the sum over all passes of all ranks is the update's.
+        `loss` is a pass's scalar, whose sum over all passes of all ranks is the update's.
         """
         total = 0.0
         for tokens in mine.updates[update]:
@@ -126,18 +117,13 @@ class Passes:
     def evaluate(
         self, mine: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
     ) -> NDArray[np.float32]:
-        """A number for each loss token of this rank, without gradient.
+        """A number for each loss token of this rank, without gradient, shape [the rank's T].
 
-        Args:
-            mine: This rank's part.
-            value: Of the tokens of a pass, shape [its T].
-            update: Whose tokens; those of others have 0. None for all.
-
-        Returns:
-            Shape [the rank's T].
+        Those of other updates have 0. `value` gives those of a pass, shape [its T].
         """
         result = np.zeros(len(mine.batch), dtype=np.float32)
-        for tokens in self._tokens(mine.updates if update is None else (mine.updates[update],)):
+        updates = mine.updates if update is None else (mine.updates[update],)
+        for tokens in chain.from_iterable(updates):
             with self._model.spmd():
                 if len(tokens):
                     result[tokens] = value(mine.batch.take(tokens)).float().cpu().numpy()
@@ -152,18 +138,11 @@ class Passes:
         found: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
         return found
 
-    @staticmethod
-    def _tokens(updates: Sequence[Sequence[NDArray[np.int64]]]) -> Iterator[NDArray[np.int64]]:
-        return (tokens for passes in updates for tokens in passes)
-
 
 async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
     """The log-probability of each loss token under the reference policy, shape [T].
 
     Every replica that serves gets contexts of about as many tokens as the others.
-
-    Raises:
-        BridgeError: A replica raised it, or none is to be had any more.
     """
     roster = getattr(reference, "roster", None)  # an object of this process is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))

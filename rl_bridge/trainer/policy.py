@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> AlgorithmConfig:
-    """`algorithm.*` at a point of the run: with the bonus for entropy of that, and what the divergence is in the loss.
-
-    Args:
-        algorithm: The configuration.
-        progress: How much of the run is over, in [0, 1].
-    """
+    """`algorithm.*` at a point of the run, in [0, 1]: what is left of the entropy bonus, the divergence in the loss."""
     entropy_coef = held_then_annealed(
         progress,
         value=algorithm.entropy_coef,
@@ -57,9 +52,6 @@ def with_advantages(
         algorithm: The configuration.
         values: The critic's, shape [T]; None without a critic.
         whole: Gives the whole batch's numbers for those of this part.
-
-    Raises:
-        ValueError: The reference log-probabilities are needed and not there.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     if values is None and not in_reward:
@@ -112,11 +104,7 @@ def _relative(
 
 
 class PolicyGradients:
-    """Accumulates an update's gradient, whatever is in a pass and whoever makes it.
-
-    Raises:
-        ConfigError: There is no such loss.
-    """
+    """Accumulates an update's gradient, whatever is in a pass and whoever makes it."""
 
     def __init__(self, model: "TitanModel", settings: TrainerSettings) -> None:
         self._model = model
@@ -153,9 +141,6 @@ class PolicyGradients:
             metrics: Takes those of this rank's part.
             fresh: The version of tokens that the very weights have sampled that the trainer holds; None after the
                 iteration's first update.
-
-        Raises:
-            TrainingError: What the loss gives is none.
         """
         ratios = self._sequence_log_ratios(mine, update)
 

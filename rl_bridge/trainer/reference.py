@@ -14,11 +14,7 @@ from rl_bridge.trainer.weights import Offload
 class Reference:
     """A frozen model, asked in batches.
 
-    Args:
-        settings: The trainer's: both must see the same model, lengths and temperature.
-
-    Raises:
-        ModelError: The checkpoint cannot be loaded.
+    It has the trainer's settings, so that both see the same lengths and temperature.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:

@@ -13,16 +13,11 @@ class TrainerSettings:
     """The parts of the configuration that the trainer needs.
 
     Attributes:
-        model_path: The checkpoint to begin with.
-        dtype: What the forward pass computes in.
         folder: Where checkpoints go; all ranks see it.
         max_length: The longest row, in tokens.
         max_loss_tokens: The most tokens a trajectory can have in the loss.
         temperature: Of the sampling.
-        seed: Of everything random in the trainer.
-        trainer: `trainer.*`.
-        algorithm: `algorithm.*`.
-        lora: `model.lora.*`; None trains all weights.
+        lora: None trains all weights.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         colocated: Others compute on the same GPU in turn.
@@ -49,13 +44,7 @@ class TrainerSettings:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ResumeState:
-    """What the controller stored with the checkpoint that the trainer goes on from.
-
-    Attributes:
-        version: Of the weights; 0 where there was no checkpoint.
-        run_state: As it was given to `save_checkpoint`; empty without a checkpoint.
-        attachments: Likewise.
-    """
+    """What the controller stored with the checkpoint that the trainer goes on from; version 0 without one."""
 
     version: PolicyVersion = 0
     run_state: Mapping[str, Any] = field(default_factory=dict)

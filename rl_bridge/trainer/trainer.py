@@ -39,10 +39,6 @@ class Trainer:
 
     Every rank has one, and each of its methods is called on all ranks with the same arguments.
 
-    Args:
-        settings: See `TrainerSettings`.
-        rank: Which of the ranks this process is.
-
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
         measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
@@ -91,12 +87,9 @@ class Trainer:
         self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
-        """Load the newest checkpoint of the run's folder, if there is one.
+        """Load the newest checkpoint of the run's folder, if there is one; returns what was stored with it.
 
         It may have been written by another number of ranks, and on other devices.
-
-        Returns:
-            What was stored with it; version 0 where there was none.
 
         Raises:
             ModelError: The checkpoint is damaged, of another model, or of adapters where there are none, or others.
@@ -198,8 +191,8 @@ class Trainer:
         return found
 
     @property
-    def _learners(self) -> list[Optimization | Critic]:
-        return [self._optimizer] if self._critic is None else [self._optimizer, self._critic]
+    def _learners(self) -> list[Optimization]:
+        return [self._optimizer] if self._critic is None else [self._optimizer, self._critic.optimization]
 
     def _prepare(self, mine: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
@@ -245,9 +238,6 @@ class Trainer:
         They are the weights under their Hugging Face names, adapters merged; or, with `model.lora.push` of "adapter",
         those alone under PEFT's names. Within the block they do not change: the next update waits for its end. Passes
         forward and backward do not.
-
-        Raises:
-            TrainerWentBackError: They are of another version.
         """
         self._expect(version)
         with self._readers:
@@ -300,16 +290,8 @@ class Trainer:
     ) -> None:
         """Write the weights as safetensors, in the type that the model computes in; checkpoints keep more than that.
 
-        Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them.
-
-        Args:
-            folder: Where to.
-            version: Which the trainer has to be at; None for whichever it is.
-            most_bytes: Of a file. Where there are several, an index says what is where.
-
-        Raises:
-            CheckpointError: They could not be written.
-            TrainerWentBackError: The trainer is at another version.
+        Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them. Files have
+        `most_bytes` at most; where there are several, an index says what is where.
         """
         if version is not None:
             self._expect(version)

@@ -33,13 +33,9 @@ class Readers:
             self._changed.notify_all()
 
     def wait_until_none(self, timeout_s: float) -> float:
-        """Wait for the last reader.
+        """Wait for the last reader; returns the seconds, exactly 0 without one.
 
-        Returns:
-            How long it took, in seconds; exactly 0 where there was none.
-
-        Raises:
-            TrainingError: It did not end in time.
+        TrainingError where it does not end in time.
         """
         with self._changed:
             if not self._count:

@@ -30,11 +30,7 @@ class DirectoryActor(Actor):
 
 
 class RemoteDirectory:
-    """The directory as the processes of a run see it, with the methods of `WeightDirectory`; travels to them.
-
-    Args:
-        actor: Mesh of the `DirectoryActor`.
-    """
+    """The directory as the processes of a run see it, with the methods of `WeightDirectory`; travels to them."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

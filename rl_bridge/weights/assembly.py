@@ -1,14 +1,17 @@
 """From the bytes that ranks have published to the tensors that a reader wants."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights.attachments import copy_all
 from rl_bridge.weights.snapshot import (
     Box,
     Like,
@@ -26,14 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Wanted:
-    """One tensor as a reader wants it, and where it is to come from.
-
-    Attributes:
-        name: Of the tensor.
-        box: The part wanted.
-        dtype: What it shall be in.
-        sources: Ranks and their parts that overlap with it.
-    """
+    """One tensor as a reader wants it, and where it is to come from."""
 
     name: str
     box: Box
@@ -52,16 +48,11 @@ class Wanted:
 def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
     """Work out what is to be read, and whence.
 
-    Args:
-        snapshot: What has been published.
-        like: What is wanted, as for `WeightStore.get`; None: every tensor, whole.
-
-    Raises:
-        WeightsError: A tensor was not published, is of another shape, or has holes.
+    WeightsError where a tensor is missing, of another shape, or has holes.
     """
     parts = snapshot.parts()
     if like is None:
-        return [_whole(snapshot, name, found) for name, found in parts.items()]
+        like = {name: ShardSpec(box=Box.whole(found[0][1].whole)) for name, found in parts.items()}
     result = []
     for name, model in like.items():
         if name not in parts:
@@ -85,16 +76,9 @@ def view(data: Tensor, part: StoredPart) -> Tensor:
 class SnapshotState(Mapping[str, Tensor]):
     """The tensors of a snapshot, each put together when it is asked for.
 
-    What one rank has published whole is seen where it lies, without a copy. What lies in parts, or in another type, is
-    joined anew each time that it is asked for, in memory of its own: so there is never more than one of a model's
-    tensors beside those that somebody keeps.
-
-    Args:
-        wants: What is wanted, and whence.
-        held: The bytes of each rank.
-        like: As for `WeightStore.get`.
-        device: Where tensors are joined, but for those that `like` has on another one.
-        copy: Whether what lies whole is copied too.
+    What one rank has published whole is seen where it lies, without a copy (unless `copy`). What lies in parts, or in
+    another type, is joined anew each time that it is asked for, on `device` or that of `like`: so there is never more
+    than one of a model's tensors beside those that somebody keeps.
     """
 
     def __init__(
@@ -159,18 +143,13 @@ def _copies(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> It
             yield destination[overlap.within(want.box)], view(held[rank], part)[overlap.within(part.box)]
 
 
-def _whole(snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]]) -> Wanted:
-    part = found[0][1]
-    return _want(snapshot, name, Box.whole(part.whole), torch_dtype(part), found)
-
-
 def _like(
     snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]], model: Tensor | ShardSpec
 ) -> Wanted:
     whole = found[0][1].whole
     if isinstance(model, ShardSpec):
         box, dtype = model.box, model.dtype or torch_dtype(found[0][1])
-        fits = Box.whole(whole).intersection(box) == box
+        fits = all(a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, whole, strict=True))
     else:
         box = dtensor_box(model) if is_dtensor(model) else Box.whole(model.shape)
         dtype, fits = model.dtype, tuple(model.shape) == whole
@@ -193,3 +172,53 @@ def _want(
             f"got {covered}; did every rank publish, each its own shards?"
         )
     return Wanted(name=name, box=box, dtype=dtype, sources=sources)
+
+
+MAX_THREADS = 4
+WORTH_A_THREAD = 1 << 20
+"""Bytes; less is copied sooner than another thread has woken."""
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into the first, which is of its shape. Returns when no thread copies any more."""
+    waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
+    if any(source.is_cuda for _, source in waiting):
+        _copy_from_gpu(waiting)
+        return
+    threads = min(_threads(), 1 + sum(target.nbytes for target, _ in waiting) // WORTH_A_THREAD)
+    helpers = [_pool().submit(_copy, waiting) for _ in range(threads - 1)]
+    try:
+        _copy(waiting)
+    finally:
+        waiting.clear()
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+
+
+def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """On a stream of its own, behind what has been asked of the GPU so far, and beside what is asked from now on."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch says no types
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+    stream.synchronize()
+
+
+def _copy(waiting: deque[tuple[Tensor, Tensor]]) -> None:
+    while waiting:
+        try:
+            target, source = waiting.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        target.copy_(source)
+
+
+def _threads() -> int:
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="weights")

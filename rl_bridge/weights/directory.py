@@ -2,22 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, key_text
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Unfinished:
-    """A key that is being published.
-
-    Attributes:
-        origins: The ranks that have begun and not finished.
-        missing: The ranks that have not begun.
-    """
+    """A key that is being published: the ranks that have begun and not finished, and those that have not begun."""
 
     origins: tuple[Origin, ...]
     missing: tuple[int, ...]
@@ -35,20 +31,6 @@ class _Entry:
     def whole(self) -> bool:
         return self.failure is None and len(self.finished) == self.ranks
 
-    def find_unfinished(self) -> Unfinished:
-        return Unfinished(
-            origins=tuple(self.begun[rank] for rank in sorted(self.begun.keys() - self.finished.keys())),
-            missing=tuple(rank for rank in range(self.ranks) if rank not in self.begun),
-        )
-
-
-@dataclass(slots=True)
-class _Series:
-    """What is published one after another by one group: all versions, or one name again and again."""
-
-    group: str
-    superseded: set[str] = field(default_factory=set)
-
 
 class WeightDirectory:
     """In the process that owns the store; other processes ask it by `RemoteDirectory`.
@@ -65,8 +47,8 @@ class WeightDirectory:
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
-        self._series: dict[str | None, _Series] = {}
-        self._latest: PolicyVersion | None = None
+        self._groups: dict[str | None, list[str]] = {}
+        """Who has published all versions, or one name, again and again; the last one does now."""
         self._leases: dict[tuple[Key, Publication], dict[str, float]] = {}
         """Who reads which publishing of which key, and until when at most."""
         self._closed = False
@@ -75,14 +57,7 @@ class WeightDirectory:
     async def announce(
         self, key: Key, publication: Publication, origin: Origin, ranks: int, replaces: Key | None
     ) -> None:
-        """Say that a rank begins to publish.
-
-        Args:
-            key: What.
-            publication: Which publishing of it; the same on every rank.
-            origin: The rank.
-            ranks: How many there are.
-            replaces: What the rank's segment has held so far.
+        """Say that a rank begins to publish into a segment that has held `replaces` so far.
 
         Raises:
             WeightsError: The store is closed, the publisher belongs to a group that has been replaced, or
@@ -91,26 +66,20 @@ class WeightDirectory:
         async with self._changed:
             self._require_current(key, publication)
             if replaces is not None and replaces != key:
-                self._drop(replaces)
+                self._entries.pop(replaces, None)
             if isinstance(key, int):
                 for later in [k for k in self._entries if isinstance(k, int) and k > key]:
-                    self._drop(later)
+                    self._entries.pop(later, None)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
                 entry = self._entries[key] = _Entry(publication, ranks)
-                if self._latest == key:
-                    self._latest = None
             if entry.ranks != ranks:
                 raise WeightsError(f"expected {entry.ranks} ranks to publish {key_text(key)}, got {ranks}")
             entry.begun[origin.rank] = origin
             self._changed.notify_all()
 
     async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
-        """Say that a rank has published; the last of them makes the snapshot whole.
-
-        Raises:
-            WeightsError: As for `announce`; or the key has been published anew meanwhile.
-        """
+        """Say that a rank has published; the last of them makes the snapshot whole. Raises as `announce`."""
         async with self._changed:
             self._require_current(key, publication)
             entry = self._entries.get(key)
@@ -120,10 +89,9 @@ class WeightDirectory:
                 )
             entry.finished[contribution.origin.rank] = contribution
             if entry.whole and isinstance(key, int):
-                self._latest = key
                 for older in [k for k in self._entries if isinstance(k, int)]:
                     if self._entries[older].publication.group != publication.group:
-                        self._drop(older)  # its publishers are gone
+                        self._entries.pop(older, None)  # its publishers are gone
             self._changed.notify_all()
 
     async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
@@ -135,14 +103,7 @@ class WeightDirectory:
                 self._changed.notify_all()
 
     async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:
-        """Look a key up.
-
-        Args:
-            key: What is wanted.
-            wait_s: How long to wait for a key that is being published.
-
-        Returns:
-            The snapshot; or who is being waited for, where that was not long enough.
+        """Look a key up, waiting for one that is being published; returns who is missing where that was not enough.
 
         Raises:
             WeightsError: There is no such key, a rank could not publish it, or the store is closed.
@@ -153,7 +114,13 @@ class WeightDirectory:
                     await self._changed.wait_for(lambda: self._is_settled(key))
             except TimeoutError:
                 if not self._is_settled(key):
-                    return self._entries[key].find_unfinished()
+                    entry = self._entries[key]
+                    return Unfinished(
+                        origins=tuple(
+                            entry.begun[rank] for rank in sorted(entry.begun.keys() - entry.finished.keys())
+                        ),
+                        missing=tuple(rank for rank in range(entry.ranks) if rank not in entry.begun),
+                    )
             self._require_open()
             entry = self._entries[key]
             if entry.failure is not None:
@@ -175,18 +142,8 @@ class WeightDirectory:
             )
         return entry.whole or entry.failure is not None
 
-    async def latest(self) -> PolicyVersion | None:
-        """The version that was finished last; None where there is none."""
-        self._require_open()
-        return self._latest
-
     async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
-        """Keep what lies with publishers from being overwritten, for `seconds` at most.
-
-        Raises:
-            SnapshotOverwrittenError: The snapshot is there no more.
-            WeightsError: The store is closed.
-        """
+        """Keep what lies with publishers from being overwritten, for `seconds` at most; raises where it is gone."""
         self._require_open()
         entry = self._entries.get(key)
         if entry is None or entry.publication != publication:
@@ -203,11 +160,7 @@ class WeightDirectory:
             self._leases.pop((key, publication), None)
 
     async def retire(self, key: Key, publication: Publication) -> list[str]:
-        """Ask whether a snapshot may be overwritten.
-
-        Returns:
-            Who holds it. Where that is nobody, it is found no more.
-        """
+        """Ask whether a snapshot may be overwritten; returns who holds it. Where nobody does, it is found no more."""
         for holder, until in list(self._leases.get((key, publication), {}).items()):
             if until <= self.clock():
                 await self.end_lease(key, publication, holder)
@@ -216,7 +169,7 @@ class WeightDirectory:
         entry = self._entries.get(key)
         if entry is not None and entry.publication == publication:
             async with self._changed:
-                self._drop(key)
+                self._entries.pop(key, None)
                 self._changed.notify_all()
         return []
 
@@ -231,22 +184,65 @@ class WeightDirectory:
         """Names the caller's fellow publishers and itself, the same on every rank: here all within this process."""
         return "local"
 
-    def _drop(self, key: Key) -> None:
-        self._entries.pop(key, None)
-        if self._latest == key:
-            self._latest = None
-
     def _require_open(self) -> None:
         if self._closed:
             raise WeightsError("the weight store is closed")
 
     def _require_current(self, key: Key, publication: Publication) -> None:
         self._require_open()
-        series = self._series.setdefault(None if isinstance(key, int) else key, _Series(publication.group))
-        if publication.group in series.superseded:
+        groups = self._groups.setdefault(None if isinstance(key, int) else key, [])
+        if publication.group in groups[:-1]:
             raise WeightsError(
                 f"{key_text(key)} comes from a publisher that has been replaced by a newer one"
             )
-        if series.group != publication.group:
-            series.superseded.add(series.group)
-            series.group = publication.group
+        if publication.group not in groups:
+            groups.append(publication.group)
+
+
+LEASE_DURATION_S = 60.0
+"""How long a lease lasts that is not renewed: so long a reader that died elsewhere is in a publisher's way."""
+
+
+async def under_lease(
+    directory: WeightDirectory,
+    snapshot: Snapshot,
+    holder: str,
+    transfer: Callable[[], Coroutine[Any, Any, object]],
+) -> None:
+    """Transfer what lies with publishers, while none of it is overwritten; cancelled when the lease cannot be kept.
+
+    Raises:
+        SnapshotOverwrittenError: The snapshot has been given up, and what was transferred may be anything.
+        WeightsError: The directory did not answer at the beginning or the end, or the store is closed.
+        Exception: What the transfer raised.
+    """
+    key, publication = snapshot.key, snapshot.publication
+
+    async def renew() -> None:
+        await directory.lease(key, publication, holder, LEASE_DURATION_S)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(LEASE_DURATION_S / 3)
+            try:
+                await renew()
+            except SnapshotOverwrittenError:
+                raise
+            except WeightsError:
+                continue  # whether the bytes count is said at the end; a directory that is busy now may answer then
+
+    work: list[asyncio.Task[object]] = []
+    try:
+        await renew()
+        work += [asyncio.create_task(transfer()), asyncio.create_task(keep())]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        # No publisher has waited for a renewal that came too late. What has been given up is not leased again, so
+        # this says so, also where it is what the transfer has failed of.
+        await renew()
+        next(task for task in work if task.done()).result()
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        with suppress(WeightsError):  # it ends by itself
+            await asyncio.shield(directory.end_lease(key, publication, holder))

@@ -1,29 +1,82 @@
-"""The transport for one machine: shared memory. Readers see the publisher's bytes without a copy."""
+"""What a way of moving bytes offers, and the one for a single machine: shared memory, read without a copy."""
 
 import asyncio
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rl_bridge.errors import WeightsError
-from rl_bridge.weights.attachments import Attachments
-from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
-from rl_bridge.weights.transport import Needed, Room
+from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
+from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing, has_died, own_machine
+from rl_bridge.weights.snapshot import Key, Origin, Publication, Snapshot, StoredPart, key_text
+
+Needed: TypeAlias = Mapping[int, Collection[str]]
+"""Which tensors a reader needs of which rank."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Room:
+    """Room for what one rank publishes of one snapshot.
+
+    Attributes:
+        target: The room, shape [nbytes], of type uint8. Tensors go to where the layout says.
+        replaces: The key that has been readable from this room so far; None where there was none.
+        publish: To be called when the target is complete; returns where readers find it.
+    """
+
+    target: Tensor
+    replaces: Key | None
+    publish: Callable[[Mapping[str, StoredPart]], Awaitable[object]]
+
+
+class Publisher(Protocol):
+    """The sending side, in the process of one rank; `header` bytes come before the first tensor of a room."""
+
+    header: int
+
+    def reserve(self, key: Key, publication: Publication, nbytes: int) -> AbstractAsyncContextManager[Room]:
+        """Have room for a snapshot; waits for readers who are in the way, and raises WeightsError in the end."""
+
+    async def close(self) -> None:
+        """Give everything back."""
+
+
+class TransportReader(Protocol):
+    """The receiving side."""
+
+    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[dict[int, Tensor]]:
+        """Have the bytes of some ranks' segments, unchanged within the block; where none are needed they may be any.
+
+        Raises:
+            SnapshotOverwrittenError: They have been overwritten already.
+            WeightsError: A publisher is gone.
+        """
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+def new_memory(nbytes: int) -> Tensor:
+    """Bytes of this process's own."""
+    try:
+        return torch.empty(max(1, nbytes), dtype=torch.uint8)
+    except RuntimeError as error:
+        raise WeightsError(f"cannot reserve {nbytes} bytes: {error}") from error
 
 
 class SegmentPublisher:
-    """The sending side of shared memory.
-
-    Args:
-        depth: Versions that stay readable at once.
-        timeout_s: How long to wait for readers who hold what is to be overwritten.
-    """
+    """The sending side of shared memory. It waits `timeout_s` for readers of what is to be overwritten."""
 
     header = HEADER
     POLL_INTERVAL_S: ClassVar[float] = 0.002
@@ -131,11 +184,34 @@ def _put_back(ring: SegmentRing, reserved: "asyncio.Future[Segment | None]") -> 
         ring.put_back(segment)
 
 
+@dataclass(slots=True)
+class _Attachment:
+    """A segment of another process, mapped for reading."""
+
+    fd: int
+    map: mmap.mmap
+    bytes: Tensor
+    holds: int = 0
+
+    def generation(self) -> int:
+        return int.from_bytes(self.map[: ctypes.sizeof(ctypes.c_uint64)], "little")
+
+    def close(self) -> None:
+        # The mapping goes when the last tensor over it does: views may still be about. Until then it keeps
+        # the open file alive, so that locks have to be let go of expressly.
+        os.close(self.fd)
+
+
 class SegmentReader:
-    """The receiving side of shared memory."""
+    """The receiving side of shared memory.
+
+    Mappings are kept from one snapshot to the next, since the first look at each page of a new one costs
+    more than copying it. They are read-only: writing to a snapshot ends the process that tries.
+    """
 
     def __init__(self) -> None:
-        self._attachments = Attachments()
+        self._kept: dict[tuple[int, int], _Attachment] = {}
+        self._lock = threading.Lock()
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
@@ -146,11 +222,89 @@ class SegmentReader:
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, SegmentAddress)
-                found[rank] = held.enter_context(
-                    self._attachments.hold(snapshot.key, contribution.origin, address)
-                )
+                found[rank] = held.enter_context(self.attach(snapshot.key, contribution.origin, address))
             yield found
 
+    @contextmanager
+    def attach(self, key: Key, origin: Origin, address: SegmentAddress) -> Iterator[Tensor]:
+        """Have a segment's bytes; it is not overwritten within the block, or for as long as this process lives."""
+        name = origin.pid, address.inode
+        with self._lock:
+            attachment = self._attach(key, origin, address)
+            if not attachment.holds:
+                try:
+                    fcntl.flock(attachment.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise _overwritten(key) from None
+            attachment.holds += 1
+        try:
+            if attachment.generation() != address.generation:
+                raise _overwritten(key)
+            yield attachment.bytes
+        finally:
+            with self._lock:
+                attachment.holds -= 1
+                if not attachment.holds:
+                    fcntl.flock(attachment.fd, fcntl.LOCK_UN)
+                    if self._kept.get(name) is not attachment:
+                        attachment.close()
+
+    def _attach(self, key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
+        path = f"/proc/{origin.pid}/fd/{address.fd}"
+        try:
+            if os.stat(path).st_ino != address.inode:
+                raise _overwritten(key)
+        except OSError as error:
+            if origin.machine == own_machine() and not has_died(origin):
+                raise _overwritten(key) from None  # the segment itself has been given up
+            self._forget(origin.pid, frozenset())
+            if origin.machine != own_machine():
+                why = "it is on another machine, which the transport 'rdma' can reach"
+            else:
+                why = "did it die? A trainer that is started again publishes anew"
+            raise WeightsError(
+                f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {why}"
+            ) from error
+        self._forget(origin.pid, address.ring)
+        name = origin.pid, address.inode
+        if name not in self._kept:
+            self._kept[name] = _map(key, path, address)
+        return self._kept[name]
+
+    def _forget(self, pid: int, ring: frozenset[int]) -> None:
+        """Let go of a publisher's segments that it has given up, and of publishers that are gone."""
+        for name in list(self._kept):
+            given_up = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
+            if given_up:
+                attachment = self._kept.pop(name)
+                if not attachment.holds:
+                    attachment.close()
+
     async def close(self) -> None:
-        """See `TransportReader`."""
-        self._attachments.close()
+        """See `TransportReader`: lets go of every segment that is not being read."""
+        with self._lock:
+            for attachment in self._kept.values():
+                if not attachment.holds:
+                    attachment.close()
+            self._kept.clear()
+
+
+def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError):
+            os.close(fd)
+            raise
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"cannot map {key_text(key)} at {path}: {error}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is read-only is meant
+        return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
+
+
+def _overwritten(key: Key) -> SnapshotOverwrittenError:
+    return SnapshotOverwrittenError(
+        f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
+    )

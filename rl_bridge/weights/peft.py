@@ -15,18 +15,7 @@ FACTOR_A, FACTOR_B = "lora_A.weight", "lora_B.weight"
 
 
 def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoraConfig, *, base: str) -> None:
-    """Write a folder that PEFT and vLLM load as an adapter.
-
-    Args:
-        folder: Where to; made where it is missing.
-        state: The factors under PEFT's names, whole.
-        lora: What they were trained with.
-        base: The model that they belong to.
-
-    Raises:
-        OSError: It cannot be written.
-        safetensors.SafetensorError: Likewise.
-    """
+    """Write whole factors, under PEFT's names, as a folder that PEFT and vLLM load as an adapter of a base model."""
     from safetensors.torch import save_file  # what only names adapters does without
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
-from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import SegmentPublisher
+from rl_bridge.weights.directory import WeightDirectory, under_lease
+from rl_bridge.weights.local import Needed, SegmentPublisher, new_memory
 from rl_bridge.weights.segments import Segment
 from rl_bridge.weights.snapshot import Snapshot, StoredPart, key_text
-from rl_bridge.weights.transport import Needed, new_memory, under_lease
 
 try:
     from monarch.rdma import RDMAAction, RDMABuffer

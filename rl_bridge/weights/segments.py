@@ -34,10 +34,9 @@ class SegmentAddress:
     """Where readers find what was written into a segment.
 
     Attributes:
-        fd: The segment's file descriptor in the publisher's process.
+        fd: In the publisher's process.
         inode: Of the anonymous file, so that a number that is used again is told apart.
-        nbytes: Size of the segment.
-        generation: The segment's generation number when the snapshot was complete.
+        generation: The segment's when the snapshot was complete.
         ring: Inodes of all segments of the publisher: of others a reader need not keep its mapping.
     """
 
@@ -144,13 +143,7 @@ def _cuda_runtime() -> Any:
 
 @dataclass(slots=True)
 class SegmentRing:
-    """The segments that one series of snapshots goes through, oldest first.
-
-    Attributes:
-        depth: Snapshots that stay readable at once, the one being written among them.
-        closing: Told of segments before they are closed.
-        segments: At most `depth + EXTRA_SEGMENTS`.
-    """
+    """The segments that one series of snapshots goes through, oldest first: `depth` readable ones, and a few more."""
 
     depth: int
     closing: Callable[[Segment], None] = lambda segment: None
@@ -159,17 +152,9 @@ class SegmentRing:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reserve(self, nbytes: int, busy: Collection[Segment] = ()) -> Segment | None:
-        """Get a segment to write into, locked.
+        """Get a locked segment of at least `nbytes` to write into.
 
-        Args:
-            nbytes: Its size, at least.
-            busy: Those that are being read, though no process has locked them.
-
-        Returns:
-            One of at least `nbytes`; None where readers hold every one that may be overwritten.
-
-        Raises:
-            WeightsError: There is no memory for a new one.
+        None where readers hold all that may be overwritten.
         """
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Box:
-    """A box of indices within a whole tensor.
-
-    Attributes:
-        start: First index, one a dimension.
-        shape: Extent, one a dimension.
-    """
+    """A box of indices within a whole tensor: the first index and the extent, one a dimension."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -56,12 +51,7 @@ class Box:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ShardSpec:
-    """What a reader without a device mesh asks for.
-
-    Attributes:
-        box: The part of the whole tensor.
-        dtype: What it shall be in; None leaves it as it was published.
-    """
+    """What a reader without a device mesh asks for: a part of the whole tensor; dtype None leaves it as published."""
 
     box: Box
     dtype: torch.dtype | None = None
@@ -72,7 +62,6 @@ class LazySum:
     """A tensor of a state dict and what is added to it when it is copied: one sum at a time takes memory.
 
     Attributes:
-        base: The tensor.
         added: Gives what is added to a box of the whole tensor, in the box's shape; from any thread.
     """
 
@@ -88,13 +77,10 @@ Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Shard:
-    """What one rank has of one tensor.
+    """What one rank has of one tensor: `local`, detached, of the shape of the box within a tensor of the shape `whole`.
 
     Attributes:
-        whole: Shape of the whole tensor.
-        box: The part that this rank has.
-        local: Its values, detached; of the shape of the box.
-        added: Gives what is to be added to them, of the same shape; None where nothing is.
+        added: Gives what is to be added to it, of the same shape; None where nothing is.
     """
 
     whole: tuple[int, ...]
@@ -114,20 +100,11 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
 
 
 def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
-    """What this rank has to publish of a state dict.
+    """What this rank has to publish of a state dict; names of which it has nothing are left out.
 
-    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first
-    along every dimension of its mesh that it is replicated over.
-
-    Args:
-        state: Plain tensors, whole; or DTensors, of which nothing is gathered; or sums with either.
-        rank: This rank among those that publish.
-
-    Returns:
-        The shards under the names of the state dict; names of which this rank has nothing are left out.
-
-    Raises:
-        WeightsError: A DTensor is a sum that has yet to be reduced.
+    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first along every
+    dimension of its mesh that it is replicated over. Nothing is gathered. WeightsError for a sum that has yet to be
+    reduced, or a part that is no box.
     """
     shards: dict[str, Shard] = {}
     for name, value in state.items():
@@ -194,15 +171,7 @@ Key: TypeAlias = PolicyVersion | str
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StoredPart:
-    """Where one rank's part of one tensor lies in its segment.
-
-    Attributes:
-        whole: Shape of the whole tensor.
-        box: The part.
-        dtype: The name within torch, for example `float32`.
-        offset: First byte.
-        nbytes: Length in bytes.
-    """
+    """Where one rank's part of one tensor lies in its segment, in bytes; `dtype` is the name within torch."""
 
     whole: tuple[int, ...]
     box: Box
@@ -216,7 +185,6 @@ class Publication:
     """Tells one publishing of a key from another of the same key, the same on every rank.
 
     Attributes:
-        group: The publishers that publish together; publishers that were started anew are another group.
         number: How often this group has published the key, this time included.
     """
 
@@ -230,9 +198,7 @@ class Origin:
 
     Attributes:
         machine: Where its number means something.
-        pid: Its number.
         started: When it was started, as in /proc, so that a number that is used again is told apart.
-        rank: Its rank among those that publish.
     """
 
     machine: str
@@ -243,13 +209,10 @@ class Origin:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Contribution:
-    """What one rank has published of a snapshot. Small and picklable, as all of this module.
+    """What one rank has published of a snapshot, and what lies where. Small and picklable, as all of this module.
 
     Attributes:
-        origin: The process.
-        location: Where its segment is; the transport knows what to make of it. None where the rank had
-            nothing of its own to publish.
-        parts: What lies where in the segment.
+        location: Where its segment is; the transport knows what to make of it. None where the rank had nothing.
     """
 
     origin: Origin
@@ -259,13 +222,7 @@ class Contribution:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Snapshot:
-    """A snapshot that every rank has published its part of.
-
-    Attributes:
-        key: What it is called.
-        publication: Which publishing of the key.
-        contributions: One a rank, in their order.
-    """
+    """A snapshot that every rank has published its part of, one a rank, in their order."""
 
     key: Key
     publication: Publication
@@ -293,16 +250,7 @@ def align(offset: int) -> int:
 def layout(
     shards: Mapping[str, Shard], *, header: int, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, StoredPart], int]:
-    """Lay shards out one after another.
-
-    Args:
-        shards: What is to be stored.
-        header: Bytes to leave free in front.
-        dtype: Of floating-point numbers; None leaves them as they are.
-
-    Returns:
-        What lies where, and how many bytes that takes.
-    """
+    """Lay shards out one after another, behind a header; returns what lies where, and how many bytes that takes."""
     parts: dict[str, StoredPart] = {}
     offset = header
     for name, shard in shards.items():

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.types import PolicyVersion
-from rl_bridge.weights.assembly import SnapshotState, Wanted, plan_reads, view
-from rl_bridge.weights.attachments import copy_all
+from rl_bridge.weights.assembly import SnapshotState, Wanted, copy_all, plan_reads, view
 from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import SegmentPublisher, SegmentReader
+from rl_bridge.weights.local import Publisher, Room, SegmentPublisher, SegmentReader, TransportReader
 from rl_bridge.weights.segments import has_died, own_origin
 from rl_bridge.weights.snapshot import (
     Contribution,
@@ -29,7 +27,6 @@ from rl_bridge.weights.snapshot import (
     layout,
     own_shards,
 )
-from rl_bridge.weights.transport import Publisher, Room, TransportReader
 
 if TYPE_CHECKING:
     from rl_bridge.weights.torch_store import Volumes
@@ -57,7 +54,7 @@ class WeightStore:
         timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
             readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
         transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; also how long
-            `put` waits for readers elsewhere, which are at a transfer. `timeout_s` by default.
+            `put` waits for readers elsewhere. `timeout_s` by default.
         volumes: A running TorchStore, for that transport.
     """
 
@@ -132,19 +129,11 @@ class WeightStore:
         return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "_directory": self._directory,
-            "_transport": self._transport,
-            "_depth": self._depth,
-            "_timeout_s": self._timeout_s,
-            "_transfer_timeout_s": self._transfer_timeout_s,
-            "_volumes": self._volumes,
-        }
+        of_this_process = ("_closed", "_publisher", "_reader", "_puts")
+        return {name: value for name, value in vars(self).items() if name not in of_this_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._owner = False
+        vars(self).update(state, _owner=False)
         self._reset()
 
     async def put(
@@ -156,10 +145,7 @@ class WeightStore:
         ranks: int = 1,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Publish a state dict. Returns when this rank's part has been copied; the weights may change then.
-
-        The copying is done by a thread, so that whoever awaits this can go on with what leaves the weights
-        as they are, for example with the next batch's backward passes.
+        """Publish a state dict. Returns when a thread has copied this rank's part; the weights may change then.
 
         Args:
             key: What the snapshot is called. Where the key is there already, this replaces it; a version
@@ -220,30 +206,11 @@ class WeightStore:
         """Have a snapshot for the length of a block, during which it stays as it is.
 
         Nothing is put together here: what one rank has published whole is seen where it lies, and what lies in parts is
-        joined when it is asked for. Do not keep tensors beyond the block, and do not write to them: shared memory is
-        mapped read-only, and writing to it ends the process.
-
-        Args:
-            key: As for `get`.
-            like: As for `get`.
-            device: Where parts are joined.
-
-        Yields:
-            The tensors by name; DTensors where `like` has them.
-
-        Raises:
-            WeightsError: As for `get`.
+        joined when it is asked for, on `device`. Do not keep tensors beyond the block, and do not write to them: shared
+        memory is mapped read-only, and writing to it ends the process. Keys, `like` and errors are as for `get`.
         """
         async with self._hold_parts(key, like) as (wants, held):
             yield SnapshotState(wants, held, like, device=device)
-
-    async def latest(self) -> PolicyVersion | None:
-        """The version that was published last; None before the first.
-
-        Raises:
-            WeightsError: The store is closed.
-        """
-        return await self._directory.latest()
 
     async def close(self) -> None:
         """Give back what this process has of the store; in the process that made it, end it for all."""

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, SnapshotOverwrittenError, WeightsError
+from rl_bridge.weights.local import Needed, Room, new_memory
 from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
-from rl_bridge.weights.transport import Needed, Room, new_memory
 
 try:
     from monarch.actor import endpoint, this_host, this_proc

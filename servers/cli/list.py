@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
-    """Ask a server what it serves."""
     import httpx
 
     from openenv_core.client.settings import http_url
@@ -68,13 +67,9 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
             names = http.get(f"{base}/list_environments", timeout=CONNECT_TIMEOUT_S)
             about = http.get(f"{base}/metadata", timeout=CONNECT_TIMEOUT_S)
         except httpx.HTTPError as error:
-            raise ConnectionFailedError(
-                f"expected a server at {base}, got {type(error).__name__}: {error}"
-            ) from error
+            raise ConnectionFailedError(f"expected a server at {base}, got {error!r}") from error
     if 401 in (names.status_code, about.status_code):
-        raise AuthenticationError(
-            f"expected {base} to take the token, got 401; give --token or ROPEWALK_TOKEN"
-        )
+        raise AuthenticationError(f"expected {base} to take the token; give --token or ROPEWALK_TOKEN")
     metadata = _data(about)
     if not isinstance(metadata, dict):
         metadata = {}

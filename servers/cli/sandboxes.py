@@ -77,11 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says to stop.
-
-    Raises:
-        ConfigurationError: There is no token, or the address cannot be had.
-    """
+    """Serve until a signal says to stop. ConfigurationError: There is no token, or the address cannot be had."""
     settings = _settings(arguments, os.environ)
     with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host

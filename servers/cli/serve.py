@@ -179,7 +179,6 @@ def _announce(arguments: argparse.Namespace, listener: socket) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Add everything but the application's name."""
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8000, help="port to listen on; 0 for any (%(default)s)")

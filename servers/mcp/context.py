@@ -201,7 +201,7 @@ class CallContext(ToolContext):
         answer_s: Seconds that the client may take over a question; None: for ever.
 
     Attributes:
-        spent_s: Seconds that the call was in the environment, where calls are timed.
+        spent_s: Seconds that the call was in the environment.
     """
 
     def __init__(

@@ -91,13 +91,7 @@ def _no_handle() -> MCPError:
 
 
 class Handlers:
-    """The methods.
-
-    Args:
-        sessions: Where sessions come from.
-        tooling: How their tools are listed and called.
-        only: The seat of all requests, where they do not come by HTTP.
-    """
+    """The methods."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestSeat | None = None) -> None:
         self._sessions = sessions

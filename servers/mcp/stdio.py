@@ -67,7 +67,6 @@ class _Lines:
         return self
 
     async def __anext__(self) -> str:
-        """Return the next line."""
         line = await self._lines.get()
         self._room.release()
         if line is None:
@@ -101,7 +100,6 @@ class _Pipe:
         self._pool = ThreadPool(1, "replies of MCP")
 
     async def write(self, text: str) -> None:
-        """Write a line."""
         succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
         if not succeeded:
             logger.info("the host does not listen any more: %s", value)

@@ -42,13 +42,6 @@ def build(
 ) -> FastAPI:
     """Return an application with the author's page below `/web`.
 
-    Args:
-        options: Its function, and how its tab stands.
-        manager: Resets and steps.
-        about: What is known of the environment.
-        action: The JSON schema of its action.
-        playground: Where our own page is, seen from there.
-
     Raises:
         ConfigurationError: Gradio is not installed.
         TypeError: The function has returned something else than blocks of Gradio.

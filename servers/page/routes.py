@@ -45,15 +45,6 @@ _IMAGE_READMES: Final = ("/app/env/README.md", "/app/README.md")
 class Page:
     """The page of one server.
 
-    Args:
-        options: What `create_app` was told of it.
-        action: The action model.
-        sessions: Where the sessions of `WebInterfaceManager` come from.
-        decoder: Reads actions.
-        metadata: Tells of the environment.
-        name: What the server is called.
-        settings: The server's.
-
     Raises:
         ConfigurationError: The author's page needs Gradio, which is not there.
         TypeError: The author's function returned something else than blocks of Gradio.

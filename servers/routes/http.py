@@ -30,6 +30,7 @@ from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_I
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
+from openenv_core.tracing import served_span
 from servers.execution import FATAL, EnvironmentRunner, end
 from servers.metrics import RESET, STEP, ServerMetrics
 from servers.security import owner_of
@@ -283,7 +284,7 @@ class HttpRoutes:
         try:
             if named is None:
                 async with sessions.session(owner, wait_s=wait_s) as session:
-                    return json_answer(await self._run(session, work, args))
+                    return json_answer(await self._run(request, session, work, args))
             if work is not _reset:
                 session = sessions.find(owner, named)
             elif named == NEW:
@@ -291,7 +292,7 @@ class HttpRoutes:
             else:
                 session = await sessions.find_or_open(owner, named, wait_s=wait_s)
             headers = _naming(request, session.id, keep=work is _reset)
-            return json_answer(await self._run(session, work, args), 200, headers)
+            return json_answer(await self._run(request, session, work, args), 200, headers)
         except RefusalError as refusal:
             return refused(refusal, self._sessions.metrics)
         except FATAL as error:
@@ -301,10 +302,17 @@ class HttpRoutes:
             return json_answer(dumps({"detail": reported(error)}), 500, headers)
 
     async def _run(
-        self, session: EnvironmentSession, work: Callable[..., Awaitable[bytes]], args: tuple[Any, ...]
+        self,
+        request: Request,
+        session: EnvironmentSession,
+        work: Callable[..., Awaitable[bytes]],
+        args: tuple[Any, ...],
     ) -> bytes:
         metrics, began = self._sessions.metrics, perf_counter()
-        body = await session.run(work, *args)
+        traceparent = None if work is _state else request.headers.get("traceparent")
+        name = "reset" if work is _reset else "step"
+        with served_span(traceparent, name, metrics.environment, session.runner, began):
+            body = await session.run(work, *args)
         if metrics.enabled and work is not _state:
             calls = metrics.counts.calls[RESET if work is _reset else STEP]
             calls.observe(perf_counter() - began, session.runner.spent_s)

@@ -210,7 +210,7 @@ class Link:
         kept = self._kept
         kept.append(frame)
         if self._metrics.enabled:
-            self._metrics.count_bytes("", frame)
+            self._metrics.count_sent(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -298,7 +298,7 @@ class Link:
         began = 0.0
         if self._metrics.enabled:
             began = perf_counter()
-            self._metrics.count_bytes(frame, "")
+            self._metrics.count_received(frame)
         try:
             head, parsed, arrays = self._dialect.read(frame)
             if isinstance(head, wire.ResumeRequest):
@@ -361,7 +361,7 @@ class Link:
         """Answer a request about one session without a task: it never waits, and nothing else is under way."""
         try:
             member = member or self._members([head.member])[0]  # which says why it is not there
-            reply = await self._dialect.single.answer(member.session, frame, parsed, began)
+            reply = await self._dialect.single.answer(member.session, frame, parsed, began, head.traceparent)
         except RefusalError as refusal:
             reply = self._dialect.single.refusal(refusal)
         if reply is None:
@@ -434,7 +434,8 @@ class Link:
                 raise SessionBusyError(1)
             request.begun = True
             single = self._dialect.single
-            reply = await single.answer(member.session, request.frame, request.parsed, request.came)
+            asked = request.frame, request.parsed, request.came, head.traceparent
+            reply = await single.answer(member.session, *asked)
         if reply is None:
             self._finish()
         else:

@@ -18,6 +18,7 @@ from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
+from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
 from servers.execution import FATAL, EnvironmentRunner, end, keep
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
@@ -269,7 +270,7 @@ class Conversation(ABC):
     async def _close(self, code: int, last: str | None) -> None:
         """Close the socket, after a last frame where there is one."""
         if last is not None:
-            self._sessions.metrics.count_bytes("", last)
+            self._sessions.metrics.count_sent(last)
             await self._say(last)
         if self.over:
             raise DisconnectedError
@@ -330,7 +331,7 @@ class _SessionConversation(Conversation):
             reply = await answer(held, frame)
             if long is not None:
                 long.stop()
-            if counts is not None:  # `count_bytes`, without its call
+            if counts is not None:  # `count_received`, without its call
                 counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
                 return NORMAL_CLOSURE
@@ -449,7 +450,12 @@ class FrameDialect:
         self._resets, self._steps = metrics.counts.calls[RESET], metrics.counts.calls[STEP]
 
     async def answer(
-        self, session: EnvironmentSession, text: str | bytes, request: Any = None, began: float = 0.0
+        self,
+        session: EnvironmentSession,
+        text: str | bytes,
+        request: Any = None,
+        began: float = 0.0,
+        traceparent: str | None = None,
     ) -> str | None:
         """Return the reply to one frame, or to what has been read from it; None to a close.
 
@@ -458,10 +464,13 @@ class FrameDialect:
             text: The frame.
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
+            traceparent: The client's span that it belongs to, if it says so.
 
         Raises:
             RefusalError: The session is over.
         """
+        if traceparent is not None and not isinstance(request, ReadState | Close | Mcp):
+            return await self._traced(traceparent, session, text, request, began)
         timed = self.metrics.enabled
         if timed and not began:
             began = perf_counter()
@@ -507,6 +516,16 @@ class FrameDialect:
                 raise
             # The environment's own: this task was not cancelled.
             return self._raised(error)
+
+    async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
+        _, request, began = asked
+        name = "reset" if isinstance(request, Reset) else "step"
+        about = name, self.metrics.environment, session.runner, began or perf_counter()
+        with served_span(traceparent, *about) as fail:
+            reply = await self.answer(session, *asked)
+            if reply is not None and reply.startswith('{"type":"error"'):
+                fail(reply)
+        return reply
 
     def _raised(self, error: BaseException) -> str:
         return self.refusal(RefusalError(EXECUTION_ERROR, reported(error)))

@@ -64,7 +64,7 @@ class MemberCall:
         autoreset: What becomes of an episode that is over.
         outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
             raised.
-        spent_s: Seconds in the environment, where calls are timed.
+        spent_s: Seconds in the environment.
     """
 
     member: Member

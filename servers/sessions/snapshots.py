@@ -114,7 +114,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
         raise RefusalError(
             EXECUTION_ERROR,
             f"expected an environment that can be forked, got {session.runner.name} without FORKABLE = True; see "
-            "docs/authors.md",
+            "docs/tutorials/author.md",
         )
     try:
         await session.run_waiting(take)

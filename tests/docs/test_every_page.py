@@ -20,7 +20,7 @@ import yaml
 from openenv_core.cli.main import GROUP, load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READERS_OWN = ("my_env", "dice_env", "my_game", "PLACEHOLDER")
 """Packages that a reader is told to make; pages that make them run them."""
 TRAINERS = ("trl", "skyrl_gym", "stable_baselines3", "torchtitan", "openenv_core.adapters.titan")

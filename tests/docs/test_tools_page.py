@@ -43,7 +43,8 @@ def test_what_it_names_is_there() -> None:
         assert (TOOLS_PAGE.parent / target).resolve().exists(), target
 
 
-MCP = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
+MCP = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
+MCP_TUTORIAL = (ROOT / "docs" / "tutorials" / "mcp.md").read_text(encoding="utf-8")
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -53,7 +54,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def test_what_hosts_are_told_to_start_can_be_started() -> None:
-    (block,) = re.findall(r"^```json\n(.*?)^```", MCP, flags=re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(r"^```json\n(.*?)^```", MCP_TUTORIAL, flags=re.MULTILINE | re.DOTALL)
     in_page, in_help = json.loads(block), json.loads(COMMAND.examples[-1])
     for settings in (in_page, in_help):
         server = settings["mcpServers"]["shop"]
@@ -61,7 +62,7 @@ def test_what_hosts_are_told_to_start_can_be_started() -> None:
         assert server["args"][0] == "mcp"
         assert parsed(server["args"][1:]).seed == 7
     commands = re.findall(
-        r"ropewalk mcp (.*?)(?:\s{2,}.*|`.*)?$", MCP + "\n".join(COMMAND.examples), re.MULTILINE
+        r"ropewalk mcp (.*?)(?:\s{2,}.*|`.*)?$", MCP_TUTORIAL + "\n".join(COMMAND.examples), re.MULTILINE
     )
     assert commands
     for words in commands:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import CONFIG, ROOT, SMALL, Watched, rows
+from recorded_spans import collector, lines, request
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -66,17 +67,29 @@ def test_run_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> Non
     assert all(step == pytest.approx(round(step)) for step in variance_steps)  # eighths: groups of eight
 
 
-def test_adapters_are_trained_and_served(ropewalk: Start, tmp_path: Path) -> None:
+def test_adapters_are_trained_and_served_and_each_rollout_is_one_trace(
+    ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lora = (
         "model.lora.rank=8",
         "algorithm.kl_coef=0.05",
         "trainer.learning_rate=1e-2",
         "trainer.warmup_updates=0",
     )
-    run = ropewalk(*small(tmp_path, *lora))
-    assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
-    folder = tmp_path / "run"
+    with collector() as (endpoint, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        run = ropewalk(*small(tmp_path, *lora))
+        assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
+    folder, episode = tmp_path / "run", "rollout > episode"
     first, second = rows(folder)
+    traces = lines(spans)
+    assert len(traces) >= 2 * 64
+    for trace in traces:
+        assert trace[:5] == ["rollout", episode, *request("reset", episode)]
+        steps = trace.count(f"{episode} > step")
+        played = [line for line in trace[5:] if line != "rollout > answer"]
+        assert played == steps * request("step", episode)
+        assert steps <= len(trace[5:]) - len(played) <= steps + 1  # the last answer may be no action
     assert max(row["mismatch/logprob_max"] for row in (first, second)) <= 1e-4
     # Without a process of its own the reference is what the adapters were added to.
     assert sorted(path.name for path in (folder / "logs").glob("reference*")) == []

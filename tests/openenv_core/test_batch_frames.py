@@ -134,7 +134,7 @@ def test_columns_that_stand_for_nothing_are_refused(tree: Any) -> None:
 def test_an_array_is_used_once_and_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     one = array_of(np.zeros((2, 3), np.int8))
     assert rows_of({"a": 0, "b": [1]}, [one, one], 2) == [{"a": [0] * 3, "b": [[0] * 3]}] * 2
-    with pytest.raises(FrameError, match="nothing else uses"):
+    with pytest.raises(FrameError, match="of its own"):
         rows_of([0, 0], [one], 2)
     monkeypatch.setattr(batch, "MAX_ITEMS", 15)
     with pytest.raises(FrameError, match="at most 15"):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 from living import DEADLINE_S, descendants, until, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxConfig
+from openenv_core.sandbox import (
+    FileRefusedError,
+    Isolation,
+    Limits,
+    Sandbox,
+    SandboxConfig,
+    SandboxSession,
+    SandboxUnavailableError,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -188,3 +197,28 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("goes_on", [True, pytest.param(False, marks=pytest.mark.slow)])
+async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interpreter_may_take(
+    goes_on: bool,
+) -> None:
+    start_timeout_s = 20.0 if goes_on else 0.5
+    level = SandboxConfig(
+        strongest=Isolation.PROCESS, minimum=Isolation.PROCESS, start_timeout_s=start_timeout_s
+    )
+    async with Sandbox(level) as sandbox:
+        zygote = sandbox._zygote
+        assert zygote is not None
+        assert zygote.pid is not None
+        zygote._channel.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 1
+        )  # the kernel's least: a few requests
+        os.kill(zygote.pid, signal.SIGSTOP)
+        asked = [asyncio.create_task(sandbox.open()) for _ in range(8)]
+        await until(lambda: len(zygote._exits) == len(asked))
+        if goes_on:
+            os.kill(zygote.pid, signal.SIGCONT)
+        async with asyncio.timeout(DEADLINE_S):
+            told = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(each) for each in told} == {SandboxSession if goes_on else SandboxUnavailableError}

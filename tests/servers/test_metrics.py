@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import time
 from collections import Counter as Tally
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,8 +24,12 @@ from serving import request, serving, socket_to
 from toolbox import boxes
 from websockets.asyncio.client import ClientConnection, connect
 
+from openenv_core import ConfigurationError
 from openenv_core.protocol.batch import SUBPROTOCOL
+from rl_bridge.metrics.status import encode_metrics
 from servers.metrics import CALLS, CODES
+from servers.settings import ServerSettings
+from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 TOKEN = "correct-horse-battery-staple"
 PATIENT: dict[str, Any] = {"open_timeout": 60}  # a worker may be starting
@@ -266,6 +272,27 @@ async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off(
             "accept": "application/openmetrics-text; version=1.0.0",
         }
         assert (await request(address, "GET", "/metrics", headers=openmetrics)).text.endswith("# EOF\n")
+    assert ServerSettings.from_environment({"ROPEWALK_METRICS": "off"}).metrics is False
+    with pytest.raises(ConfigurationError, match="ROPEWALK_METRICS to be 1 or 0"):
+        ServerSettings.from_environment({"ROPEWALK_METRICS": "maybe"})
     async with serving(app_of(Counter, metrics=False)) as address:
         await play(address, Kept())
         assert (await request(address, "GET", "/metrics")).status_code == 404
+
+
+async def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
+    board = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked += [variable["query"] for variable in board["templating"]["list"]]
+    async with serving(app_of(Counter)) as address:
+        told = (await request(address, "GET", "/metrics")).text + encode_metrics(snapshot()).decode()
+    families = [*text_string_to_metric_families(told)]
+    exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    named = {name for text in asked for name in re.findall(r"\bropewalk_\w+", text)}
+    assert named <= exported.keys()
+    assert {family.name for family in families} <= {
+        re.sub("_(total|bucket|count|sum)$", "", name) for name in named
+    }
+    for text in asked:
+        for name, labels in re.findall(r"\b(ropewalk_\w+)\{(.*?)\}", text):
+            assert set(re.findall(r"(\w+)[=!]", labels)) <= exported[name], text

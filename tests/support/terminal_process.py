@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -97,11 +97,13 @@ class TerminalProcess:
 
 
 @contextmanager
-def in_terminal(*words: str, cwd: str | None = None, **environ: str) -> Iterator[TerminalProcess]:
+def in_terminal(
+    *words: str, cwd: str | None = None, program: Sequence[str] = ("-m", "openenv_core.cli"), **environ: str
+) -> Iterator[TerminalProcess]:
     """Run `ropewalk` in a terminal; what is left of it at the end is killed."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "openenv_core.cli", *words],
+        [sys.executable, *program, *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

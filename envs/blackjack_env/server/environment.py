@@ -119,9 +119,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         """
         state = self._state
         if state.seed is None:
-            raise StepBeforeResetError(
-                "expected reset() before the first step(), got step(); call reset() first"
-            )
+            raise StepBeforeResetError("expected reset() before the first step(); call reset() first")
         if state.done:
             raise EpisodeOverError(
                 "expected reset() after the end of the hand, got step(); call reset() to deal a new one"

@@ -168,11 +168,7 @@ Inner: TypeAlias = Annotated[Exact | Numeric, Field(discriminator="type")]
 
 
 class Unordered(Comparison):
-    """Lists whose items are the same in any order, each as often.
-
-    Attributes:
-        items: how items are compared.
-    """
+    """Lists whose items are the same in any order, each as often."""
 
     type: Literal["unordered"] = "unordered"
     items: Inner = Exact()
@@ -199,11 +195,7 @@ class SetLike(Comparison):
 
 
 class AnyOf(Comparison):
-    """One of several answers: what is expected is the list of them.
-
-    Attributes:
-        each: how the answer is compared with each.
-    """
+    """One of several answers: what is expected is the list of them."""
 
     type: Literal["any_of"] = "any_of"
     each: Inner = Exact()
@@ -279,11 +271,7 @@ CHECKERS: Final[dict[str, Checker]] = {
 
 
 class Checked(Comparison):
-    """Whatever a checker accepts: a function of ours by its name, which looks at the arguments and the answer.
-
-    Attributes:
-        name: one of `CHECKERS`.
-    """
+    """Whatever a checker accepts: a function of ours by its name, which looks at the arguments and the answer."""
 
     type: Literal["checker"] = "checker"
     name: str

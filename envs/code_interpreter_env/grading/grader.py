@@ -7,7 +7,7 @@ from typing import Any, Final, assert_never
 from openenv_core.sandbox import Limits
 
 from .kinds import FunctionTrial, NumericTrial, StdioTrial, SuiteTrial
-from .task import FunctionTask, NumericTask, Scoring, StdioTask, SuiteTask, Task, public_view
+from .task import FunctionTask, NumericTask, Scoring, StdioTask, SuiteTask, Task
 from .trial import (
     CaseInfo,
     CaseResult,
@@ -57,12 +57,7 @@ class Grader:
         self._limits = limits
 
     async def grade(self, task: Task, code: str) -> Verdict:
-        """Return what a submission is worth.
-
-        Args:
-            task: the task, with its hidden half.
-            code: the submission.
-        """
+        """Return what a submission is worth."""
         began = time.perf_counter()
         scoring = self._scoring or task.scoring
         bench = SubmissionRunner(self._source, task, self._limits)
@@ -163,34 +158,13 @@ class NoAttemptsLeftError(ValueError):
 
 
 class TaskSession:
-    """One episode's task.
-
-    Attributes:
-        task: the same.
-        attempts_left: how many submissions are left.
-        verdict: of the last submission.
-    """
+    """One episode's task."""
 
     def __init__(self, task: Task, grader: Grader) -> None:
         self.task = task
         self._grader = grader
         self.attempts_left = task.attempts
         self.verdict: Verdict | None = None
-
-    @property
-    def prompt(self) -> str:
-        """The task in words."""
-        return self.task.prompt
-
-    @property
-    def view(self) -> dict[str, object]:
-        """All that a client may see of the task."""
-        return public_view(self.task)
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """What belongs into the workspace of the episode's interpreter."""
-        return {path: content.encode() for path, content in self.task.files.items()}
 
     @property
     def done(self) -> bool:
@@ -205,7 +179,7 @@ class TaskSession:
         """
         if self.done:
             raise NoAttemptsLeftError(
-                "expected a submission before the end of the task, got one after it; reset first"
+                "expected a submission before the task has ended, got one after; reset first"
             )
         self.attempts_left -= 1
         verdict: Verdict | None = None

@@ -97,12 +97,7 @@ class FunctionCase(Case):
 
 
 class StdioCase(Case):
-    """A run of the whole program.
-
-    Attributes:
-        stdin: what it reads.
-        stdout: what it should print.
-    """
+    """A run of the whole program."""
 
     stdin: str = ""
     stdout: str
@@ -140,14 +135,7 @@ class BaseTask(Strict):
 
 
 class FunctionTask(BaseTask):
-    """A function is called with each case's arguments, and its answers are compared outside its process.
-
-    Attributes:
-        entry: its name.
-        compare: when an answer is right.
-        public: cases that may be shown.
-        hidden: cases that may not.
-    """
+    """A function is called with each case's arguments, and its answers are compared outside its process."""
 
     kind: Literal["function"] = "function"
     entry: Name
@@ -162,7 +150,7 @@ class FunctionTask(BaseTask):
             lists = self.compare.type in ("unordered", "set_like", "any_of")
             if lists and type(case.expected) not in (list, tuple):
                 raise ValueError(
-                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected!r}"
+                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected}"
                 )
             if (
                 isinstance(self.compare, Unordered)
@@ -243,9 +231,7 @@ class SuiteTask(BaseTask):
         try:
             ast.parse(source)
         except SyntaxError as error:
-            raise ValueError(
-                f"expected test code that compiles, got line {error.lineno}: {error.msg}"
-            ) from None
+            raise ValueError(f"expected test code that compiles, line {error.lineno}: {error.msg}") from None
         return source
 
     @model_validator(mode="after")

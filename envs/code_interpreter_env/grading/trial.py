@@ -123,11 +123,6 @@ def _blaming_the_infrastructure() -> Iterator[None]:
 class SubmissionRunner:
     """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `GradingUnavailableError`.
 
-    Args:
-        source: where the interpreter comes from.
-        task: whose limits and files hold.
-        limits: those that the task says nothing about.
-
     Attributes:
         lost: whether the interpreter ended, so that the submission has to be run anew.
         isolation: what the submission runs behind.
@@ -164,7 +159,8 @@ class SubmissionRunner:
     async def execute(self, code: str, stdin: str | None = None) -> Execution:
         """Run code, within the time of a case and of the whole."""
         with _blaming_the_infrastructure():
-            execution = await self._running().execute(code, timeout_s=self._time_left(), stdin=stdin)
+            assert self._interpreter is not None  # fresh() comes first
+            execution = await self._interpreter.execute(code, timeout_s=self._time_left(), stdin=stdin)
         return self._check_sandbox(execution)
 
     async def call(
@@ -172,8 +168,9 @@ class SubmissionRunner:
     ) -> FunctionCall:
         """Call a function that the code defined."""
         with _blaming_the_infrastructure():
+            assert self._interpreter is not None
             left_s = self._time_left()
-            call = await _call_function(self._running(), function, args, kwargs or {}, timeout_s=left_s)
+            call = await _call_function(self._interpreter, function, args, kwargs or {}, timeout_s=left_s)
         self._check_sandbox(call.execution)
         return call
 
@@ -185,11 +182,6 @@ class SubmissionRunner:
                 OpenEnvError, OSError
             ):  # the verdict is known, and its source cleans up what it opened
                 await interpreter.close()
-
-    def _running(self) -> Interpreter:
-        if self._interpreter is None:
-            raise RuntimeError("expected fresh() before anything runs")
-        return self._interpreter
 
     def _time_left(self) -> float:
         left = self._deadline - time.monotonic()
@@ -211,14 +203,7 @@ SHOWN_CHARS: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseInfo:
-    """A case as the grader sees it.
-
-    Attributes:
-        hidden: whether the policy may see nothing of it.
-        weight: its share of the credit.
-        shown_input: its input in words.
-        expected: its answer in words.
-    """
+    """A case as the grader sees it."""
 
     hidden: bool
     weight: float = 1.0
@@ -228,13 +213,7 @@ class CaseInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """How a case ended.
-
-    Attributes:
-        category: the verdict of the case.
-        got: the answer in words.
-        message: the error in words.
-    """
+    """How a case ended."""
 
     category: Category
     got: str | None = None
@@ -248,14 +227,7 @@ TaskT = TypeVar("TaskT", bound=BaseTask)
 
 
 class Trial(ABC, Generic[TaskT]):
-    """One submission before one task.
-
-    Args:
-        bench: where it runs.
-        task: the task.
-        code: the submission.
-        fresh_per_case: whether nothing of one case is there in the next.
-    """
+    """One submission before one task."""
 
     guarantee: Literal["outside", "shared"] = "outside"
 
@@ -303,8 +275,7 @@ def failure_of(execution: Execution) -> CaseResult | None:
     """Return how an execution failed; None where it did not."""
     if execution.status == "ok":
         return None
-    if execution.status == "sandbox_error":
-        raise ValueError("expected the bench to have told this from what code does")
+    assert execution.status != "sandbox_error"  # the runner has raised then
     if execution.status != "error":
         return CaseResult(category=execution.status, message=execution.reason)
     error = execution.error

@@ -29,7 +29,7 @@ from openenv_core.tools import (
     tool,
 )
 
-from ..grading import Grader, JsonlTasks, Task, TaskSession, Verdict
+from ..grading import Grader, JsonlTasks, Task, TaskSession, Verdict, public_view
 from ..models import (
     MAX_TIMEOUT_S,
     Base64,
@@ -104,18 +104,19 @@ class CodeInterpreterEnvironment(
                 took the backend to find out.
         """
         choice = read_options(options, self._shared.settings)
-        task: TaskSession | None = None
+        task: Task | None = None
         if choice.task is not None:
-            found = await choose_task(self._tasks, choice.task, seed)
-            task = self._session_of(found, choice.packages)
-            choice = replace(choice, files={**task.files, **choice.files})
+            task = await choose_task(self._tasks, choice.task, seed)
+            files = {path: content.encode() for path, content in task.files.items()}
+            choice = replace(choice, files={**files, **choice.files})
         await self._keeper.end()
         self._keeper.lost = False
-        self._keeper.choice, self._task = choice, task
+        self._keeper.choice = choice
+        self._task = None if task is None else self._session_of(task, choice.packages)
         self._state = CodeInterpreterState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
             seed=seed,
-            task=None if task is None else str(task.view["id"]),
+            task=None if task is None else task.id,
         )
         try:
             await self._ready()
@@ -128,7 +129,7 @@ class CodeInterpreterEnvironment(
             began = await self._end_after_failure(error)
         if all(value is None for value in options.values()):
             return to_released(began, None)
-        return full(began) if task is None else full(began, prompt=task.prompt, task=task.view)
+        return full(began) if task is None else full(began, prompt=task.prompt, task=public_view(task))
 
     async def step_async(
         self, action: CodeInterpreterAction | ToolAction, *, timeout_s: float | None = None
@@ -393,7 +394,6 @@ class _Episode:
     state: CodeInterpreterState
 
     async def close(self) -> None:
-        """End the interpreter that it holds."""
         await self.branch.close()
 
 
@@ -405,7 +405,6 @@ class _Judging:
         self._packages = packages
 
     async def open(self, limits: Limits) -> Interpreter:
-        """Start one; whoever asked for it closes it."""
         return await (await self._keeper.start_backend()).open(limits, packages=self._packages)
 
 

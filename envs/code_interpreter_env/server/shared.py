@@ -147,7 +147,7 @@ class InterpreterKeeper:
     """Keeps the interpreter of one session.
 
     Attributes:
-        choice: Likewise; what is set here goes for the next one.
+        choice: How one is made; what is set here goes for the next one.
         lost: The state of the one that there is, is gone.
         brought: The files that the reset has brought to it.
     """
@@ -300,27 +300,14 @@ class InterpreterKeeper:
         return tuple([await interpreter.put_file(path, data) for path, data in self.choice.files.items()])
 
 
+@dataclass(frozen=True, slots=True)
 class KeptBranch:
-    """Where the interpreter of a session stood, with the backend that it needs.
+    """Where the interpreter of a session stood: a branch of it that nobody uses, and the backend, held for this."""
 
-    Args:
-        shared: Where the backend comes from; it has been held for this.
-        choice: How the interpreter was made.
-        brought: The files that the reset had brought to it.
-        interpreter: A branch of it that nobody uses; None where there was none.
-    """
-
-    def __init__(
-        self,
-        shared: SharedBackend,
-        choice: ResetChoice,
-        brought: tuple[FileInfo, ...],
-        interpreter: Branching | None,
-    ) -> None:
-        self._shared = shared
-        self.choice = choice
-        self.brought = brought
-        self.interpreter = interpreter
+    shared: SharedBackend
+    choice: ResetChoice
+    brought: tuple[FileInfo, ...]
+    interpreter: Branching | None
 
     async def close(self) -> None:
         """End the branch."""
@@ -328,7 +315,7 @@ class KeptBranch:
             if self.interpreter is not None:
                 await _close(self.interpreter)
         finally:
-            await self._shared.release()
+            await self.shared.release()
 
 
 async def _close(interpreter: Interpreter) -> None:

@@ -153,11 +153,7 @@ class HarborEnvironment(
     async def step_async(
         self, action: HarborAction | ToolAction, **_: Any
     ) -> HarborObservation | ToolObservation:
-        """Apply an action, or call a tool that is one.
-
-        Raises:
-            EpisodeOverError: There is no episode under way.
-        """
+        """Apply an action, or call a tool that is one. EpisodeOverError: There is no episode under way."""
         if isinstance(action, ListToolsAction | CallToolAction):
             seen = self.tool_step(action)
             return await seen if isawaitable(seen) else seen
@@ -333,7 +329,6 @@ def _seen(came: CommandResult, **end: Any) -> HarborObservation:
 
 
 def _result(seen: HarborObservation) -> ToolResult:
-    """Return what a tool answers, for what its action has come to."""
     if seen.status in ("refused", "sandbox_error"):
         kind = ToolErrorType.EXECUTION_ERROR if seen.status == "refused" else ToolErrorType.TRANSPORT_ERROR
         result = ToolResult.failed(kind, seen.reason or seen.status)
@@ -357,11 +352,7 @@ def shared_machines() -> Machines:
 
 @lru_cache(maxsize=1)
 def shared_tasks() -> HarborTasks:
-    """Return the tasks that HARBOR_TASKS names.
-
-    Raises:
-        ConfigurationError: It names none.
-    """
+    """Return the tasks that HARBOR_TASKS names. ConfigurationError: It names none."""
     if not (path := os.environ.get(TASKS, "").strip()):
         raise ConfigurationError(
             f"expected a folder of Harbor tasks in {TASKS}, got nothing; `ropewalk serve harbor PATH` sets it"

@@ -57,11 +57,7 @@ class TransferError(Exception):
 
 
 class Machine(Protocol):
-    """One place to run commands in. Where the infrastructure fails, its methods raise `OpenEnvError` or OSError.
-
-    Attributes:
-        workdir: Where commands run.
-    """
+    """One place to run commands in. Where the infrastructure fails, its methods raise `OpenEnvError` or OSError."""
 
     workdir: str
 

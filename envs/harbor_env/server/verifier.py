@@ -120,7 +120,7 @@ def read_rewards(data: bytes, path: str) -> dict[str, float]:
 def _main_reward(rewards: dict[str, float]) -> float:
     if "reward" not in rewards and len(rewards) != 1:
         raise UnscoredError(
-            f"expected a reward called reward, or one alone, got {', '.join(rewards) or 'none'}"
+            f"expected a reward called reward, or only one, got {', '.join(rewards) or 'none'}"
         )
     return rewards.get("reward", next(iter(rewards.values())))
 

@@ -71,7 +71,6 @@ def fill_folder(text: str, folder: str) -> str:
 
 
 def _needs_folder(text: str) -> bool:
-    """Whether a session's folder is named."""
     return any(not found[1] and found[2] == SESSION_DIR for found in _PLACEHOLDER.finditer(text))
 
 
@@ -353,7 +352,5 @@ def _read_file(path: str) -> str:
     except OSError as error:
         raise ConfigurationError(f"expected a readable file in {CONFIG}, got: {error}") from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigurationError(
-            f"expected at most {MAX_CONFIG_BYTES} bytes in the file of {CONFIG}, got more"
-        )
+        raise ConfigurationError(f"expected at most {MAX_CONFIG_BYTES} bytes in {CONFIG}'s file, got more")
     return data.decode(errors="replace")

@@ -146,9 +146,7 @@ class EpisodeServer:
         if not self.policy.restart:
             raise ServerFailedError(f"{self.name}: {why}")
         if self.restarts >= self.policy.max_restarts:
-            raise ServerFailedError(
-                f"{self.name}: {why}; it was started anew {self.restarts} times, which is the most"
-            )
+            raise ServerFailedError(f"{self.name}: {why}; it was started anew {self.restarts} times")
         self.restarts += 1
         await self.close()
         await self.start()
@@ -160,9 +158,7 @@ class EpisodeServer:
         """Call a tool by its own name. CallError: there is no result."""
         connection = self._connection
         if connection is None:
-            raise CallError(
-                ToolErrorType.TRANSPORT_ERROR, "the tool server is not there", infrastructure=True
-            )
+            raise CallError(ToolErrorType.TRANSPORT_ERROR, "the tool server is gone", infrastructure=True)
         self.calls += 1
         return await connection.call(tool, arguments, timeout_s, context)
 

@@ -76,11 +76,7 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
 
 
 class Budget:
-    """Counts from its making on.
-
-    Attributes:
-        made: How many calls were made.
-    """
+    """Counts from its making on."""
 
     def __init__(self, calls: int, time_s: float) -> None:
         self._calls = calls

@@ -232,9 +232,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         order = self._open_order(order_id)
         coupon = _require(self._records.coupons, code, "id of a coupon")
         if order.coupon is not None:
-            raise ToolFailedError(
-                f"expected an order without a coupon, got {order.id}, which has {order.coupon}"
-            )
+            raise ToolFailedError(f"expected an order without a coupon, {order.id} has {order.coupon}")
         order.coupon = coupon.code
         order.discount = order.items_total * coupon.percent // 100
         return {"order_id": order.id, "discount": euros(order.discount)}
@@ -263,9 +261,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         """Give store credit for the late delivery of an order."""
         order, cents = self._order(order_id), _cents(amount)
         if order.credit + cents > MAX_CREDIT:
-            raise ToolFailedError(
-                f"expected at most {MAX_CREDIT // 100} euros of credit for an order, got more"
-            )
+            raise ToolFailedError(f"expected at most {MAX_CREDIT // 100} euros of credit for an order")
         order.credit += cents
         return {"order_id": order.id, "late_credit": euros(order.credit)}
 
@@ -331,13 +327,10 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         """Return an order of somebody who is verified."""
         order = _require(self._records.orders, order_id, "id of an order")
         if order.customer_id not in self._verified:
-            raise ToolFailedError(
-                f"expected an order of a customer who is verified, got {order.id}, which is not"
-            )
+            raise ToolFailedError(f"expected an order of a verified customer, got {order.id}")
         return order
 
     def _open_order(self, order_id: str) -> Order:
-        """Return an order that has not left."""
         order = self._order(order_id)
         if order.status not in OPEN:
             raise ToolFailedError(
@@ -353,16 +346,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def _require_method(self, order: Order, method: str) -> None:
         known = {order.payment, STORE_CREDIT, *self._records.customers[order.customer_id].methods}
         if method not in known:
-            raise ToolFailedError(
-                f"expected one of the methods {', '.join(sorted(known))}, got {method!r:.40}"
-            )
+            raise ToolFailedError(f"expected one of {', '.join(sorted(known))}, got {method!r:.40}")
 
 
 def _require_delivered(order: Order) -> None:
     if order.status != "delivered":
-        raise ToolFailedError(
-            f"expected an order that was delivered, got {order.id}, which is {order.status}"
-        )
+        raise ToolFailedError(f"expected an order that was delivered, got {order.id}, {order.status}")
 
 
 def _line(order: Order, number: int) -> Line:

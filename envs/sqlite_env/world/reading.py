@@ -43,9 +43,7 @@ def _check_expansion(sql: str) -> None:
     for count, (name, start, end) in enumerate(_definitions(tokens), 1):
         bodies.setdefault(name, []).extend(tokens[start:end])
         if count > MAX_DEFINITIONS:
-            raise QueryRefusedError(
-                f"expected a query of at most {MAX_DEFINITIONS} parts (x AS (...)), got more"
-            )
+            raise QueryRefusedError(f"expected a query of at most {MAX_DEFINITIONS} parts (x AS (...))")
     lengths: dict[str, int] = {}
     if bodies and _length(tokens, bodies, lengths) > MAX_TOKENS:
         raise QueryRefusedError(

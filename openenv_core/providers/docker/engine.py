@@ -192,11 +192,7 @@ class DockerEngine:
         )
 
     def archive(self, container: str, path: str) -> bytes:
-        """Return a file or folder of a container as a tar archive.
-
-        Raises:
-            EngineRefusedError: There is none (status 404).
-        """
+        """Return a file or folder of a container as a tar archive. EngineRefusedError: There is none (status 404)."""
         return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S).body
 
     def put_archive(self, container: str, path: str, archive: bytes) -> None:

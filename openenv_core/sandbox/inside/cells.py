@@ -30,12 +30,7 @@ _MAX_BUNDLES: Final = 256
 
 
 class ShownBundles:
-    """The bundles of one execution.
-
-    Attributes:
-        bundles: What was shown, in order: the kind, and text by mime type.
-        truncated: Whether something was left out.
-    """
+    """The bundles of one execution."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -137,12 +132,7 @@ _OURS: Final = os.path.dirname(__file__) + os.sep
 
 
 class Cells:
-    """The namespace, and what runs in it.
-
-    Attributes:
-        count: Executions so far.
-        namespace: The variables of the code.
-    """
+    """The namespace, and what runs in it."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -73,12 +73,7 @@ class Interrupts:
 
 
 class RequestRunner:
-    """Serves one control socket.
-
-    Args:
-        control: To the supervisor.
-        outputs_bytes: Of the result and the displayed bundles of one execution together.
-    """
+    """Serves one control socket."""
 
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         self.control = control

@@ -132,9 +132,7 @@ def prepare(spec: ZygoteSpec) -> Prepared:
     if spec.isolation in ("namespaces", "lsm"):
         version = landlock.abi()
         if version < landlock.SIGNALS_SINCE and not prepared.has_init:
-            raise OSError(
-                f"expected Landlock of version {landlock.SIGNALS_SINCE} or newer, got {version or 'none'}"
-            )
+            raise OSError(f"expected Landlock {landlock.SIGNALS_SINCE} or newer, got {version or 'none'}")
         if version:
             paths = [*spec.readable, *namespaces.PROC_FILES]
             prepared.readable = [_high(landlock.open_path(path)) for path in paths if os.path.exists(path)]

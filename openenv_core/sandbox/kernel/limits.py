@@ -16,12 +16,7 @@ _PENDING_SIGNALS = 64
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process occupies, in bytes: a fork of it starts from the same.
-
-    Attributes:
-        address_space: Address space.
-        data: Private writable memory.
-    """
+    """What a process occupies, in bytes: a fork of it starts from the same."""
 
     address_space: int
     data: int

@@ -1,4 +1,4 @@
-"""Which task each group has: every one, in passes; by signal less often what teaches nothing, and never not at all."""
+"""Which task each group has: each in every pass; by signal those that teach more often, and each now and then."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rl_bridge.config.sections import Sampling
-from rl_bridge.data.sampling import KEPT, KEPT_AT_LEAST, Passes, TaskSampler
+from rl_bridge.data.sampling import FLOOR, LATEST, Passes, TaskSampler
 
 TASKS = 40
 
@@ -63,29 +63,57 @@ def test_without_signal_what_groups_come_to_changes_nothing(sampling: Sampling) 
 
 def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starved() -> None:
     sampler = TaskSampler(TASKS, sampling="signal", seed=3)
-    drawn(sampler, range(800), lambda task: task >= TASKS // 2)
+    first = drawn(sampler, range(TASKS), lambda task: task >= TASKS // 2)
+    assert Counter(first) == Counter(range(TASKS))  # each once, in an order that the seed decides
+    assert first not in (
+        sorted(first),
+        drawn(TaskSampler(TASKS, sampling="signal", seed=4), range(TASKS), bool),
+    )
+    drawn(sampler, range(TASKS, 800), lambda task: task >= TASKS // 2)
     often = Counter(drawn(sampler, range(800, 8800), lambda task: task >= TASKS // 2))
     dull, others = [often[task] for task in range(20)], [often[task] for task in range(20, TASKS)]
-    assert max(others) - min(others) <= 2  # a pass has each of them once
-    assert min(dull) > 0
-    assert sum(dull) / sum(others) == pytest.approx(KEPT_AT_LEAST, rel=0.25)
+    assert max(others) - min(others) <= 2
+    assert max(dull) - min(dull) <= 2
+    # Half of the tasks have q^2 = 1, and all have the floor.
+    assert sum(dull) / sum(others) == pytest.approx(FLOOR / 2 / (1 + FLOOR / 2), rel=0.1)
     assert sampler.metrics()["tasks/dull_share"] == 0.5
-    # One that begins to teach is in every pass again; a group of which nobody can say changes nothing.
+    # One that begins to teach is drawn as often as the others; a group of which nobody can say changes nothing.
     drawn(sampler, range(8800, 12000), lambda task: True)
     assert sampler.metrics()["tasks/dull_share"] == 0
     drawn(sampler, range(12000, 12800), lambda task: None)
     assert sampler.metrics()["tasks/dull_share"] == 0
+    # Where nothing has taught for ever so long, all are equal.
+    sampler.restore({"signal": [0.0] * TASKS})
+    assert set(Counter(drawn(sampler, range(20000, 20000 + 4 * TASKS), lambda task: False)).values()) <= {
+        3,
+        4,
+        5,
+    }
 
 
-def test_one_group_without_variance_leaves_a_task_out_with_the_probability_of_the_formula() -> None:
-    taken = 0
-    for seed in range(400):
-        sampler = TaskSampler(1 + 1, sampling="signal", seed=seed)
-        (dull, _), first = drawn(sampler, range(2), lambda task: False, step=2), 2
-        other = 1 - dull
-        sampler.restore({**sampler.state(), "results": [(0, dull, False), (1, other, True)]})
-        taken += dull in (sampler.draw(2, known=first), sampler.draw(3, known=first))
-    assert taken / 400 == pytest.approx(KEPT, abs=0.25 * KEPT + 0.05)
+@pytest.mark.parametrize(
+    ("signals", "estimate"), [([False], 0.5), ([False, False, True], 0.625), ([True, False], 0.5)]
+)
+def test_a_task_weighs_the_square_of_how_often_its_groups_had_variance_of_late(
+    signals: list[bool], estimate: float
+) -> None:
+    sampler = TaskSampler(1, sampling="signal", seed=0)
+    results = iter(signals)
+    drawn(sampler, range(len(signals)), lambda task: next(results), step=1)
+    sampler.draw(len(signals), known=len(signals))
+    assert sampler.state()["signal"] == [estimate]
+    assert LATEST == 0.5
+    # The later group counts as the later one, whichever comes back first.
+    overtaken = TaskSampler(1, sampling="signal", seed=0)
+    overtaken.restore({"results": [*reversed([(group, 0, one) for group, one in enumerate(signals)])]})
+    overtaken.draw(len(signals), known=len(signals))
+    assert overtaken.state()["signal"] == [estimate]
+    pair = TaskSampler(2, sampling="signal", seed=0)
+    pair.restore({"signal": [1.0, estimate]})
+    often = Counter(drawn(pair, range(3400), lambda task: None, step=1))
+    mean = (1 + estimate**2) / 2
+    expected = (estimate**2 + FLOOR * mean) / (1 + FLOOR * mean)
+    assert often[1] / often[0] == pytest.approx(expected, rel=0.01)
 
 
 def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_checkpoint() -> None:
@@ -121,6 +149,6 @@ def test_what_comes_back_late_counts_from_then_on() -> None:
     assert sampler.metrics()["tasks/dull_share"] == 0  # it was given out under the same weights
     sampler.draw(2, known=2)
     assert sampler.metrics()["tasks/dull_share"] == 0.5
-    assert sampler.state()["dull"] == [(task, 1)]
+    assert sampler.state()["signal"][task] == 1 - LATEST
     sampler.end(7, False)  # another's
     assert sampler.state()["results"] == []

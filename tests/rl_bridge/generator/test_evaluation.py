@@ -17,7 +17,7 @@ from completions_server import MODEL, Behaviour, StandIn, completions_server
 
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
-from openenv_core.evaluation.records import EvaluationFolder
+from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.evaluation import ready_to_evaluate
@@ -123,7 +123,7 @@ def asking(server: StandIn) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.heavy
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, tmp_path: Path) -> None:
     more = [*asking(server), "rollout.temperature=0.5"]
     assert run(COMMAND, words_of(tiny_policy, tmp_path, *more)) == 0
@@ -134,6 +134,24 @@ def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, 
     assert set(report["probe"]) == {"exact_return", "agreement"}
     assert len(EvaluationFolder(tmp_path / "look").read().records) == 60
     assert {one.body["temperature"] for one in server.served} == {0.0}
+    # As if it had been killed: the rest is played, and the figures are those of one in one go.
+    records, figures = (tmp_path / "look" / name for name in (RECORDS_FILE, FIGURES_FILE))
+    kept = records.read_bytes().splitlines(keepends=True)[:40]
+    records.write_bytes(b"".join(kept))
+    figures.unlink()
+    assert run(COMMAND, ["--resume", str(tmp_path / "look")]) == 0
+    lines = records.read_bytes().splitlines(keepends=True)
+    assert (lines[:40], len(lines)) == (kept, 60)
+    assert json.loads(figures.read_text())["episodes"] == 60
+
+
+def test_folder_of_a_run_is_no_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("config.yaml", "run.lock"):
+        (tmp_path / name).touch()
+    assert run(COMMAND, ["--resume", str(tmp_path)]) == 2
+    assert f"go on with it by: ropewalk train --resume {tmp_path}" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.soak

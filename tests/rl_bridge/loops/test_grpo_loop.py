@@ -12,7 +12,7 @@ from loop_stage import Stage, hang
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.weight_sync import SyncMetrics
+from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
@@ -130,8 +130,13 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     def taken(*seconds: float) -> Any:
         return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
 
-    metrics = SyncMetrics.of(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
-    assert metrics == SyncMetrics(push_s=9.0, transport_s=3.0, pause_s=5.0, load_s=2.0)
+    metrics = sync_metrics(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    assert metrics == {
+        "sync/push_s": 9.0,
+        "sync/transport_s": 3.0,
+        "sync/pause_s": 5.0,
+        "sync/load_s": 2.0,
+    }
 
 
 @pytest.mark.parametrize("file", ["groups.jsonl"])
@@ -147,12 +152,15 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
     given: list[float] = []
 
     async def look(run: Run) -> None:
-        async def play_held_out(seeds: Any, *arguments: Any, timeout_s: float, **others: Any) -> list[Any]:
+        async def play_held_out(
+            seeds: Any, episode: Any, done: Any, *, timeout_s: float, **others: Any
+        ) -> None:
             given.append(timeout_s / len(seeds))
-            return [NoTrajectory(absence=Absence.NO_TURN, reason="over")] * len(seeds)
+            for place in range(len(seeds)):
+                done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))
 
         run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
-        await evaluate(run)
+        await evaluate(run, tmp_path / "evaluation")
 
     await stage.train(work=look)
-    assert given == [pytest.approx(5.0 / 8, rel=0.01)] * 3
+    assert given == [pytest.approx(5.0 / 8, rel=0.01)]

@@ -16,6 +16,7 @@ from rl_bridge.loops.observation import (
     service_rows,
 )
 from rl_bridge.metrics.spans import Spans, SpanTotals
+from rl_bridge.metrics.status import ReplicaRow
 
 
 class Service:
@@ -25,8 +26,8 @@ class Service:
         self.totals = {int(replica.removeprefix("r")): spent for replica, spent in totals.items()}
         self.answers = True
         self.replicas = [
-            SimpleNamespace(id=0, state="serving", host="one", pids=(7, 8), in_flight=3, restarts=1),
-            SimpleNamespace(id=1, state="starting", host="", pids=(), in_flight=0, restarts=0),
+            ReplicaRow(id=0, state="serving", host="one", pids=(7, 8), in_flight=3, restarts=1),
+            ReplicaRow(id=1, state="starting"),
         ]
 
     async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.metrics.console import iteration_line
-from rl_bridge.metrics.sinks import JsonlSink
+from rl_bridge.metrics.sinks import JsonlSink, iteration_line
 
 
 def test_json_lines_are_there_at_once_and_a_resumed_run_goes_on(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from simulated_time import simulate
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.loops.grpo import collect
-from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
+from rl_bridge.rollout.assignment import (
+    Absence,
+    Assignment,
+    AssignmentResult,
+    EpisodeSettings,
+    NoTrajectory,
+    Outcome,
+)
 from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
 from rl_bridge.rollout.groups import ACCEPT_ALL, GroupFilter, PlayedEnvironment
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
@@ -182,3 +189,10 @@ def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 def sibling_numbers(group: Group) -> list[int]:
     return [int(trajectory.reward) for trajectory in group.trajectories]
+
+
+async def held_out(dispatcher: Dispatcher, episodes: int, **others: Any) -> int:
+    """Play held-out episodes; how many have an outcome."""
+    outcomes: dict[int, Outcome] = {}
+    await dispatcher.play_held_out(range(episodes), EPISODE, outcomes.__setitem__, timeout_s=9.0, **others)
+    return len(outcomes)

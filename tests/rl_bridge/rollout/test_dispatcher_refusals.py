@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 from dispatcher_stage import (
-    EPISODE,
     LOST,
     Bridge,
     Workers,
     altered,
     answer,
     at_once,
+    held_out,
     in_order,
     simulated,
 )
@@ -145,8 +145,9 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
 
     async with Bridge(how).dispatcher as dispatcher:
         with pytest.raises(RolloutError, match=r"none of 4 episodes"):
-            await dispatcher.play_held_out(range(4), EPISODE, timeout_s=9.0)
-        assert await dispatcher.play_held_out((), EPISODE, timeout_s=9.0) == []
+            await held_out(dispatcher, 4)
+        assert await held_out(dispatcher, 4, understood=True) == 4
+        assert await held_out(dispatcher, 0) == 0
     bridge = Bridge(how)
 
     async def steps() -> None:
@@ -166,7 +167,7 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
         bridge.serve(1)
         old = bridge.dispatcher.state()[0]
         await bridge.sample(1)
-        assert len(await bridge.dispatcher.play_held_out(range(4), EPISODE, timeout_s=9.0)) == 4
+        assert await held_out(bridge.dispatcher, 4) == 4
         for name in ("understood", "refused", "last_refusal"):
             del old["episodes"][name]
         await bridge.dispatcher.rewind(1, old, {"groups": b"[]"})
@@ -186,7 +187,7 @@ async def test_held_out_episodes_end_with_the_policy_and_not_with_some_losses() 
 
     async with Bridge(how, slots=1).dispatcher as dispatcher:
         gone = {0, 8}
-        assert len(await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)) == 16
+        assert await held_out(dispatcher, 16) == 16
         gone = set(range(16))
         with pytest.raises(RolloutError, match="failed in 8 held-out episodes in a row: status 503"):
-            await dispatcher.play_held_out(range(16), EPISODE, timeout_s=9.0)
+            await held_out(dispatcher, 16)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from recorded_spans import lines, recorded, recorded_spans, request
 from rollout_fixtures import EARNED, LENGTH, SAYINGS, NotebookTask, word
 from worker_fixtures import (
     HERE,
@@ -279,3 +280,15 @@ async def test_end_without_a_reward_is_left_out_and_counted_apart(notebook: str)
     ):
         assert outcome == NoTrajectory(absence=Absence.UNSCORED, reason=reason, ending=Ending.FAILED_REWARD)
     assert rewards(earned) == [EARNED * (LENGTH - 1)]
+
+
+async def test_each_rollout_is_a_trace_of_answers_and_steps(notebook: str) -> None:
+    with recorded_spans() as exporter:
+        async with playing([notebook], NotebookTask, word) as play:
+            await play([1, 2], length=3)
+
+    to = "rollout > episode"
+    turns = 3 * ["rollout > answer", *request("step", to)]
+    assert lines(recorded(exporter)) == 2 * [["rollout", to, *request("reset", to), *turns]]
+    told = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "rollout"]
+    assert sorted((one["ropewalk.seed"], one["ropewalk.sibling"]) for one in told) == [(1, 0), (2, 1)]

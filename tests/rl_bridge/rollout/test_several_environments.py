@@ -4,27 +4,42 @@ import asyncio
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from math import sqrt
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from dispatcher_stage import EPISODE, LOST, Bridge, Workers, altered, answer, at_once, preempted, simulated
+from dispatcher_stage import (
+    LOST,
+    Bridge,
+    Workers,
+    altered,
+    answer,
+    at_once,
+    held_out,
+    preempted,
+    simulated,
+)
 from rich.console import Console
 from serving import eventually
 
+from openenv_core.evaluation.records import EvaluationFolder
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate, result_of, summary_of
 from rl_bridge.rollout.assignment import (
+    TRAINING_SEEDS,
     Assignment,
     AssignmentResult,
     NoTrajectory,
     draw_environment,
+    held_out_seeds,
     task_seed,
 )
 from rl_bridge.rollout.groups import FIRST_PAUSE_S
-from rl_bridge.types import Group
+from rl_bridge.types import Ending, Group
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
 
@@ -211,9 +226,8 @@ async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evalua
         await dispatcher.rewind(20, None, {})
         assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
         with pytest.raises(RolloutError, match="gone: its restart budget is gone"):
-            await dispatcher.play_held_out(range(4), EPISODE, environment="shop", timeout_s=9.0)
-        played = await dispatcher.play_held_out(range(4), EPISODE, environment="blackjack", timeout_s=9.0)
-        assert len(played) == 4
+            await held_out(dispatcher, 4, environment="shop")
+        assert await held_out(dispatcher, 4, environment="blackjack") == 4
         assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
         with pytest.raises(RoleError, match="the other too"):
             dispatcher.set_aside("blackjack", RoleError("the other too"), for_good=True)
@@ -237,7 +251,9 @@ async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() 
 
 
 @simulated
-async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone() -> None:
+async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone(
+    tmp_path: Path,
+) -> None:
     bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
     envs = {name: {"app": "a:b", "reset": {"of": name}} for name in WEIGHTS}
     keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
@@ -248,7 +264,7 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
         train_seconds=3.0,
     )
     async with bridge.dispatcher as dispatcher:
-        results = await evaluate(cast(Any, run))
+        results = await evaluate(cast(Any, run), tmp_path / "whole")
         assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
             WEIGHTS, 10
         )
@@ -257,11 +273,53 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
         }
         assert told == {("blackjack", "blackjack"), ("shop", "shop")}
         dispatcher.set_aside("shop", RoleError("its budget is gone"), for_good=True)
-        results = await evaluate(cast(Any, run))
+        results = await evaluate(cast(Any, run), tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
         assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
         assert "its budget is gone" in str(lost.last_absence)
         assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
         dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
         with pytest.raises(RolloutError, match="gone"):
-            await evaluate(cast(Any, run))
+            await evaluate(cast(Any, run), tmp_path / "none")
+
+
+@simulated
+async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_path: Path) -> None:
+    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        if failing and assignment.seeds[0] % 8 == 0:
+            lost = replace(LOST, ending=Ending.FAILED_ENVIRONMENT)
+            return AssignmentResult(lease=assignment.lease, outcomes=(lost,) * len(assignment.seeds))
+        if failing == "at last" and assignment.seeds[0] % 16 == 12:
+            raise RolloutError("the worker's own mistake")
+        return await at_once(workers, assignment)
+
+    bridge = Bridge(how, slots=1, iterations=0)
+    keys = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 20}}
+    run = cast(Any, SimpleNamespace(config=Config.model_validate(keys), dispatcher=bridge.dispatcher))
+
+    async def played(**which: Any) -> list[int]:
+        before = len(bridge.workers.assignments)
+        results = (await evaluate(run, tmp_path, **which))[""]
+        assert [one.group for one in results] == [*range(20)]
+        assert {one.seed for one in results} == set(held_out_seeds(0, 20))
+        assert {one.version for one in results} == {which.get("version", 0)}
+        assert [one for one in results if one.reward is None] == [] or failing
+        seeds = [seed for one in bridge.workers.assignments[before:] for seed in one.seeds]
+        return [seed - TRAINING_SEEDS for seed in seeds]
+
+    async with bridge.dispatcher:
+        failing = "some"
+        assert await played() == [*range(20)]
+        lost = [*range(4), *range(8, 12), *range(16, 20)]
+        assert (
+            await played() == lost
+        )  # though nothing but these fails, the environment is known to take actions
+        failing = ""
+        assert await played() == lost
+        assert await played() == []
+        failing = "at last"
+        with pytest.raises(RolloutError, match="own mistake"):
+            await played(version=3)
+        failing = ""
+        assert await played(version=3) == [*range(4), *range(8, 20)]
+        assert len(EvaluationFolder(tmp_path).read().records) == 20

@@ -132,3 +132,35 @@ async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Pa
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(TrainingError, match="cannot go on"):
                 await ranks.wait_for_others.route()
+
+
+async def test_who_is_told_to_go_twice_still_ends_everything_and_gives_its_hosts_back(tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.hosts import Hosts
+
+    told: list[str] = []
+
+    class Rented(Hosts):
+        async def close(self) -> None:
+            told.append("hosts")
+
+    class Stopped:
+        def __init__(self, name: str, *, hangs: bool) -> None:
+            self.name, self.hangs = name, hangs
+
+        async def stop(self) -> None:
+            told.append(self.name)
+            if self.hangs:
+                await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with Fleet(tmp_path / "logs", hosts=Rented(())) as fleet:
+            first, last = Stopped("first", hangs=False), Stopped("last", hangs=True)
+            fleet._services = {"first": first, "last": last}  # type: ignore[dict-item]
+
+    running = asyncio.ensure_future(run())
+    await until(lambda: told == ["last"])
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert told == ["last", "first", "hosts"]

@@ -262,7 +262,7 @@ def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, 
     changed = {"learning_rate": 1e-4, "weight_decay": 0.5, "betas": (0.5, 0.6)}
     resumed = make_trainer(folder=tmp_path, algorithm=algorithm | {"critic_learning_rate": 2e-3}, **changed)
     assert resumed.resume().version == 1
-    for optimization, rate in ((resumed._optimizer, 1e-4), (resumed._critic._optimization, 2e-3)):
+    for optimization, rate in ((resumed._optimizer, 1e-4), (resumed._critic.optimization, 2e-3)):
         (optimizer,) = optimization._optimizer
         (group,) = optimizer.param_groups
         assert (group["lr"], group["betas"], group["weight_decay"]) == (rate, (0.5, 0.6), 0.5)

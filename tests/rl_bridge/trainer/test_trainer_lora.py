@@ -92,7 +92,7 @@ def test_only_adapters_have_a_state_in_the_optimizer(policy: Path, tmp_path: Pat
     known = [value for group in optimizer.param_groups for value in group["params"]]
     assert len(known) == 28
     assert sum(value.numel() for value in known) < sum(value.numel() for value in before.values()) / 2
-    (optimizer,) = trainer._critic._optimization._optimizer
+    (optimizer,) = trainer._critic.optimization._optimizer
     assert len([value for group in optimizer.param_groups for value in group["params"]]) == 29  # its head too
     trainer.save(1)
     again = alone(policy, tmp_path, algorithm={"advantage": "gae"}, **OPTIONS)

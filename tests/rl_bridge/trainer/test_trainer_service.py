@@ -33,7 +33,7 @@ def trained(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, floa
 
 
 def pids(service: Any) -> list[int]:
-    return [place.pid for place in service.replicas[0].places]
+    return list(service.replicas[0].pids)
 
 
 @pytest.mark.parametrize("count", [1, 2])

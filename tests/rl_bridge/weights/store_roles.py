@@ -68,10 +68,6 @@ class Reader(ServiceActor):
         return await self._store.get(key)
 
     @concurrent_endpoint
-    async def latest(self) -> int | None:
-        return await self._store.latest()
-
-    @concurrent_endpoint
     async def die_while_fetching(self, key: int) -> None:
         """Take a lease, and die under it."""
         reader = self._store._reader

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights import transport as leased
-from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights import directory as leased
+from rl_bridge.weights.directory import WeightDirectory, under_lease
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot
-from rl_bridge.weights.transport import under_lease
 
 FIRST, SECOND = Publication(group="trainer", number=1), Publication(group="trainer", number=2)
 ORIGIN = Origin(machine="one", pid=1, started=1, rank=0)
@@ -26,7 +25,8 @@ async def test_a_snapshot_that_is_read_is_not_given_up_and_one_given_up_is_not_r
     assert isinstance(await directory.find(1, 0), Snapshot)
     await directory.end_lease(1, FIRST, "reader")
     assert await directory.retire(1, FIRST) == []
-    assert await directory.latest() is None
+    with pytest.raises(WeightsError, match="there is: nothing"):
+        await directory.find(1, 0)
     with pytest.raises(SnapshotOverwrittenError, match="version 1"):
         await directory.lease(1, FIRST, "late", 60)
 

@@ -13,7 +13,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights import store as store_module
-from rl_bridge.weights.attachments import Attachments
+from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import LazySum
 
@@ -64,11 +64,9 @@ async def test_a_sum_is_published_and_its_parts_stay_as_they_are(store: WeightSt
 async def test_as_many_versions_stay_as_the_store_is_deep_and_names_stay_beside_them(
     store: WeightStore,
 ) -> None:
-    assert await store.latest() is None
     await store.put("reference", state_of(100.0))
     for version in range(1, 5):
         await store.put(version, state_of(float(version)))
-        assert await store.latest() == version
     for version in (3, 4):
         assert_same(await store.get(version), state_of(float(version)))
     assert_same(await store.get("reference"), state_of(100.0))
@@ -83,7 +81,6 @@ async def test_a_version_published_once_more_replaces_it_and_all_later_ones(stor
     async with store.open(3) as held:
         await store.put(2, state_of(20.0))  # the run went back
         assert_same(held, state_of(3.0))
-    assert await store.latest() == 2
     assert_same(await store.get(2), state_of(20.0))
     with pytest.raises(WeightsError, match=r"there is: version 2$"):
         await store.get(3)
@@ -164,7 +161,7 @@ async def test_a_store_closed_under_a_reader_takes_nothing_from_it(
         await store.close()
         await reader.close()
         assert_same(state, state_of(1.0))
-    for refused in (store.put(2, state_of(2.0)), reader.get(1), reader.latest()):
+    for refused in (store.put(2, state_of(2.0)), reader.get(1)):
         with pytest.raises(WeightsError, match="closed"):
             await refused
     del state
@@ -178,7 +175,6 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
 ) -> None:
     other = sibling(store, directory)
     await store.put(1, state_of(1.0), rank=0, ranks=2)
-    assert await store.latest() is None
     with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
         await store.get(1)
     waiting = asyncio.ensure_future(store.get(1))
@@ -186,7 +182,6 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
     assert not waiting.done()
     await other.put(1, state_of(1.0), rank=1, ranks=2)
     assert_same(await waiting, state_of(1.0))
-    assert await store.latest() == 1
     await store.put(2, state_of(1.0), rank=0, ranks=2)
     with pytest.raises(WeightsError, match="expected 2 ranks"):
         await other.put(2, state_of(1.0), rank=1, ranks=3)
@@ -316,7 +311,6 @@ async def test_a_put_that_is_cancelled_waits_for_its_thread_and_leaves_the_store
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await putting
-    assert await store.latest() == 1
     with pytest.raises(WeightsError, match="rank 0 could not publish it: CancelledError"):
         await store.get(2)
     for version in (2, 3, 4):
@@ -328,8 +322,8 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
     await store.put(1, state_of(1.0))
     old = (await snapshot_of(directory, 1)).contributions[0]
     assert isinstance(old.location, SegmentAddress)
-    attachments = Attachments()
-    with attachments.hold(1, old.origin, old.location):
+    reader = SegmentReader()
+    with reader.attach(1, old.origin, old.location):
         pass
     await store.put(2, state_of(2.0))
     with pytest.raises(Exception, match="meta"):  # half written over the first
@@ -337,7 +331,7 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
     for version in (3, 4):
         with (
             pytest.raises(SnapshotOverwrittenError, match="version 1"),
-            attachments.hold(1, old.origin, old.location),
+            reader.attach(1, old.origin, old.location),
         ):
             raise AssertionError
         await store.put(version, state_of(float(version)))
@@ -347,7 +341,7 @@ async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, di
         await store.put(version, state_of(4.0, size=1000))  # its segment is given up
     with (
         pytest.raises(SnapshotOverwrittenError, match="version 1"),
-        attachments.hold(1, old.origin, old.location),
+        reader.attach(1, old.origin, old.location),
     ):
         raise AssertionError
-    attachments.close()
+    await reader.close()

@@ -22,7 +22,7 @@ def make_backend(settings: InterpreterSettings, minimum: Isolation) -> Backend:
         return LocalBackend(settings, minimum)
     if name not in HOSTED:
         raise ConfigurationError(
-            f"expected {PREFIX}BACKEND to be one of {', '.join((LOCAL, *HOSTED))}, got {name!r}"
+            f"expected {PREFIX}BACKEND to be {', '.join((LOCAL, *HOSTED))}, got {name!r}"
         )
     hosted = import_module(f".{name}", __name__)
     backend: Backend = hosted.backend_from_environment(environ)

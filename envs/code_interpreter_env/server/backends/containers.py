@@ -105,9 +105,7 @@ def backend_from_environment(environ: Mapping[str, str]) -> "ContainerBackend":
     except ConfigurationError:
         raise
     except ValueError:
-        raise ConfigurationError(
-            f"expected numbers for {SIZE} and {CPUS}, got {size!r} and {cpus!r}"
-        ) from None
+        raise ConfigurationError(f"expected numbers in {SIZE} and {CPUS}, got {size!r}, {cpus!r}") from None
 
 
 class _ContainerInterpreter(HostedInterpreter):
@@ -171,9 +169,7 @@ class _ContainerInterpreter(HostedInterpreter):
             seen = await self._execute(code, timeout_s, stdin)
         except (RequestTimeoutError, TimeoutError):
             if self._ours:  # its own time-out should have come first
-                raise HostFailureError(
-                    "the server in the container does not answer", state_lost=True
-                ) from None
+                raise HostFailureError("the server in the container is silent", state_lost=True) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
             return make_stopped("timeout", reason, state_lost=True)
         except ConnectionLostError as error:

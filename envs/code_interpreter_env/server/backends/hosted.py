@@ -50,11 +50,7 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class HostFailureError(SandboxFailureError):
-    """The service, the gateway or the container failed; the code had no part in it.
-
-    Attributes:
-        state_lost: Whether the interpreter is gone with it.
-    """
+    """The service, the gateway or the container failed; the code had no part in it."""
 
     def __init__(self, message: str, *, state_lost: bool = False) -> None:
         super().__init__(message)
@@ -74,10 +70,6 @@ class InsideCall:
 
     The marker around the answer is random, so that nothing that was printed before is taken for it. Code that stays
     in the interpreter can see it and answer in our place; it would answer for its own files only.
-
-    Args:
-        function: A function of `inside.py`.
-        arguments: What it is called with, as JSON.
 
     Attributes:
         function: As given.
@@ -322,13 +314,11 @@ class HostedInterpreter(ABC):
             await self._end()
 
     async def _put(self, path: str, data: bytes) -> None:
-        """Write a file through our own code."""
         for offset in range(0, max(1, len(data)), PIECE_BYTES):
             piece = base64.b64encode(data[offset : offset + PIECE_BYTES]).decode()
             await self._inside("put", path=path, offset=offset, data=piece)
 
     async def _get(self, path: str) -> bytes:
-        """Read a file through our own code."""
         whole, most = bytearray(), self._limits.file_bytes
         while True:
             reply = await self._inside("get", path=path, offset=len(whole), piece=PIECE_BYTES, most=most)
@@ -450,11 +440,7 @@ class InterpreterHost(Protocol):
 
 
 class HostedBackend:
-    """Opens interpreters that one host runs.
-
-    Args:
-        make_host: Returns the host, not asked for anything yet.
-    """
+    """Opens interpreters that one host runs."""
 
     isolation = "remote"
 
@@ -481,9 +467,7 @@ class HostedBackend:
                 "expected a session without snapshots, which only the local sandbox has; leave snapshot out"
             )
         if self._host is None:
-            raise SandboxUnavailableError(
-                "expected a backend that was started, got one that was not, or was closed"
-            )
+            raise SandboxUnavailableError("expected a backend that was started, got one that is not")
         interpreter = self._host.make_interpreter(limits, packages)
         self._opened = {each for each in self._opened if not each.closed} | {interpreter}
         try:

@@ -129,7 +129,6 @@ class _Gateway:
         self._http = make_http_client(settings.url, settings.headers)
 
     async def check(self) -> None:
-        """See that there is a gateway that lets us in and has kernels of the name."""
         reply = await self._request("GET", "/api/kernelspecs")
         known = reply.get("kernelspecs") if isinstance(reply, dict) else None
         if not isinstance(known, dict):
@@ -141,7 +140,6 @@ class _Gateway:
             )
 
     def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_JupyterInterpreter":
-        """Return an interpreter that is to have a kernel of its own."""
         return _JupyterInterpreter(self, self._settings, limits, packages)
 
     async def create(self) -> str:
@@ -153,9 +151,7 @@ class _Gateway:
         reply = await self._request("POST", _KERNELS, body, self._settings.start_s)
         kernel = reply.get("id") if isinstance(reply, dict) else None
         if not isinstance(kernel, str) or not kernel.replace("-", "").isalnum():
-            raise HostFailureError(
-                f"expected {self._settings.url} to name the kernel it started, got something else"
-            )
+            raise HostFailureError(f"expected {self._settings.url} to name the kernel it started")
         return kernel
 
     async def interrupt(self, kernel: str) -> None:
@@ -167,7 +163,6 @@ class _Gateway:
         await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self._settings.request_s)
 
     async def close(self) -> None:
-        """Let the connections go."""
         await self._http.aclose()
 
     async def _request(self, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
@@ -190,9 +185,7 @@ class _Gateway:
         try:
             return json.loads(content) if content else None
         except (ValueError, RecursionError):
-            raise HostFailureError(
-                f"expected {method} {url} to be answered with JSON, got something else"
-            ) from None
+            raise HostFailureError(f"expected {method} {url} to be answered with JSON") from None
 
     def _refuse(self, method: str, url: str, status: int, content: bytes) -> None:
         text = f"expected {method} {url} to succeed, got HTTP {status}: {excerpt(content)}"
@@ -290,13 +283,12 @@ class _Channel:
         except Exception as error:
             if self.ended.done() or _is_closed(error):
                 raise HostFailureError(
-                    "expected a kernel to take a request, but its connection is gone"
+                    "expected a kernel to take a request, its connection is gone"
                 ) from None
             raise
         return request
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
         self._requests = {}
         with suppress(Exception):
             await self._socket.close()
@@ -373,9 +365,7 @@ class _JupyterInterpreter(HostedInterpreter):
         self._channel = await self._connect(self._kernel)
         request = await self._channel.request("kernel_info_request", {})
         if not await self._wait(self._channel, request, self._settings.start_s):
-            raise HostFailureError(
-                f"expected a kernel to answer within {self._settings.start_s:g} s, got nothing"
-            )
+            raise HostFailureError(f"expected a kernel to answer within {self._settings.start_s:g} s")
         await self._enter(own_folder=True)
 
     async def _end(self) -> None:
@@ -424,9 +414,7 @@ class _JupyterInterpreter(HostedInterpreter):
             raise HostFailureError(channel.ended.result(), state_lost=True)
         if not done:
             lost = not await self._interrupt(channel, request)
-            raise HostFailureError(
-                f"expected the kernel to see to its files within {timeout_s:g} s", state_lost=lost
-            )
+            raise HostFailureError(f"expected the kernel's files within {timeout_s:g} s", state_lost=lost)
         return _expression_value(request.done.result())
 
     async def _wait(
@@ -444,9 +432,7 @@ class _JupyterInterpreter(HostedInterpreter):
         try:
             await self._gateway.interrupt(self._kernel)
         except HostFailureError as failure:  # it was not the code that took so long
-            raise HostFailureError(
-                f"{failure}; the code had no end within its time", state_lost=True
-            ) from failure
+            raise HostFailureError(f"{failure}; the code took too long", state_lost=True) from failure
         return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
 
     async def _after_the_end(self, channel: _Channel) -> Execution:

@@ -15,14 +15,7 @@ Packages: TypeAlias = tuple[str, ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """The sandbox of one set of packages.
-
-    Attributes:
-        sandbox: The sandbox.
-        ready: Set once it has started; an exception where it could not.
-        opening: Sessions that are about to be opened in it.
-        used: When it was last asked for a session, by the loop's clock.
-    """
+    """The sandbox of one set of packages."""
 
     sandbox: Sandbox
     ready: asyncio.Task[None]
@@ -40,19 +33,17 @@ class LocalBackend:
 
     A sandbox starts when its set of packages is first asked for, and stays. Where there are as many as may be, the
     one that was not asked for the longest is closed, if no session is left in it.
+
+    Attributes:
+        isolation: The level that the start-up self-test has proved; empty before.
     """
 
     def __init__(self, settings: InterpreterSettings, minimum: Isolation) -> None:
         self._settings = settings
         self._minimum = minimum
-        self._isolation = ""
+        self.isolation = ""
         self._kept: dict[Packages, _Kept] = {}
         self._closing: set[asyncio.Task[None]] = set()
-
-    @property
-    def isolation(self) -> str:
-        """The level that the start-up self-test has proved; empty before."""
-        return self._isolation
 
     async def start(self) -> None:
         """Start the sandbox of the packages that sessions have by default.
@@ -62,14 +53,10 @@ class LocalBackend:
         """
         kept = self._keep(self._settings.preload)
         await self._wait_started(kept, self._settings.preload)
-        self._isolation = str(kept.sandbox.isolation)
+        self.isolation = str(kept.sandbox.isolation)
 
     async def open(self, limits: Limits, *, packages: Packages = (), snapshot: bool = False) -> Interpreter:
-        """Start an interpreter; see `openenv_core.sandbox.Backend`.
-
-        Raises:
-            SandboxUnavailableError: None can be had now.
-        """
+        """Start an interpreter; see `openenv_core.sandbox.Backend`. SandboxUnavailableError: None can be had now."""
         kept = self._kept.get(packages)
         if kept is None:
             self._make_room()

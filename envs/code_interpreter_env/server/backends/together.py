@@ -10,14 +10,13 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
+from openenv_core.client.carrier import retry_after
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token
 from openenv_core.sandbox import Execution, Limits
@@ -116,27 +115,15 @@ class _Pacing:
         self._deadline = time.monotonic() + patience_s
         self.attempts = 1
 
-    def next_pause_s(self, retry_after: str | None) -> float | None:
+    def next_pause_s(self, asked: str | None) -> float | None:
         """Return how long to wait before the next attempt; None where there is no time for one."""
         pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
         # So that those who were refused together do not come back together.
-        pause_s = max(pause_s * random.uniform(0.75, 1.0), _retry_after_s(retry_after))
+        pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(asked) or 0.0)
         if time.monotonic() + pause_s > self._deadline:
             return None
         self.attempts += 1
         return pause_s
-
-
-def _retry_after_s(retry_after: str | None) -> float:
-    """Return the seconds that a Retry-After asks for, in seconds or as a date; 0 where it cannot be read."""
-    text = (retry_after or "").strip()
-    if text.isascii() and text.replace(".", "", 1).isdigit() and len(text) < 12:
-        return float(text)
-    try:
-        when = parsedate_to_datetime(text)
-    except (ValueError, TypeError):
-        return 0.0
-    return max(0.0, (when - datetime.now(UTC if when.tzinfo else None)).total_seconds())
 
 
 class _ServiceTimeoutError(HostFailureError):
@@ -166,7 +153,6 @@ class _Ran(NamedTuple):
                 collector.note_loss("stdout", "stderr", "outputs")
 
     def stdout(self) -> str:
-        """Return all that was written to stdout."""
         return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
 
 
@@ -203,7 +189,6 @@ class _TogetherService:
         return _read(await self._request("POST", "/tci/execute", content, limit_s, most_bytes, repeatable))
 
     async def sessions(self, patience_s: float | None = None) -> frozenset[str]:
-        """Return the ids of the sessions that are alive."""
         limit_s = self._settings.network_s
         reply = await self._request(
             "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, patience_s
@@ -214,15 +199,12 @@ class _TogetherService:
             raise self._not_as_documented("a list of sessions") from None
 
     async def check(self) -> None:
-        """See that the service is there, and that the token is good."""
         await self.sessions()
 
     def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_TogetherInterpreter":
-        """Return an interpreter that is to have a session of its own."""
         return _TogetherInterpreter(self, limits, packages, self._settings.report_files)
 
     async def close(self) -> None:
-        """Let the connections go."""
         await asyncio.shield(self._http.aclose())
 
     async def _request(
@@ -240,7 +222,7 @@ class _TogetherService:
         # One deadline holds for the whole; connecting has one of its own, as it may be tried again.
         timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
         while True:
-            retry_after: str | None = None
+            asked: str | None = None
             request = self._http.build_request(
                 method, self._base_url + path, content=content, headers=headers, timeout=timeout
             )
@@ -261,12 +243,12 @@ class _TogetherService:
                 status = response.status_code
                 failure = f"expected {self._base_url} to answer, got HTTP {status}: {excerpt(body)}"
                 self._require_retry(status, failure, repeatable)
-                retry_after = response.headers.get("Retry-After")
-            pause_s = pacing.next_pause_s(retry_after)
+                asked = response.headers.get("Retry-After")
+            pause_s = pacing.next_pause_s(asked)
             if pause_s is None:
-                asked = f", asked to wait {retry_after} s" if retry_after else ""
+                wait = f", asked to wait {asked} s" if asked else ""
                 raise HostFailureError(
-                    self._clean(f"{failure}; gave up after {pacing.attempts} attempts{asked}")
+                    self._clean(f"{failure}; gave up after {pacing.attempts} attempts{wait}")
                 ) from None
             logger.debug("%s %s is sent again in %.2f s: %s", method, path, pause_s, self._clean(failure))
             await asyncio.sleep(pause_s)
@@ -308,9 +290,7 @@ def _read(reply: Any) -> _Ran:
     except (KeyError, TypeError, AttributeError):
         session_id = None
     if not isinstance(session_id, str) or not session_id:
-        raise HostFailureError(
-            "expected the service to answer with data or errors, as is documented, got neither"
-        )
+        raise HostFailureError("expected the service to answer with data or errors, got neither")
     return _Ran(session_id, outputs)
 
 
@@ -369,9 +349,7 @@ class _TogetherInterpreter(HostedInterpreter):
         )
         reply = require_done(path, call.read(ran.stdout()))
         if reply.get("sha256") != hashlib.sha256(data).hexdigest():
-            raise HostFailureError(
-                "expected the service to put a file where its code runs, and it is not there"
-            )
+            raise HostFailureError("expected the service to put a file where its code runs, it did not")
 
     async def _send(
         self,

@@ -27,8 +27,6 @@ ANSWER_AFTER_FAULT_S: Final = 0.05
 
 
 class _UpstreamLostError(Exception):
-    """The connection is no more."""
-
     def __init__(self, error: MCPError) -> None:
         super().__init__(describe_error(error))
         self.error = error
@@ -159,9 +157,7 @@ class UpstreamConnection:
             words = self._wire.last_words() if self._wire is not None else ""
             await self.close()
             last = f"; its last words: {words}" if words else ""
-            raise ServerFailedError(
-                f"expected it to start within {timeout_s:g} s, got nothing{last}"
-            ) from None
+            raise ServerFailedError(f"expected it to start within {timeout_s:g} s{last}") from None
         except BaseException:
             await self.close()
             raise
@@ -196,11 +192,7 @@ class UpstreamConnection:
         return self._client is not None and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def list_tools(self, timeout_s: float) -> list[types.Tool]:
-        """Ask which tools it has, all within the time.
-
-        Raises:
-            CallError: It does not say, or says what is no list.
-        """
+        """Ask which tools it has, all within the time. CallError: It does not say, or says what is no list."""
         session = self._alive().session
         self.stale = False
 

@@ -35,7 +35,6 @@ class _Post:
         self._over = False
 
     def abort(self) -> None:
-        """End it, and whoever waits in it."""
         self._over = True
         if self._scope is not None:
             self._scope.cancel()
@@ -69,7 +68,6 @@ class _Posts:
         return number, post
 
     def end(self, number: Any, post: _Post) -> None:
-        """Forget a request."""
         if self._open.get(number) is post:
             del self._open[number]
 
@@ -216,7 +214,6 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         raise AddressRefusedError("expected a host and a port, got the path of a socket")
 
     async def sleep(self, seconds: float) -> None:
-        """Wait between two tries."""
         await self._inner.sleep(seconds)
 
 

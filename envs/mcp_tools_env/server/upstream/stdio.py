@@ -100,9 +100,7 @@ class ServerProcess:
         except BaseException as error:
             await process.close()
             if isinstance(error, OSError):
-                raise ServerFailedError(
-                    f"expected a program {command[0]!r}, got: {error.strerror}"
-                ) from error
+                raise ServerFailedError(f"expected a program {command[0]!r}: {error.strerror}") from error
             raise
         return process
 
@@ -126,11 +124,7 @@ class ServerProcess:
         return f"{how}; its last words: {last_words}" if last_words else how
 
     def write(self, data: bytes) -> int:
-        """Hand data to it and return how many bytes it has not read yet.
-
-        Raises:
-            ServerFailedError: It reads no more.
-        """
+        """Hand data to it and return how many bytes it has not read yet. ServerFailedError: It reads no more."""
         if self.stdin.is_closing():
             raise ServerFailedError("it reads no more")
         self.stdin.write(data)

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from envs.code_interpreter_env.grading import Grader, NoAttemptsLeftError, SuiteTask, TaskSession, parse_task
+from envs.code_interpreter_env.grading import (
+    Grader,
+    NoAttemptsLeftError,
+    SuiteTask,
+    TaskSession,
+    parse_task,
+    public_view,
+)
 from openenv_core.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -157,10 +164,10 @@ async def test_a_test_that_takes_too_long(sandbox: Sandbox) -> None:
 
 
 async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox) -> None:
-    session = TaskSession(task(attempts=2, files={"data.txt": "7"}, starter="..."), Grader(sandbox))
-    assert session.files == {"data.txt": b"7"}
-    assert (session.prompt, session.attempts_left) == ("?", 2)
-    assert "test_sum" not in json.dumps(session.view)
+    brief = task(attempts=2, files={"data.txt": "7"}, starter="...")
+    session = TaskSession(brief, Grader(sandbox))
+    assert session.attempts_left == 2
+    assert "test_sum" not in json.dumps(public_view(brief))
     assert (await session.submit(WRONG)).reward == 0.0
     assert not session.done
     reads = "def add(a, b): return a + b if open('data.txt').read() == '7' else None"

@@ -31,7 +31,7 @@ def from_json(space: Space[Any], value: Any) -> Any:
         taken = space.contains(found)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise EnvironmentFailureError(
-            f"expected an action of {space}, got {str(value)[:200]} ({error})"
+            f"expected an action of {space}, got {str(value)[:200]}: {error}"
         ) from error
     if not taken:
         raise EnvironmentFailureError(f"expected an action of {space}, got {str(value)[:200]}")

@@ -1,4 +1,4 @@
-"""docs/tasks.md, done as it says: a game and its task are made, and a policy learns it."""
+"""docs/tutorials/train.md, done as it says: a game and its task are made, and a policy learns it."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from module_run import run_module
 from openenv_core.cli.main import main
 from rl_bridge.config.loading import load_config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "train.md").read_text(encoding="utf-8")
 TIMEOUT_S = 600.0
 
 

@@ -1,4 +1,4 @@
-"""docs/authors.md, run as it is written: by a new user, in a new virtual environment, with a clone beside it."""
+"""docs/tutorials/author.md, run as it is written: by a new user, in a new environment, with a clone beside it."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
-PAGE = ROOT / "docs" / "authors.md"
+PAGE = ROOT / "docs" / "tutorials" / "author.md"
 IMAGE = "dice-env:latest"
 AT_MOST = 12
 PATIENCE_S = 1800

@@ -1,0 +1,48 @@
+"""What MkDocs does beside mkdocs.yml: pages that lie outside of docs/, and links that work on a forge too."""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "envs/**/README.md", "examples/**/README.md")
+HOME = {"README.md": "index.md"}
+"""Pages by their paths in the repository, and what they are called on the site."""
+
+
+def outside() -> dict[str, str]:
+    """Return the pages outside of docs/: paths in the repository, and what each is called on the site."""
+    paths = (path.relative_to(ROOT).as_posix() for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))
+    return HOME | {path: path for path in paths}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie outside of docs/."""
+    from mkdocs.structure.files import File
+
+    for path, name in outside().items():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Make links within the repository links within the site; what is no page of it stays as text."""
+    pages = outside()
+    here = page.file.src_uri
+    source = next((path for path, name in pages.items() if name == here), f"docs/{here}")
+
+    def on_site(link: re.Match[str]) -> str:
+        picture, text, target, anchor = link.groups()
+        path = os.path.normpath(PurePosixPath(source).parent / target)
+        if not (ROOT / path).exists():
+            return link[0]  # which MkDocs refuses
+        if (ROOT / path).is_dir():
+            path += "/README.md"
+        name = path.removeprefix("docs/") if path.startswith("docs/") else pages.get(path)
+        if name is None:
+            return text
+        return f"{picture}[{text}]({os.path.relpath(name, PurePosixPath(here).parent)}{anchor or ''})"
+
+    return LINK.sub(on_site, markdown)

@@ -1,0 +1,245 @@
+"""`ropewalk top`: what servers and training runs do, live, as their /metrics tell it."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from openenv_core.cli import Command
+from openenv_core.errors import ConfigurationError, installed_with
+from openenv_core.protocol.http import redact_url
+
+if TYPE_CHECKING:
+    import httpx
+    from rich.table import Table
+
+TIMEOUT_S: Final = 5.0
+MAX_BYTES: Final = 8 * 1024 * 1024
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+DEFAULT_INTERVAL_S: Final = 2.0
+_FAILED: Final = 1
+
+Row = dict[str, str]
+"""What is shown of one server, worker or run, by the headings."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `top`."""
+    told = f"servers ({DEFAULT_URL}), any worker of which answers for all, and training runs, by where they listen"
+    parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=told)
+    told = "between two looks (%(default)g)"
+    parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=told)
+    told = "look twice, print what went on between, and end; status 1 where somebody does not answer"
+    parser.add_argument("--once", action="store_true", help=told)
+    parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look until Ctrl-C, or once: a table in a terminal, lines elsewhere.
+
+    Raises:
+        ConfigurationError: The interval or a URL cannot be, or packages are missing.
+    """
+    if not 0 < arguments.interval < float("inf"):
+        raise ConfigurationError(f"expected --interval of seconds above 0, got {arguments.interval:g}")
+    from openenv_core.client.settings import http_url
+    from openenv_core.proxies import client_for
+
+    urls = [http_url(url) for url in arguments.urls]
+    token = arguments.token or os.environ.get("ROPEWALK_TOKEN")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client_for(url, token)) for url in urls]
+        pool = stack.enter_context(ThreadPoolExecutor(len(urls)))
+        live = None
+        if sys.stdout.isatty() and not arguments.once:
+            with installed_with("author", "rich for a table", "rich"):
+                from rich.console import Group
+                from rich.live import Live
+            live = stack.enter_context(Live("looking ...", screen=True, auto_refresh=False))
+        looks = list(pool.map(look, clients, urls))
+        while True:
+            time.sleep(arguments.interval)
+            before, looks = looks, list(pool.map(look, clients, urls))
+            rows = [row for pair in zip(before, looks, strict=True) for row in rows_of(*pair)]
+            if live is not None:
+                live.update(Group(time.strftime("%H:%M:%S"), *_tables(rows)), refresh=True)
+            else:
+                for row in rows:
+                    told = ", ".join(f"{heading} {value}" for heading, value in row.items() if value)
+                    print(time.strftime("%H:%M:%S"), told, flush=True)
+            if arguments.once:
+                return _FAILED if any(one.error for one in looks) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server or a run told at one moment.
+
+    Attributes:
+        url: Where.
+        at: When, by `time.monotonic`.
+        samples: By their names and their labels, sorted, but for that of all: the environment's or the run's name.
+        name: That.
+        error: Why there is nothing.
+    """
+
+    url: str
+    at: float
+    samples: Mapping[tuple[str, ...], float]
+    name: str = ""
+    error: str = ""
+
+    def of(self, name: str) -> dict[str, float]:
+        """Return the samples of one name by their only label."""
+        return {key[1]: value for key, value in self.samples.items() if key[0] == name}
+
+
+def look(client: "httpx.Client", url: str) -> Look:
+    """Ask for metrics; what goes wrong is told in the result."""
+    import httpx
+
+    with installed_with("server", "prometheus-client, to read metrics", "prometheus_client"):
+        from prometheus_client.parser import text_string_to_metric_families
+    at = time.monotonic()
+    body = b""
+    try:
+        with client.stream("GET", f"{url}/metrics", timeout=TIMEOUT_S) as reply:
+            for part in reply.iter_bytes():
+                body += part
+                if len(body) > MAX_BYTES or time.monotonic() > at + TIMEOUT_S:
+                    text = f"expected metrics of at most {MAX_BYTES} bytes within {TIMEOUT_S:g} s, got more"
+                    return Look(url, at, {}, error=text)
+        if reply.status_code != 200:
+            remedy = {401: "; give its --token", 404: "; is it a server of Ropewalk's with metrics on?"}
+            text = f"expected its metrics, got HTTP {reply.status_code}{remedy.get(reply.status_code, '')}"
+            return Look(url, at, {}, error=text)
+        samples: dict[tuple[str, ...], float] = {}
+        name = ""
+        for family in text_string_to_metric_families(body.decode()):
+            for sample in family.samples if family.name.startswith("ropewalk_") else ():
+                labels = dict(sample.labels)
+                name = labels.pop("environment", "") or labels.pop("run", name)
+                samples[sample.name, *(labels[label] for label in sorted(labels))] = sample.value
+    except httpx.HTTPError as error:
+        return Look(url, at, {}, error=str(error) or type(error).__name__)
+    except ValueError as error:
+        return Look(url, at, {}, error=f"expected metrics in Prometheus's format, got: {error}"[:200])
+    return Look(url, at, samples, name, "" if samples else "expected metrics of Ropewalk's, got others")
+
+
+def rows_of(before: Look, now: Look) -> list[Row]:
+    """Return what is shown of the time between two looks: of a run, or of a server and its workers."""
+    where = redact_url(now.url)
+    if now.error:
+        return [{"server": where, "error": now.error}]
+    samples, where = now.samples, f"{now.name} {where}"
+    if ("ropewalk_run_version",) in samples:
+        groups = now.of("ropewalk_run_groups").items()
+        reward = samples.get(("ropewalk_run_metric", "reward/mean"))
+        return [
+            {
+                "run": where,
+                "trained": f"{samples['ropewalk_run_version',]:g}/{samples['ropewalk_run_iterations',]:g}",
+                "served": f"{samples['ropewalk_run_served_version',]:g}",
+                "groups": " ".join(f"{state} {count:g}" for state, count in groups),
+                "calls": f"{sum(now.of('ropewalk_run_calls_in_flight').values()):g}",
+                "restarts": f"{sum(now.of('ropewalk_run_restarts_total').values()):g}",
+                "reward/mean": "-" if reward is None else f"{reward:g}",
+            }
+        ]
+    seconds = max(now.at - before.at, 1e-9)
+
+    def grown(*key: str) -> float:
+        """Count what happened between; a server that has been started again has begun at zero."""
+        value = samples.get(key, 0.0)
+        former = value if before.error else before.samples.get(key, 0.0)
+        return value - former if value >= former else value
+
+    there, here = (grown(f"ropewalk_{name}_seconds_total", "step") for name in ("environment", "server"))
+    bucket = ("ropewalk_call_seconds_bucket", "step")
+    buckets = [(float(key[2]), grown(*key)) for key in samples if key[:2] == bucket]
+    errors = {code: grown("ropewalk_errors_total", code) for code in now.of("ropewalk_errors_total")}
+    taken = now.of("ropewalk_slots_in_use")
+    row = {
+        "server": where,
+        "slots": f"{sum(taken.values()):g}/{samples['ropewalk_slots',]:g}",
+        "waiting": f"{samples['ropewalk_queue_waiting',]:g}",
+        "steps/s": f"{grown('ropewalk_call_seconds_count', 'step') / seconds:.1f}",
+        "resets/s": f"{grown('ropewalk_call_seconds_count', 'reset') / seconds:.1f}",
+        "p50": _milliseconds(quantile(buckets, 0.5)),
+        "p99": _milliseconds(quantile(buckets, 0.99)),
+        "in environment": f"{there / (there + here):.0%}" if there + here > 0 else "-",
+        "in/s": _bytes(grown("ropewalk_received_bytes_total") / seconds),
+        "out/s": _bytes(grown("ropewalk_sent_bytes_total") / seconds),
+        "errors/s": " ".join(f"{code} {count / seconds:.3g}" for code, count in errors.items() if count),
+    }
+    workers = [
+        {
+            "server": f"{where} worker {worker}",
+            "slots": f"{slots:g}",
+            "steps/s": f"{grown('ropewalk_worker_steps_total', worker) / seconds:.1f}",
+        }
+        for worker, slots in sorted(taken.items(), key=lambda item: int(item[0]))
+    ]
+    return [row, *(workers if len(workers) > 1 else ())]
+
+
+def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return the time that a share of a histogram's calls stayed within; None without calls.
+
+    Args:
+        buckets: Upper bounds, the last of them infinite, with how many calls stayed within.
+        share: Between 0 and 1. Within a bucket calls are taken to be spread evenly, as Prometheus's
+            `histogram_quantile` does.
+    """
+    if not buckets or not buckets[-1][1]:
+        return None
+    rank, low, below = share * buckets[-1][1], 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            return low if bound == float("inf") else low + (bound - low) * (rank - below) / (count - below)
+        low, below = bound, count
+    return low
+
+
+def _tables(rows: Sequence[Row]) -> "list[Table]":
+    """Lay rows out, those about the same kind of thing in one table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    tables: dict[str, Table] = {}
+    columns: dict[str, list[str]] = {}
+    for row in rows:
+        kind = "error" if "error" in row else next(iter(row))
+        if kind not in tables:
+            tables[kind], columns[kind] = Table(), list(row)
+            for heading in row:
+                tables[kind].add_column(heading, overflow="fold")
+        tables[kind].add_row(*(Text(row.get(heading, "")) for heading in columns[kind]))
+    return list(tables.values())
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def _bytes(value: float) -> str:
+    return f"{value:.0f} B" if value < 1000 else f"{value / 1000:,.1f} kB"
+
+
+COMMAND = Command(
+    name="top",
+    help="show what servers do, live: sessions, steps, latency, errors",
+    configure=configure,
+    run=run,
+    examples=(
+        "ropewalk top",
+        "ropewalk top http://10.0.0.1:8000 http://10.0.0.2:8000 --interval 5",
+        "ropewalk top --once | grep errors/s",
+    ),
+)

@@ -1,0 +1,164 @@
+"""One trace an episode: from the client through a real server to its environment; nothing where it is off."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from counter import LIMIT, Add, Counter
+from counter_client import CounterEnv
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from recorded_spans import collector, lines, recorded, recorded_spans, request
+from serve_process import SUPPORT, eventually, serve
+from server_apps import EVERY_WAY, app_of
+from serving import serving
+from test_workers import both
+from v1_frames import held_frames
+
+from openenv_core import ConfigurationError, ValidationFailedError, tracing
+
+__all__ = ["held_frames"]
+
+
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
+    with recorded_spans() as exporter:
+        yield exporter
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+async def test_a_trace_shows_every_step_of_its_episode(
+    env: Any, transport: str, exporter: InMemorySpanExporter, held_frames: list[int]
+) -> None:
+    async with (
+        serving(app_of(env)) as address,
+        CounterEnv(f"http://{address}", transport=transport) as client,
+    ):
+        await client.reset(seed=0)
+        while not (await client.step(Add(amount=2))).done:
+            await client.state()
+        await client.reset(seed=0)
+        await client.step(Add(amount=1))
+        with pytest.raises(ValidationFailedError):
+            await client.step(Add.model_construct(amount=13))
+    begun = ["episode", *request("reset")]
+    refused = ["episode > step"]  # before it comes to the environment
+    assert lines(recorded(exporter)) == [
+        [*begun, *(LIMIT // 2) * request("step")],
+        [*begun, *request("step"), *refused],
+    ]
+    assert bool(held_frames[0]) is (transport == "websocket")
+    spans = exporter.get_finished_spans()
+    told = [dict(span.attributes or {}) for span in spans if span.name == "step"]
+    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in told] == [
+        *(LIMIT // 2 - 1) * [(False, 1)],
+        (True, 1),
+        (False, 1),
+        (None, None),
+    ]
+    failed = [span.name for span in spans if span.status.status_code is trace.StatusCode.ERROR]
+    assert failed == ["step"]
+    served = [span.attributes for span in spans if span.name.startswith("serve")]
+    assert all(of is not None and of["ropewalk.environment"] == "counter" for of in served)
+
+
+async def test_an_episode_is_a_part_of_what_it_is_played_in(exporter: InMemorySpanExporter) -> None:
+    def play(address: str) -> None:
+        with tracing.traced("rollout", seed=1), CounterEnv(f"http://{address}").sync() as client:
+            client.reset()
+
+    async with serving(app_of(Counter)) as address:
+        await asyncio.to_thread(play, address)
+    (found,) = lines(recorded(exporter))
+    assert found == ["rollout", "rollout > episode", *request("reset", "rollout > episode")]
+
+
+PLAY = """
+import asyncio, os, sys
+from counter import Add, Counter
+from counter_client import CounterEnv
+from server_apps import app_of
+from serving import serving
+from openenv_core import tracing
+
+async def play(url, *sessions):
+    for session in sessions:
+        async with CounterEnv(url, session_id=session) as client:
+            await client.reset(seed=0)
+            for _ in range(3):
+                await client.step(Add(amount=1))
+
+async def main(*words):
+    if words:
+        await play(*words)
+    else:
+        async with serving(app_of(Counter)) as address:
+            await play(f"http://{address}", None)
+
+asyncio.run(main(*sys.argv[1:]))
+asyncio.run(tracing.flush())
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry", "prometheus_client"}), flush=True)
+os._exit(0)
+"""
+
+
+def play(*words: str, **environ: str) -> str:
+    """Play in a process of its own, which serves by itself where nobody is named; return what it has loaded."""
+    environ |= {"PYTHONPATH": f"{SUPPORT}:{SUPPORT}/../servers:{SUPPORT}/../.."}
+    command = [sys.executable, "-c", PLAY, *words]
+    return subprocess.run(
+        command, check=True, timeout=120, env=environ, text=True, stdout=subprocess.PIPE
+    ).stdout.strip()
+
+
+@pytest.mark.slow
+def test_processes_send_their_spans_to_a_collector_() -> None:
+    with collector() as (endpoint, taken):
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        with serve("--workers", "2", **environ, OTEL_SERVICE_NAME="served") as server:
+            url, sessions = f"http://{server.address}", both("traced") * 2
+            for session in sessions:  # a connection may come to the worker that passes it on to the session's
+                assert server.request("POST", "/reset", {}, X_OpenEnv_Session=session)[0] == 200
+            assert play(url, *sessions, **environ, OTEL_SERVICE_NAME="player") == "['opentelemetry']"
+        episode = ["episode", *request("reset"), *3 * request("step")]
+        eventually(lambda: len(taken) >= len(sessions) * len(episode))  # at the latest as the processes end
+    assert lines(taken) == len(sessions) * [episode]
+    assert {span.service for span in taken if " " in span.name} == {"served"}
+    assert {span.service for span in taken if " " not in span.name} == {"player"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_SERVICE_NAME=x"]
+)
+def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
+    name, _, value = variable.partition("=")
+    endpoint = {} if value == "x" else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    assert play(**endpoint, **{name: value}) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing", "text"),
+    [
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+            "opentelemetry",
+            r"pip install 'ropewalk\[otel\]'",
+        ),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "opentelemetry.sdk.trace", r"pip install 'ropewalk\[otel\]'"),
+        ({"OTEL_TRACES_EXPORTER": "nowhere"}, "none", "OTEL_TRACES_EXPORTER to name .* got 'nowhere'"),
+    ],
+)
+def test_who_wants_it_without_the_package_is_told_what_brings_it(
+    environ: dict[str, str], missing: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, missing, None)
+    tracing.tracer.cache_clear()
+    with pytest.raises(ConfigurationError, match=text):
+        CounterEnv("http://127.0.0.1:1")

@@ -1,0 +1,103 @@
+"""Spans of this process, kept in memory, and those that processes send to a collector."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from openenv_core import tracing
+
+
+@contextmanager
+def recorded_spans() -> Iterator[InMemorySpanExporter]:
+    """Let this program have a tracer provider while the block runs."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "get_tracer_provider", lambda: provider)
+        tracing.tracer.cache_clear()
+        try:
+            yield exporter
+        finally:
+            tracing.tracer.cache_clear()
+
+
+class Recorded(NamedTuple):
+    """A span; `service` made it."""
+
+    trace: bytes | int
+    id: bytes | int
+    parent: bytes | int | None
+    name: str
+    start: int
+    end: int
+    service: str = ""
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Recorded]]]:
+    """Take spans over OTLP; yield the address, and what has come."""
+    taken: list[Recorded] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            # Others that are in these processes, Monarch for one, send what they have.
+            ours = ExportTraceServiceRequest.FromString(body if self.path == "/v1/traces" else b"")
+            for sent in ours.resource_spans:
+                told = {one.key: one.value.string_value for one in sent.resource.attributes}
+                scopes = (scope for scope in sent.scope_spans if scope.scope.name == "ropewalk")
+                for span in (span for scope in scopes for span in scope.spans):
+                    ids = span.trace_id, span.span_id, span.parent_span_id
+                    times = span.start_time_unix_nano, span.end_time_unix_nano
+                    taken.append(Recorded(*ids, span.name, *times, told["service.name"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", taken
+        finally:
+            server.shutdown()
+
+
+def recorded(exporter: InMemorySpanExporter) -> list[Recorded]:
+    """Return what has been kept in memory."""
+    return [_recorded(span) for span in exporter.get_finished_spans()]
+
+
+def _recorded(span: Any) -> Recorded:
+    parent = None if span.parent is None else span.parent.span_id
+    return Recorded(
+        span.context.trace_id, span.context.span_id, parent, span.name, span.start_time, span.end_time
+    )
+
+
+def lines(spans: Sequence[Recorded]) -> list[list[str]]:
+    """Return, a trace each, its spans as paths from the root, in the order in which they began."""
+    by_id = {span.id: span for span in spans}
+    traces: dict[Any, list[str]] = {}
+    for span in sorted(spans, key=lambda span: span.start):
+        path, at = span.name, span
+        while (parent := by_id.get(at.parent)) is not None:
+            assert parent.start <= at.start <= at.end <= parent.end, at.name
+            path, at = f"{parent.name} > {path}", parent
+        traces.setdefault(span.trace, []).append(path)
+    return list(traces.values())
+
+
+def request(name: str, within: str = "episode") -> list[str]:
+    """Return the lines of one request of an episode."""
+    to = f"{within} > {name}"
+    return [to, f"{to} > serve {name}", f"{to} > serve {name} > environment {name}"]
