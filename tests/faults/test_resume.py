@@ -112,6 +112,21 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
 
 
+async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
+    async with serving(app_of(Tally)) as address, CounterEnv(f"http://{address}") as client:
+        await client.reset()
+        conversation: Any = client._conversation
+        conversation.carrier.full = True
+        step = asyncio.create_task(client.step(Add(amount=1)))
+        await eventually(lambda: conversation._unsent)
+        step.cancel()
+        await asyncio.wait([step])
+        assert not conversation._unsent
+        assert not conversation._pending
+        conversation.carrier.resume_writing()
+        assert (await client.step(Add(amount=1))).observation.extra == 1
+
+
 async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
     options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
     app = app_of(Tally)
