@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from bisect import bisect_left
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
