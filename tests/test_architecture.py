@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Container, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -153,3 +154,15 @@ def test_no_import_cycles() -> None:
 def test_files_stay_small(package: str) -> None:
     long = {p.name: n for p in (ROOT / package).rglob("*.py") if (n := len(p.read_text().splitlines())) > 800}
     assert long == {}
+
+
+def test_modules_and_folders_of_tests_have_names_of_their_own() -> None:
+    """Without packages pytest imports them by their base names: of two that are called alike one is lost."""
+    tests = ROOT / "tests"
+    data = {tests / name for name in ("checker/gallery", "envs/harbor/tasks", "interop/folders")}
+    files = [path for path in tests.rglob("*.py") if not data & {*path.parents}]
+    modules = [path.stem for path in files if path.stem not in {"__init__", "__main__", "conftest"}]
+    folders = [path.name for path in {path.parent for path in files}]
+    for names in (modules, folders):
+        assert len(names) > 30
+        assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -122,7 +122,7 @@ class SlurmNode:
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
-                daemon.wait(20)
+                daemon.wait(60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()

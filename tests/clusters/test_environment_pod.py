@@ -51,7 +51,7 @@ def probe(port: int, token: Path) -> int:
 
 
 def status(port: int, **headers: str) -> int:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/health", headers=headers)
         return connection.getresponse().status

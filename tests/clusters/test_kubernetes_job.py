@@ -107,7 +107,7 @@ class Cluster:
             worker.terminate()
         for worker in self.workers.values():
             try:
-                worker.wait(20)
+                worker.wait(60)
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()

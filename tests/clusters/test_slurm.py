@@ -154,7 +154,7 @@ def run_script(folder: Path, **variables: str) -> subprocess.CompletedProcess[st
         env={**given, **variables},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

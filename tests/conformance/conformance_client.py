@@ -15,7 +15,7 @@ from envs.mcp_tools_env.server.upstream.errors import CallError, UpstreamWire
 from envs.mcp_tools_env.server.upstream.http import http_wire
 from openenv_core.tools import SILENT
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 # As in the configuration of a server: "protocol" as it is by default, the handshake first, and as "stateless".
 DEFAULT, STATELESS = ("legacy", "auto"), ("auto",)
 # These look at the first request too, which of a client that begins with the handshake is none of the stateless wire.

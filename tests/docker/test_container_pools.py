@@ -30,7 +30,7 @@ def list_labelled(engine: DockerEngine, value: str) -> list[str]:
 
 
 def healthy(url: str) -> bool:
-    with urlopen(url + "/health", timeout=10) as answer:
+    with urlopen(url + "/health", timeout=60) as answer:
         return b"healthy" in answer.read()
 
 
@@ -52,7 +52,7 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngin
         # One that died is not handed out; its log can be read as long as somebody has it.
         provider = pool.provider(PATIENCE_S)
         with suppress(OSError):
-            urlopen(provider.start() + "/die", timeout=10)
+            urlopen(provider.start() + "/die", timeout=60)
         eventually(lambda: not provider.alive)
         assert "dying as told" in provider.output()
         provider.stop()

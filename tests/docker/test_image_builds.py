@@ -29,7 +29,7 @@ PLAIN = f"FROM {PYTHON}\n"
 
 HAS_BUILDKIT = (
     shutil.which("docker") is not None
-    and subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=20).returncode == 0
+    and subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=60).returncode == 0
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -343,7 +343,7 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(
 
 def running(seconds: str) -> bool:
     return (
-        subprocess.run(["pgrep", "-f", f"^sleep {seconds}"], capture_output=True, timeout=20).returncode == 0
+        subprocess.run(["pgrep", "-f", f"^sleep {seconds}"], capture_output=True, timeout=60).returncode == 0
     )
 
 

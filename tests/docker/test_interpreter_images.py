@@ -77,7 +77,7 @@ def run(image: str, *options: str, environ: Mapping[str, str] | None = None) -> 
 def wait_until_healthy(container: str) -> None:
     end = time.monotonic() + 300
     while inspected(container)["State"]["Running"] and time.monotonic() < end:
-        with suppress(OSError), urllib.request.urlopen(f"{url_of(container)}/health", timeout=10):
+        with suppress(OSError), urllib.request.urlopen(f"{url_of(container)}/health", timeout=60):
             return
         time.sleep(0.2)
     raise AssertionError(docker("logs", container))

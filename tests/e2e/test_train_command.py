@@ -82,8 +82,8 @@ def test_adapters_are_trained_and_served_and_each_rollout_is_one_trace(
         assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
     folder, episode = tmp_path / "run", "rollout > episode"
     first, second = rows(folder)
-    traces = lines(spans)
-    assert len(traces) >= 2 * 64
+    traces = [trace for trace in lines(spans) if trace[0] == "rollout"]  # beside a look at the environment
+    assert len(traces) == 2 * 64 + 64  # held-out episodes
     for trace in traces:
         assert trace[:5] == ["rollout", episode, *request("reset", episode)]
         steps = trace.count(f"{episode} > step")
@@ -97,78 +97,6 @@ def test_adapters_are_trained_and_served_and_each_rollout_is_one_trace(
     adapter = folder / "policy" / "adapter"
     assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 8
     assert (adapter / "adapter_model.safetensors").is_file()
-
-
-@pytest.mark.soak
-def test_checkpoint_with_another_tokenizer_goes_the_same_way(ropewalk: Start, tmp_path: Path) -> None:
-    checkpoint = byte_level_checkpoint(tmp_path / "checkpoint")
-    run = ropewalk(
-        *small(tmp_path),
-        f"model.path={checkpoint}",
-        "rollout.max_new_tokens=4",
-        "rollout.max_length=192",
-        "rollout.temperature=0.7",
-        "algorithm.aggregation=sequence_mean",
-        "algorithm.normalize_std=true",
-    )
-    assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
-    assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows(tmp_path / "run"))
-    assert all(row["policy/entropy"] > 1 for row in rows(tmp_path / "run"))
-
-
-def byte_level_checkpoint(folder: Path) -> Path:
-    """Random weights behind a tokenizer of bytes: answers of several tokens, tied embeddings, a thinking template."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "<|im_start|>assistant\n{% if not enable_thinking %}<think></think>{% endif %}"
-    )
-    fast.save_pretrained(str(folder))
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(fast),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(str(folder))
-    return folder
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("trainer.learning_rte=1", "did you mean 'trainer.learning_rate'?"),
-        ("rollout.task=examples.grpo_blackjack.task:Nothing", "has no 'Nothing'"),
-        ("algorithm.loss=rl_bridge.algorithms.policy_loss:token_weights", "expected a function of (inputs"),
-        ("model.path=/nonexistent", "expected a tokenizer"),
-    ],
-)
-def test_wrong_words_are_refused_before_anything_starts(
-    ropewalk: Start, tmp_path: Path, override: str, expected: str
-) -> None:
-    run = ropewalk(*small(tmp_path), override)
-    assert run.wait(RUN_TIMEOUT_S) != 0
-    assert expected in run.output()
-    assert "Traceback" not in run.output()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +211,7 @@ def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path
     run = ropewalk(*small(tmp_path, *words))
     run.wait_for("   6/500")
     run.process.kill()
-    run.wait(10)
+    run.wait(60)
     reference = tmp_path / "run" / "initial_policy" / "model.safetensors"
     before = reference.stat()
     again = ropewalk("train", "--resume", str(tmp_path / "run"), "trainer.iterations=10")
@@ -302,4 +230,4 @@ def test_killed_controller_takes_everything_along(ropewalk: Start, tmp_path: Pat
     run.wait_for("   1/500")
     assert len(run.alive()) >= 4  # controller, two roles, the environment's server and its guard
     run.process.kill()
-    run.wait(10)
+    run.wait(60)

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from openenv_core import GenericEnvClient
 from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 # Anything for an answer

@@ -38,7 +38,7 @@ async def guess(address: str) -> None:
     async with socket_to(address, path="/mcp", additional_headers=BERTA) as ws:
         assert (await ask(ws, close))["error"]["code"] == -32602
     async with socket_to(address, f"?session_id={session}", additional_headers=BERTA) as ws:
-        frame = json.loads(await asyncio.wait_for(ws.recv(), 20))
+        frame = json.loads(await asyncio.wait_for(ws.recv(), 60))
         assert frame["data"] == {"message": f"Unknown session_id: {session}", "code": "SESSION_ERROR"}
     # The same id opened by another caller is another session.
     reply = await request(address, "POST", "/reset", {}, {**BERTA, SESSION: session})

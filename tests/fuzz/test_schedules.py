@@ -163,7 +163,7 @@ class Caller:
                     if self._rng.random() < 0.2:
                         ws.transport.abort()
                         return
-                    self._judge(json.loads(await asyncio.wait_for(ws.recv(), 20)))
+                    self._judge(json.loads(await asyncio.wait_for(ws.recv(), 60)))
 
     def _judge(self, reply: Any) -> None:
         if reply["type"] == "error":

@@ -22,7 +22,7 @@ from servers.settings import ServerSettings
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "dockerfiles" / "base" / "healthcheck.py"
 TOKEN = "correct-horse-battery-staple"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.mark.slow

@@ -84,12 +84,12 @@ GIT_RULES = (
 
 def test_gitignore_means_what_it_means_to_git(tmp_path: Path) -> None:
     make(tmp_path, *TREE)
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True, timeout=20)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True, timeout=60)
     command = ["git", "-c", "core.quotePath=false", "-c", "core.excludesFile=/dev/null"]
     command += ["ls-files", "-z", "--others", "--exclude-standard"]
     for rules in GIT_RULES:
         (tmp_path / ".gitignore").write_text(rules)
-        said = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=20)
+        said = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
         assert gone(tmp_path) == set(said.split("\0")) - {""}, rules
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from released import our_server, released_server, scaffold
 
-FOLDERS = Path(__file__).parent / "folders"
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

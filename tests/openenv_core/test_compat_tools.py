@@ -50,7 +50,7 @@ from openenv_core.tools import (
 from openenv_core.tools.mcp_environment import MCPEnvironment, get_server_tools
 from servers import create_app
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Reset(Action):

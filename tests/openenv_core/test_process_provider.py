@@ -28,7 +28,7 @@ from openenv_core import (
 from openenv_core.providers.base import first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 OWNER = """
 import multiprocessing, os, sys, time
@@ -41,13 +41,13 @@ print(provider.start(), flush=True)
 if sys.argv[2] == "fork":
     pid = os.fork()
     if pid == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     print(pid, flush=True)
 if sys.argv[2] == "stop beside a fork":
     pid = os.fork()
     if pid == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     begin = time.monotonic()
     provider.stop()
@@ -64,7 +64,7 @@ if sys.argv[2] == "raise":
     raise RuntimeError("on purpose")
 if sys.argv[2] == "end":
     sys.exit(0)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -80,6 +80,10 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 def port_is_free(url: str) -> bool:
@@ -181,14 +185,15 @@ def test_killed_guard_takes_the_server_along() -> None:
 
 
 def test_provider_can_be_started_and_stopped_again_and_again() -> None:
+    before = children()
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
     assert provider.url is None
     url = provider.start()
-    family = psutil.Process().children(recursive=True)
+    family = children() - before
     assert provider.start() == provider.url == url
     assert any(p.environ().get("COUNTER_TEST") == "1" for p in family)
     # Ctrl-C in the terminal does not reach the guard; one that does leaves stopping to the owner.
-    guard = psutil.Process().children()[0]
+    (guard,) = family & set(psutil.Process().children())
     assert os.getsid(guard.pid) != os.getsid(0)
     guard.send_signal(signal.SIGINT)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
@@ -247,17 +252,18 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
     stubborn = (
         "import os, signal, sys, socket, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if os.fork() == 0: time.sleep(60)\n"  # nor does a child of it heed
+        "if os.fork() == 0: time.sleep(600)\n"  # nor does a child of it heed
         "server = socket.socket(fileno=int(sys.argv[1]))\n"
         "connection, _ = server.accept()\n"
         "connection.recv(1000)\n"
         'connection.sendall(b\'HTTP/1.0 200 OK\\r\\n\\r\\n{"status":"healthy"}\')\n'
         "connection.close()\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     command = (sys.executable, "-c", stubborn, "{fd}")
+    before = children()
     with LocalProcessProvider("stubborn", command=command, stop_timeout_s=0.2) as provider:
-        family = psutil.Process().children(recursive=True)
+        family = children() - before
         url = provider.url
     assert url is not None
     assert not any(map(alive, family))
@@ -277,11 +283,11 @@ def test_the_servers_last_words_are_in_the_error() -> None:
 
 
 def test_a_server_that_stays_silent_is_given_up() -> None:
-    before = psutil.Process().children(recursive=True)
-    silent = (sys.executable, "-c", "import time; time.sleep(60)")
+    before = children()
+    silent = (sys.executable, "-c", "import time; time.sleep(600)")
     with pytest.raises(ServerStartError, match="raise start_timeout_s"):
         LocalProcessProvider("silent", command=silent, start_timeout_s=0.3).start()
-    assert psutil.Process().children(recursive=True) == before
+    assert children() <= before
 
 
 def test_a_directory_that_is_not_there() -> None:
@@ -290,7 +296,7 @@ def test_a_directory_that_is_not_there() -> None:
 
 
 def test_stopping_ends_a_start_that_is_under_way() -> None:
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
     provider = LocalProcessProvider("silent", command=command, stop_timeout_s=0.5)
     failures: list[BaseException] = []
 

@@ -17,7 +17,7 @@ from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
 from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError, ServerPool
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Health(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 

@@ -562,17 +562,6 @@ async def test_who_does_not_ask_for_it_gets_the_released_dialect_and_in_producti
         assert (told["type"], told["data"]["code"]) == ("error", "UNKNOWN_TYPE")
 
 
-@pytest.mark.parametrize("env", [Counter, BlockingCounter])
-async def test_a_server_that_stops_says_so(env: Any) -> None:
-    app = app_of(env)
-    async with serving(app) as address, batch_of(address, 2) as connection:
-        await request(connection, op="reset")
-        draining = asyncio.create_task(app.drain(PATIENCE_S))
-        assert await closing_of(connection) == 1001
-        await draining
-        assert app.sessions.active == 0
-
-
 async def test_a_server_that_stops_answers_first_what_is_under_way() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)

@@ -12,7 +12,6 @@ from counter import (
     ReleasedCounter,
     SlowAsync,
     SlowBlocking,
-    SlowConstructor,
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
@@ -151,18 +150,6 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
         leaving.cancel()
         await eventually(lambda: app.sessions.active == 0)
         assert (env.stepping, env.closed) == (0, 1)
-
-
-async def test_a_slow_constructor_does_not_hold_up_the_others() -> None:
-    env = SlowConstructor.fresh()
-    async with serving(app_of(env)) as address:
-        slow = asyncio.create_task(request(address, "POST", "/reset"))
-        await eventually(env.entered.is_set)
-        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
-        assert (await request(address, "GET", "/schema")).status_code == 200
-        assert not slow.done()
-        env.release.set()
-        assert (await slow).status_code == 200
 
 
 # In a session

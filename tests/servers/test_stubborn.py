@@ -148,7 +148,7 @@ async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> Non
         ):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(f"POST /reset HTTP/1.1\r\nHost: localhost\r\n{head}".encode())
-            status = (await asyncio.wait_for(reader.readline(), 20)).split()[1]
+            status = (await asyncio.wait_for(reader.readline(), 60)).split()[1]
             assert status in (b"400", b"422")
             writer.close()
             await writer.wait_closed()
@@ -293,7 +293,7 @@ async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> 
             async with socket_to(address):
                 await eventually(env.entered.is_set)
             async with socket_to(address) as ws:
-                refused = json.loads(await asyncio.wait_for(ws.recv(), 20))
+                refused = json.loads(await asyncio.wait_for(ws.recv(), 60))
                 assert refused["data"]["code"] == "CAPACITY_REACHED"
         finally:
             env.release.set()

@@ -113,7 +113,7 @@ async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
     pool.submit(lambda: begin.wait(60))
     short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
     begin.set()
-    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, "short")
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 60) == (True, "short")
     assert not long.waiter.done()
     pool.close()
 
@@ -133,7 +133,7 @@ async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
     short, long = pool.submit(lambda: begin.wait(60)), pool.submit(lambda: gate.wait(60))
     await eventually(lambda: pool._started == 2)
     begin.set()
-    assert await asyncio.wait_for(asyncio.shield(short.waiter), 20) == (True, True)
+    assert await asyncio.wait_for(asyncio.shield(short.waiter), 60) == (True, True)
     assert not long.waiter.done()
     pool.close()
 
@@ -146,7 +146,7 @@ async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
     monkeypatch.setattr(ThreadPool, "_tick_later", lambda *_: None)
     pool = ThreadPool(4, "resting")
     for count in (1, 5, 1):
-        assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 20) == [1] * count
+        assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 60) == [1] * count
     pool.close()
 
 
@@ -157,7 +157,7 @@ async def test_an_outcome_that_fails_on_the_loop_loses_no_other(monkeypatch: pyt
     late = pool.submit(lambda: "late")
     late.waiter.cancel()
     late.then = lambda _: 1 / 0
-    assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 20) == [1] * 10
+    assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 60) == [1] * 10
     assert [type(error) for error in told] == [ZeroDivisionError]
     pool.close()
 
@@ -225,7 +225,7 @@ async def test_calls_wait_for_a_thread_where_the_system_gives_none(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     pool = ThreadPool(4, "refused")
     with caplog.at_level(logging.ERROR, "servers"):
-        assert await asyncio.wait_for(results(pool, lambda: 1), 20) == [1]
+        assert await asyncio.wait_for(results(pool, lambda: 1), 60) == [1]
     assert [record.getMessage() for record in caplog.records] == [
         "the system gives no thread beside 0: can't start new thread; calls wait"
     ]

@@ -150,23 +150,6 @@ async def test_values_that_json_lacks() -> None:
         assert kept["metadata"] == kept["observation"]["metadata"] == {"why": "because"}
 
 
-@EVERY_WAY
-async def test_capacity_is_refused_at_connect_and_slots_come_back(env: type[Counter]) -> None:
-    app = app_of(env, cap=1)
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await ask(ws, RESET)
-            async with socket_to(address) as second:
-                data = await first_of(second)
-                assert data["code"] == "CAPACITY_REACHED"
-                assert (data["active_sessions"], data["max_sessions"]) == (1, 1)
-                assert await closing_of(second) == 1000
-            assert (await ask(ws, step()))["type"] == "observation"
-        await eventually(lambda: app.sessions.active == 0)
-        async with socket_to(address) as ws:
-            assert (await ask(ws, RESET))["type"] == "observation"
-
-
 async def test_a_constructor_that_raises() -> None:
     app = app_of(Unbuildable)
     async with serving(app) as address, socket_to(address) as ws:

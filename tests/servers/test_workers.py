@@ -213,12 +213,12 @@ async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
     )
     with suppress(ConnectionClosed):  # a refusal comes unasked, and waits to be read
         await client.send(json.dumps({"type": "state"}))
-    return client, json.loads(await asyncio.wait_for(client.recv(), 20))
+    return client, json.loads(await asyncio.wait_for(client.recv(), 60))
 
 
 async def settled(server: ServeProcess) -> None:
     """Wait until sockets that were closed have given their slots back."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(6)))
             await asyncio.gather(*(client.close() for client, _ in outcomes))
@@ -272,7 +272,7 @@ async def leave(client: Any) -> None:
     """End a session; when its socket closes, its slot is free."""
     with suppress(ConnectionClosed):
         await client.send(json.dumps({"type": "close"}))
-    await asyncio.wait_for(client.wait_closed(), 20)
+    await asyncio.wait_for(client.wait_closed(), 60)
 
 
 @pytest.mark.soak
@@ -303,7 +303,7 @@ async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
         for victim in victims:
             victim.kill()
         for client in clients:
-            await asyncio.wait_for(client.wait_closed(), 20)
+            await asyncio.wait_for(client.wait_closed(), 60)
         eventually(lambda: len(workers(server)) == 2 and not set(workers(server)) & set(victims))
         async with asyncio.timeout(30):
             while True:
@@ -331,13 +331,13 @@ async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
                     f"ws://{server.address}/ws?session_id={session}", compression=None, proxy=None
                 )
                 await client.send(json.dumps({"type": "step", "data": {"amount": 1}}))
-                reply = json.loads(await asyncio.wait_for(client.recv(), 20))
+                reply = json.loads(await asyncio.wait_for(client.recv(), 60))
             except (OSError, ConnectionClosed, InvalidStatus, AssertionError):
                 await asyncio.sleep(0.2)  # it was with that worker itself, or came while the next one starts
                 continue
             assert reply["data"]["code"] == "SESSION_ERROR"
             assert "gone" in reply["data"]["message"]
-            await asyncio.wait_for(client.wait_closed(), 20)
+            await asyncio.wait_for(client.wait_closed(), 60)
             assert client.close_code == 1011
             told += 1
             if told == 2:
@@ -393,7 +393,7 @@ async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
         family = server.family
         clients = []
         for _ in range(4):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 client = await connect(f"ws://{server.address}/ws", compression=None, proxy=None)
             await client.send(json.dumps({"type": "step", "data": {"amount": 0}}))
             clients.append(client)

@@ -37,7 +37,7 @@ def fake_hub() -> Iterator[FakeHub]:
         yield hub
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()
 
 

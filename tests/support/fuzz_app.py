@@ -67,11 +67,6 @@ class EchoesInThreads(Echoes):
     BLOCKING = True
 
 
-class EchoesAsync(Echoes):
-    async def step(self, action: Say, **options: Any) -> Echo:
-        return super().step(action)
-
-
 def app_of(environment: type[Echoes]) -> Any:
     return create_app(
         environment, Say, Echo, env_name="echoes", max_concurrent_envs=100_000, state_cls=EchoState

@@ -10,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 HANDSHAKE = "legacy"
 STATELESS = "2026-07-28"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @asynccontextmanager

@@ -97,4 +97,4 @@ class OwnEngine:
 
     def _ip(self, *words: str) -> None:
         path = "/usr/sbin:/sbin:" + os.environ["PATH"]
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20, env={"PATH": path})
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60, env={"PATH": path})

@@ -90,7 +90,7 @@ def served_to_containers(address: str, settings: Mapping[str, Sequence[str]]) ->
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 class _Handler(SimpleHTTPRequestHandler):

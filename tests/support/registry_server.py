@@ -76,7 +76,7 @@ def running_registry(folder: Path, *, password: bool = False, read_only: bool = 
             yield Registry(f"127.0.0.1:{port}")
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -122,7 +122,7 @@ def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) ->
         finally:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(60)
             finally:
                 process.kill()
                 process.wait()

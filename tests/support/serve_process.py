@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 SUPPORT = str(Path(__file__).parent)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class ServeProcess:

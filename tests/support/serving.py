@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from servers.app import EnvironmentApp
 from servers.hosting import SETTINGS
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class _Prompt(uvicorn.Server):

@@ -112,7 +112,7 @@ class Here(Subject):
     def _url(self) -> str:
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._thread.start()
-        return f"http://{self._address.result(20)}"
+        return f"http://{self._address.result(60)}"
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -124,7 +124,7 @@ class Here(Subject):
         super().close()
         if "_url" in vars(self):
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(60)
 
 
 def run(subject: Subject, wanted: Iterable[Check]) -> CheckReport:

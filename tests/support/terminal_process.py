@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psutil
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 

@@ -133,9 +133,6 @@ def test_broken_policies_are_named(policy: oracle.Policy, message: str) -> None:
         oracle.evaluate(policy)
 
 
-DECK = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10])
-
-
 def arbitrary_policy(seed: int) -> dict[DecisionState, oracle.Choice]:
     """A policy without rhyme or reason: it visits states that sensible ones never see."""
     coin = random.Random(seed)

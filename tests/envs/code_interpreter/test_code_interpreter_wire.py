@@ -31,8 +31,6 @@ from servers import create_app
 APP = "envs.code_interpreter_env.server.app:app"
 ROOT = Path(__file__).parents[3]
 ENVIRON = {"CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
-RUNGS = ("namespaces", "lsm", "seccomp", "process")
-
 # Long enough not to be among the digits of a time, or of an id.
 HIDDEN_NUMBER, HIDDEN_TEXT = "246908642", "hemphemp"
 TASKS: list[dict[str, Any]] = [

@@ -82,10 +82,10 @@ def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
                 r"(http://127\.0\.0\.1:\d+/[\w-]{20,}/) has the rollouts of seven, until Ctrl-C", line
             )
             assert found is not None, line
-            assert httpx.get(found[1], trust_env=False, timeout=10).status_code == 200
+            assert httpx.get(found[1], trust_env=False, timeout=60).status_code == 200
             # A port that is taken is said to be.
             assert rollouts("seven", "--port", str(urlsplit(found[1]).port)) == 2
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()

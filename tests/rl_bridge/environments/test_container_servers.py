@@ -39,11 +39,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 def die(url: str) -> None:
     with suppress(URLError, HTTPException, ConnectionError):
-        urlopen(f"{url}/die", timeout=10).close()
+        urlopen(f"{url}/die", timeout=60).close()
 
 
 def healthy(url: str) -> bool:
-    with urlopen(f"{url}/health", timeout=10) as answer:
+    with urlopen(f"{url}/health", timeout=60) as answer:
         return b"healthy" in answer.read()
 
 

@@ -192,4 +192,4 @@ def completions_server() -> Iterator[StandIn]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)

@@ -218,7 +218,7 @@ async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None
         await asyncio.sleep(0)
     await client.close()
     with pytest.raises(GeneratorError, match="the generator is closed"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
 
 
 class Replica:

@@ -87,7 +87,7 @@ class Stage:
         return asyncio.ensure_future(self.replica.update_weights(version))
 
     async def until_loads(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.engine.loads) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

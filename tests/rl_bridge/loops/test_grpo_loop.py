@@ -84,16 +84,15 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=0.5)
     stage.parts.failing[name] = hang
     with pytest.raises(RoleError, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
-        await asyncio.wait_for(stage.train(reference=True), 20)
+        await asyncio.wait_for(stage.train(reference=True), 60)
 
 
-@pytest.mark.parametrize("name", ["update_weights"])
-async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path, name: str) -> None:
+async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
     async def other() -> None:
         raise TimeoutError("another clock")
 
     stage = Stage(tmp_path)
-    stage.parts.failing[name] = other
+    stage.parts.failing["update_weights"] = other
     with pytest.raises(TimeoutError, match="another clock"):
         await stage.train()
 
@@ -122,7 +121,7 @@ async def test_weights_that_cannot_be_brought_end_the_run_while_it_waits_for_rol
     stage = Stage(tmp_path, max_staleness=1, iterations=20)
     stage.parts.failing["update_weights"] = full
     with pytest.raises(RoleError, match="no memory"):
-        await asyncio.wait_for(stage.train(), 20)
+        await asyncio.wait_for(stage.train(), 60)
     assert stage.run.version < 4
 
 
@@ -139,10 +138,9 @@ def test_slowest_generator_is_what_new_weights_cost() -> None:
     }
 
 
-@pytest.mark.parametrize("file", ["groups.jsonl"])
-async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path, file: str) -> None:
+async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
-    (tmp_path / file).symlink_to("/dev/full")
+    (tmp_path / "groups.jsonl").symlink_to("/dev/full")
     with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
         await Stage(tmp_path).train()
 

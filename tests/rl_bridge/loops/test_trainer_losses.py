@@ -44,10 +44,7 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-@pytest.mark.parametrize("slots", [1])
-async def test_trainer_lost_while_the_loop_waits_for_rollouts(
-    tmp_path: Path, max_staleness: int, slots: int
-) -> None:
+async def test_trainer_lost_while_the_loop_waits_for_rollouts(tmp_path: Path, max_staleness: int) -> None:
     def while_the_sixteenth_group_is_played(number: int) -> bool:
         if number == 16:
             stage.run.buffer.fail(ReplicaLostError("the trainer is gone"))
@@ -59,18 +56,15 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(
         iterations=6,
         checkpoint_interval=2,
         lost=while_the_sixteenth_group_is_played,
-        sessions=2 * slots,
+        sessions=2,
     )
-    run = await asyncio.wait_for(stage.train(losses=1), 20)
+    run = await asyncio.wait_for(stage.train(losses=1), 60)
     assert run.version == stage.parts.trained == 6
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
-@pytest.mark.parametrize("max_staleness", [1])
-async def test_trainer_that_was_restarted_unseen_is_not_trained_on(
-    tmp_path: Path, max_staleness: int
-) -> None:
-    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+async def test_trainer_that_was_restarted_unseen_is_not_trained_on(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
     saves = 0
 
     async def restarts_after_the_second_checkpoint() -> None:
@@ -115,7 +109,7 @@ async def test_trainer_lost_in_any_phase_takes_the_run_back(
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2, colocate=colocate)
     stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
     stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
 
@@ -129,7 +123,7 @@ async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_firs
     stage.parts.failing["update_weights"] = nth(
         3, is_gone
     )  # with the weights of the second step they have the turn
-    await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     at = stage.parts.calls.index("resumed")  # which an actor that is started again answers in its own turn
     assert stage.parts.calls[at - 2 : at + 4] == [
         "update_weights",
@@ -161,7 +155,7 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
         run.policy = NobodyServes(run.policy._wrapped)
         assert await rewind(run) == 0
 
-    await asyncio.wait_for(stage.train(work=goes_back), 20)
+    await asyncio.wait_for(stage.train(work=goes_back), 60)
     assert stage.parts.calls == ["sleep", "resumed", "push_weights", "end_turn", "update_weights"]
 
 
@@ -173,7 +167,7 @@ async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_tra
 
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
     stage.parts.failing["export"] = nth(1, began_anew)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     assert stage.parts.calls.count("resumed") == 1
     assert run.version == stage.parts.trained == stage.parts.served == 3
 
@@ -187,7 +181,7 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
 
     stage = Stage(tmp_path, iterations=4, checkpoint_interval=1)
     stage.parts.failing["logprobs"] = nth(2, back_at_once)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end, reference=True), 20)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end, reference=True), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 4
     assert stage.parts.calls.count("resumed") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
@@ -203,22 +197,19 @@ async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> Non
     stage = Stage(tmp_path)
     stage.parts.failing["push_weights"] = killed
     with pytest.raises(ReplicaLostError, match="killed"):
-        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
 
 
-@pytest.mark.parametrize("max_staleness", [1])
-async def test_weights_that_went_with_the_trainer_take_the_run_back(
-    tmp_path: Path, max_staleness: int
-) -> None:
+async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
     def gone() -> None:
         # The generator learns of it first, and the fleet a moment later.
         asyncio.get_running_loop().call_later(0.05, stage.run.lost_the_trainer)
         raise WeightsError("whoever published version 3 is gone")
 
-    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=5, checkpoint_interval=2)
+    stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
     stage.parts.failing["update_weights"] = nth(3, gone)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
     assert stage.parts.calls.count("resumed") == 1
 
@@ -230,7 +221,7 @@ async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_pa
     stage = Stage(tmp_path)
     stage.parts.failing["update_weights"] = nth(1, torn)
     with pytest.raises(WeightsError, match="torn"):
-        await asyncio.wait_for(stage.train(work=train_to_the_end), 20)
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
     assert "resumed" not in stage.parts.calls
 
 
@@ -250,7 +241,7 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
     async def work(run: Run) -> None:
         ended.append(await train_to_the_end(run))
 
-    run = await asyncio.wait_for(stage.train(work=work), 20)
+    run = await asyncio.wait_for(stage.train(work=work), 60)
     assert ended == [False]
     assert run.version < 9
 

@@ -63,9 +63,9 @@ def served(take: Callable[[], StatusSnapshot], folder: Path | None = None) -> It
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield address
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()

@@ -10,7 +10,6 @@ from tool_fixtures import task_of
 
 from openenv_core import Observation, StepResult
 from openenv_core.protocol.requests import encode_request
-from openenv_core.tools import ListToolsObservation, Tool
 from rl_bridge.errors import EpisodeUnscoredError, ReplicaLostError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.assignment import EpisodeSettings
@@ -18,10 +17,6 @@ from rl_bridge.rollout.episode import Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.types import Ending, Trajectory
-
-ONE_TOOL = ListToolsObservation(
-    tools=[Tool(name="add", description="", input_schema={"type": "object", "properties": {}})]
-)
 
 
 class Listed:

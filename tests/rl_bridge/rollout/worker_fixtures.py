@@ -26,7 +26,7 @@ HERE = str(Path(__file__).parent)
 
 
 def active_sessions(url: str) -> int:
-    with urlopen(f"{url}/active_sessions", timeout=10) as reply:
+    with urlopen(f"{url}/active_sessions", timeout=60) as reply:
         return int(json.load(reply))
 
 

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(run: Path) -> Iterator[httpx.Client]:
-    with served(run) as url, httpx.Client(base_url=url, trust_env=False, timeout=10) as asking:
+    with served(run) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as asking:
         yield asking
 
 
@@ -57,7 +57,7 @@ def test_requests_without_the_secret_address_read_nothing(client: httpx.Client, 
     for answer in (client.get(client.base_url.join(path)), client.head(client.base_url.join(path))):
         assert answer.status_code == 404
         assert b"orders" not in answer.content
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as raw:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as raw:
         raw.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         assert raw.recv(64).startswith(b"HTTP/1.0 404 ")
 
@@ -74,11 +74,11 @@ def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
     with served(run) as url:
         where = urlsplit(url)
         silent = [
-            socket.create_connection((where.hostname, where.port), timeout=10) for _ in range(MAX_CALLERS)
+            socket.create_connection((where.hostname, where.port), timeout=60) for _ in range(MAX_CALLERS)
         ]
         for one in silent:
             one.sendall(b"GET / HT")
-        extra = socket.create_connection((where.hostname, where.port), timeout=10)
+        extra = socket.create_connection((where.hostname, where.port), timeout=60)
         assert extra.recv(1) == b""  # closed without an answer
         for one in (*silent, extra):
             one.close()

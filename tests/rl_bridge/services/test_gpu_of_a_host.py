@@ -94,6 +94,6 @@ def shown(
         ["/bin/sh", "-c", _SHELL, "/bin/sh", "-c", f'echo "{variables}"'],
         env={"PATH": "/usr/bin:/bin", "ROPEWALK_ROLE_LOG": str(log), **inherited, **told},
         check=True,
-        timeout=20,
+        timeout=60,
     )
     return log.read_text().strip()

@@ -16,11 +16,10 @@ KILLS = 10
 CALLERS = 8
 
 
-@pytest.mark.parametrize("seed", [7])
-async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path, seed: int) -> None:
+async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.services.fleet import Fleet
 
-    chance = random.Random(seed)
+    chance = random.Random(7)
     before = descendants()
     async with Fleet(tmp_path, heartbeat_s=0.2) as fleet:
         patient = RestartPolicy(budget=KILLS, backoff_s=0.05, max_backoff_s=0.05)

@@ -23,10 +23,9 @@ def test_an_address_that_nobody_could_use_is_refused(
     assert f"worker: expected an address as tcp://HOST:PORT, got {address!r}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["tcp://[::]:29500"])
-def test_an_address_that_every_host_has_is_nobodys(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([address]) == 2
-    assert f"by which other hosts reach this one, got {address!r}" in capsys.readouterr().err
+def test_an_address_that_every_host_has_is_nobodys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tcp://[::]:29500"]) == 2
+    assert "by which other hosts reach this one, got 'tcp://[::]:29500'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

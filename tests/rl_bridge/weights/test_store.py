@@ -146,7 +146,7 @@ async def test_memory_is_given_back(directory: Directory) -> None:
         gc.collect()
         assert segments() == mapped
         # Others of this process may still be closing theirs, also some that were open before.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while descriptors() > before:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.02)
 
@@ -299,12 +299,12 @@ async def test_a_put_that_is_cancelled_waits_for_its_thread_and_leaves_the_store
 
     def slowly(*_: object) -> None:
         packing.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "_pack", slowly)
         putting = asyncio.ensure_future(store.put(2, state_of(2.0)))
-        await asyncio.to_thread(packing.wait, 10)
+        await asyncio.to_thread(packing.wait, 60)
         putting.cancel()
         await asyncio.sleep(0.05)
         assert not putting.done(), "the thread still writes into the segment"

@@ -2,8 +2,6 @@
 
 from .model import EVERYWHERE, Stage, attacks_held_at
 
-SOLUTION = "def add(a, b): return a + b"
-
 
 async def _judge(stage: Stage, words: str) -> None:
     """Call the solution as a grader does, and compare outside."""

@@ -72,7 +72,7 @@ async def test_ten_megabytes_pass_and_more_than_anybody_could_take_is_a_failure(
         assert "at most 1000" in text_of(failed)
 
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Ending(ToolBox):
@@ -179,9 +179,9 @@ async def abort(client: Client, tool: str, name: str) -> None:
         begun.set()
 
     call = asyncio.create_task(client.call_tool(tool, {"name": name}, progress_callback=progress))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 60)
     call.cancel()
-    await asyncio.wait([call], timeout=10)
+    await asyncio.wait([call], timeout=60)
     await eventually(lambda: name in ToolBox.cancelled)
 
 
@@ -324,7 +324,7 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
                 await client.call_tool("note", {"title": title, "text": "x"})
                 assert (await rpc(address, "tools/call", params))["result"]["is_error"] is False
             seen = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 async for event in events:
                     seen.append(type(event).__name__)
                     if len(seen) == 2:

@@ -174,6 +174,6 @@ def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other()
     async def ask() -> int:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            return (await asyncio.wait_for(http.post("/mcp", json=HELLO, headers=STREAMS), 10)).status_code
+            return (await asyncio.wait_for(http.post("/mcp", json=HELLO, headers=STREAMS), 60)).status_code
 
     assert [asyncio.run(ask()) for _ in range(2)] == [200, 200]

@@ -244,5 +244,5 @@ async def test_lines_are_read_ahead_up_to_a_bound_and_in_order() -> None:
         assert lines._lines.qsize() <= MAX_READ_AHEAD
         seen.append(line)
     assert seen == sent
-    thread.join(10)
+    thread.join(60)
     lines._file.close()
