@@ -549,18 +549,11 @@ class Agent:
         came: list[int] = []
         try:
             shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
-            copies = [(self._contexts[name], name) for name in request["contexts"]]
-            processes = [context.fork(home, folder) for context, _ in copies]
+            contexts = [(name, self._contexts[name]) for name in request["contexts"]]
+            copies = [(name, context.cwd, context.fork(home, folder)) for name, context in contexts]
             came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
             if os.fork() == 0:
-                self._become(
-                    folder,
-                    came,
-                    [
-                        (name, context.cwd, process)
-                        for (context, name), process in zip(copies, processes, strict=True)
-                    ],
-                )
+                self._become(folder, came, copies)
         except shutil.Error as error:
             raise _RefusedError("resource_exhausted", f"the files were not copied: {error}"[:1000]) from None
         finally:
