@@ -163,7 +163,7 @@ def memory_of_roles(
     config: Config, size: ModelSize, reward_model: ModelSize | None = None
 ) -> list[RoleMemory]:
     """What the roles of a run keep, given the size of the policy, and of `reward.model`, where there is one."""
-    roles, width = config.monarch.roles, WIDTHS[config.model.dtype]
+    roles, width, one = config.monarch.roles, WIDTHS[config.model.dtype], size.architecture
     found = [
         _trainer(config, size),
         RoleMemory(
@@ -171,7 +171,8 @@ def memory_of_roles(
             replicas=roles.policy.replicas,
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
-            per_process=_incoming_bytes(size, width),
+            # The largest one, beside that which it replaces.
+            per_process={"a tensor of new weights": width * one.output_parameters} if one else {},
             at_best=_full_cache(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
             | (
@@ -266,15 +267,6 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     else:
         kept = (one.layers + 1) * block
     return found | {"activations": tokens * (kept + ends) // share}
-
-
-def _incoming_bytes(size: ModelSize, width: int) -> dict[str, int]:
-    """The largest tensor of new weights, beside the one that it replaces."""
-    return (
-        {}
-        if size.architecture is None
-        else {"a tensor of new weights": width * size.architecture.output_parameters}
-    )
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
@@ -394,7 +386,11 @@ class RunPlan:
 
     def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
         """Add what each role keeps; without a configuration the trainer alone."""
-        roles = () if config is None else tuple(memory_of_roles(config, size, _reward_model(config)))
+        roles: tuple[RoleMemory, ...] = ()
+        if config is not None:
+            path = config.reward.model
+            reward_model = None if path is None else ModelSize.of_folder(Path(path).expanduser())
+            roles = tuple(memory_of_roles(config, size, reward_model))
         kept = TRAINER_BYTES * size.parameters
         if roles:
             kept = sum(held for name, held in roles[0].parts.items() if name != "critic")
@@ -474,8 +470,3 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
             if name == "policy":
                 on[slot.first] += 1
     return max(on.values())
-
-
-def _reward_model(config: Config) -> ModelSize | None:
-    path = config.reward.model
-    return None if path is None else ModelSize.of_folder(Path(path).expanduser())

@@ -105,11 +105,8 @@ class TokenText:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._alone = lru_cache(REMEMBERED_TOKENS)(self._decode_one)
+        self._alone = lru_cache(REMEMBERED_TOKENS)(lambda token: decode((token,)))
         self._whole = lru_cache(REMEMBERED_TEXTS)(decode)
-
-    def _decode_one(self, token: int) -> str:
-        return self._decode((token,))
 
     def whole(self, tokens: Sequence[int]) -> str:
         """The text of a stretch of tokens."""

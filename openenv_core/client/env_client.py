@@ -43,7 +43,7 @@ from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.tracing import EpisodeSpans, tracer
+from openenv_core.tracing import EpisodeSpans
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
-        self._spans = None if (made_by := tracer()) is None else EpisodeSpans(made_by)
+        self._spans = EpisodeSpans()
 
     @classmethod
     def from_process(
@@ -358,14 +358,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
         Raises:
             ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeoutError: No reply came in time. The session and its episode live on, and the late reply is
-                dropped; a further request waits until the environment is done with this one.
+            RequestTimeoutError: No reply came in time. The episode lives on; the next request waits for this one.
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
         request = self._request(b"", "observation", reset=options)
-        data = await (request if self._spans is None else self._spans.request("reset", request))
-        return self._result_of(data)
+        return self._result_of(await self._spans.request("reset", request))
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -378,8 +376,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 elsewhere; `reset` opens a new session.
         """
         request = self._request(encode_request("step", self._step_payload(action)), "observation")
-        data = await (request if self._spans is None else self._spans.request("step", request))
-        return self._result_of(data)
+        return self._result_of(await self._spans.request("step", request))
 
     async def state(self) -> StateT:
         """Return where the episode stands.
@@ -659,8 +656,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
-        if self._spans is not None:
-            self._spans.end()
+        self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
             await conversation.close(last=self._session_id is None)
 

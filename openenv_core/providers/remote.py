@@ -1,14 +1,16 @@
-"""Servers in hosted sandboxes: E2B's cloud, whoever hosts its API, and `ropewalk sandboxes`, by E2B's own client."""
+"""Servers in hosted sandboxes: what all services have in common, and those that speak E2B's API, by its own client."""
 
+import copy
 import json
 import os
 import shlex
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import httpx
 
@@ -44,12 +46,41 @@ class SandboxServiceUnavailableError(ProviderError):
     """The service cannot be reached, does not answer in time, or is too busy."""
 
 
+class HostedSandbox(Protocol):
+    """A sandbox of some service. Its methods raise what the service's client raises.
+
+    Attributes:
+        sandbox_id: What the service calls it.
+    """
+
+    sandbox_id: str
+
+    def run(self, command: str) -> None:
+        """Start a shell command, and leave it to itself."""
+
+    def url(self, port: int) -> str:
+        """Return where a port of it is reached."""
+
+    def renew(self, lease_s: float, timeout_s: float) -> None:
+        """Have the service end it after so many seconds from now; the request may take timeout_s."""
+
+    def running(self) -> bool:
+        """Whether it runs."""
+
+    def output(self) -> str:
+        """Return what its server printed."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
 class _KeptSandbox:
     """A sandbox, and the thread that gives it more time for as long as this process lives."""
 
-    def __init__(self, sandbox: "Sandbox", lease_s: float) -> None:
+    def __init__(self, sandbox: HostedSandbox, lease_s: float) -> None:
         self.sandbox = sandbox
         self.lost: str | None = None
+        self.paused = False
         self.ended = threading.Event()
         self._lease_s = lease_s
         self._pid = os.getpid()
@@ -71,18 +102,181 @@ class _KeptSandbox:
         while not self.ended.wait(self._lease_s / RENEWALS):
             asked = time.monotonic()
             try:
-                self.sandbox.set_timeout(
-                    max(1, round(self._lease_s)), request_timeout=self._lease_s / RENEWALS
-                )
+                if not self.paused:
+                    self.sandbox.renew(self._lease_s, self._lease_s / RENEWALS)
             except Exception as error:  # of whatever kind: only the time decides whether it is lost
-                if type(error).__name__ == "SandboxNotFoundException" or time.monotonic() > expires:
+                gone = "NotFound" in type(error).__name__ or time.monotonic() > expires
+                if gone and not self.paused:
                     self.lost = f"the sandbox {self.sandbox.sandbox_id} is gone: {error}"
                     return
             else:
                 expires = asked + self._lease_s
 
 
-class RemoteSandboxProvider(OwnedServerProvider):
+class HostedServerProvider(OwnedServerProvider):
+    """Runs a server in a sandbox of some service, which ends it when nobody has given it more time.
+
+    Args:
+        template: What the sandbox is made from.
+        command: Words of the server's command; None where the template starts it by itself.
+        port: Where it listens.
+        env_vars: Environment variables of the sandbox.
+        lease_s: Seconds after which the sandbox of a dead owner is ended.
+        start_timeout_s: Seconds until the server must be healthy.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        command: Sequence[str] | None,
+        port: int,
+        env_vars: Mapping[str, str] | None,
+        lease_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        super().__init__()
+        if isinstance(command, str):
+            raise ConfigurationError(
+                f"expected the command as a list of words, got {command!r}; shlex.split makes one"
+            )
+        if lease_s < 1 or start_timeout_s <= 0:
+            raise ConfigurationError(
+                f"expected lease_s of at least 1 and time-outs above 0, got {lease_s}, {start_timeout_s}"
+            )
+        self._template, self._command, self._port = template, command, port
+        self._env_vars = dict(env_vars or {})
+        self._lease_s, self._start_timeout_s = lease_s, start_timeout_s
+        self._kept: _KeptSandbox | None = None
+
+    @property
+    def sandbox_id(self) -> str | None:
+        """What the service calls the sandbox; None while there is none."""
+        return None if self._kept is None else self._kept.sandbox.sandbox_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox that was started still runs, as far as can be told."""
+        kept = self._kept
+        if kept is None or kept.ended.is_set() or kept.lost is not None:
+            return False
+        try:
+            return kept.sandbox.running()
+        except Exception:
+            return True  # a service that does not answer says nothing of its sandboxes
+
+    def output(self) -> str:
+        """Return the last of what the command printed; where the sandbox was lost, that as well."""
+        kept = self._kept
+        if kept is None or kept.ended.is_set():
+            return ""
+        text = "" if kept.lost is None else f"[{kept.lost}]"
+        if self._command is not None:
+            with suppress(Exception):
+                text = kept.sandbox.output()[-OUTPUT_BYTES:] + text
+        return text
+
+    @abstractmethod
+    def _create(self) -> HostedSandbox:
+        """Make a sandbox; called by `_asked`."""
+
+    @abstractmethod
+    def _refusal(self, error: Exception) -> tuple[type[ProviderError], int | None] | None:
+        """Return what an error of the service's client is for us, and its HTTP status; None: it is not the client's."""
+
+    def _launch(self) -> str:
+        deadline = time.monotonic() + self._start_timeout_s
+        self._keep(self._asked(self._create))
+        return self._serve(deadline)
+
+    def _keep(self, sandbox: HostedSandbox) -> None:
+        self._kept = _KeptSandbox(sandbox, self._lease_s)
+        self._ending = weakref.finalize(self, self._kept.end)
+
+    def _serve(self, deadline: float) -> str:
+        """Start the command, and return the URL once it is healthy."""
+        kept = self._kept
+        assert kept is not None
+        if self._command is not None:
+            self._asked(kept.sandbox.run, f"exec {shlex.join(self._command)} >{LOG} 2>&1")
+        url = self._asked(kept.sandbox.url, self._port)
+        return self._wait_healthy(str(url), deadline)
+
+    def _wait_healthy(self, url: str, deadline: float) -> str:
+        kept = self._kept
+        assert kept is not None
+
+        def pause(seconds: float) -> None:
+            if kept.ended.wait(seconds):
+                raise ProviderError(f"expected {self._template} to start, but it was stopped meanwhile")
+            if not self.alive:
+                raise ServerStartError(
+                    f"expected {self._template} to start, but its sandbox ended", self.output()
+                )
+
+        left_s = deadline - time.monotonic()
+        fault = wait_healthy(
+            lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=ELSEWHERE_FACTOR
+        )
+        if fault is None:
+            return url
+        raise ServerStartError(
+            f"expected {url} to be healthy within {self._start_timeout_s:g} s, got {fault}; name its command and its "
+            "port, or raise start_timeout_s",
+            self.output(),
+        )
+
+    def _asked(self, fn: Any, *args: Any, **options: Any) -> Any:
+        """Ask the service, and tell its errors as ours."""
+        try:
+            return fn(*args, **options)
+        except (httpx.HTTPError, OSError) as error:
+            raise SandboxServiceUnavailableError(
+                f"expected an answer of the service, got {type(error).__name__}: {error}; does it run there?"
+            ) from error
+        except Exception as error:
+            if (told := self._refusal(error)) is None:
+                raise
+            kind, status = told
+            if kind is SandboxRefusedError:
+                raise SandboxRefusedError(f"the service refused {self._template}: {error}", status) from error
+            raise kind(f"expected an answer of the service, got {type(error).__name__}: {error}") from error
+
+
+class _E2BSandbox:
+    """One, by E2B's client.
+
+    Args:
+        inner: The client's.
+        base: Where sandboxes are reached of a service that has one address for all.
+    """
+
+    def __init__(self, inner: "Sandbox", base: str | None) -> None:
+        self.inner, self._base = inner, base
+        self.sandbox_id = inner.sandbox_id
+
+    def run(self, command: str) -> None:
+        self.inner.commands.run(command, background=True, timeout=0)
+
+    def url(self, port: int) -> str:
+        if self._base is not None:
+            return f"{self._base}/sandboxes/{self.sandbox_id}/ports/{port}"
+        return f"https://{self.inner.get_host(port)}"
+
+    def renew(self, lease_s: float, timeout_s: float) -> None:
+        self.inner.set_timeout(max(1, round(lease_s)), request_timeout=timeout_s)
+
+    def running(self) -> bool:
+        return bool(self.inner.is_running())
+
+    def output(self) -> str:
+        return str(self.inner.files.read(LOG))
+
+    def kill(self) -> None:
+        self.inner.kill()
+
+
+class RemoteSandboxProvider(HostedServerProvider):
     """Runs a server in a sandbox of a service that speaks E2B's API. Needs the extra `e2b`.
 
     A thread gives the sandbox more time for as long as this process lives; when that dies, of whatever cause, the
@@ -120,26 +314,24 @@ class RemoteSandboxProvider(OwnedServerProvider):
         start_timeout_s: float = 60.0,
         request_timeout_s: float = 30.0,
     ) -> None:
-        super().__init__()
-        if isinstance(command, str):
-            raise ConfigurationError(
-                f"expected the command as a list of words, got {command!r}; shlex.split makes one"
-            )
+        super().__init__(
+            template,
+            command=command,
+            port=port,
+            env_vars=env_vars,
+            lease_s=lease_s,
+            start_timeout_s=start_timeout_s,
+        )
         key = api_key or os.environ.get("E2B_API_KEY")
         if not key or not is_bearer_token(key):
             raise ConfigurationError(
                 "expected a key of the service, got none that can be one; set E2B_API_KEY"
             )
-        if lease_s < 1 or start_timeout_s <= 0 or request_timeout_s <= 0:
-            raise ConfigurationError(
-                f"expected lease_s of at least 1 and time-outs above 0, got {lease_s}, {start_timeout_s}, "
-                f"{request_timeout_s}"
-            )
+        if request_timeout_s <= 0:
+            raise ConfigurationError(f"expected a request_timeout_s above 0, got {request_timeout_s}")
         with installed_with("e2b", "E2B's client"):
             import e2b
         self._e2b = e2b
-        self._template, self._command, self._port = template, command, port
-        self._env_vars = dict(env_vars or {})
         sandbox_url = sandbox_url or os.environ.get("E2B_SANDBOX_URL")
         self._base = None if sandbox_url is None else sandbox_url.rstrip("/")
         self._options: dict[str, Any] = {
@@ -148,92 +340,83 @@ class RemoteSandboxProvider(OwnedServerProvider):
             "sandbox_url": sandbox_url,
             "request_timeout": request_timeout_s,
         }
-        self._lease_s, self._start_timeout_s = lease_s, start_timeout_s
-        self._kept: _KeptSandbox | None = None
 
-    @property
-    def sandbox_id(self) -> str | None:
-        """What the service calls the sandbox; None while there is none."""
-        return None if self._kept is None else self._kept.sandbox.sandbox_id
+    def pause(self) -> None:
+        """Have the sandbox stand still, its server and memory with it. It is no longer ended with this process.
 
-    @property
-    def alive(self) -> bool:
-        """Whether the sandbox that was started still runs, as far as can be told."""
-        kept = self._kept
-        if kept is None or kept.ended.is_set() or kept.lost is not None:
-            return False
+        Raises:
+            SandboxRefusedError: The service has no pauses.
+        """
+        kept = self._started()
+        kept.paused = True
         try:
-            return bool(kept.sandbox.is_running())
-        except Exception:
-            return True  # a service that does not answer says nothing of its sandboxes
+            self._asked(kept.sandbox.inner.pause)
+        except BaseException:
+            kept.paused = False
+            raise
 
-    def output(self) -> str:
-        """Return the last of what the command printed; where the sandbox was lost, that as well."""
-        kept = self._kept
-        if kept is None or kept.ended.is_set():
-            return ""
-        text = "" if kept.lost is None else f"[{kept.lost}]"
-        if self._command is not None:
-            with suppress(Exception):
-                text = str(kept.sandbox.files.read(LOG))[-OUTPUT_BYTES:] + text
-        return text
+    def resume(self) -> str:
+        """Have a paused sandbox go on; return the server's URL once that is healthy."""
+        kept = self._started()
+        self._asked(kept.sandbox.inner.connect, timeout=max(1, round(self._lease_s)))
+        kept.paused = False
+        assert self._url is not None
+        return self._wait_healthy(self._url, time.monotonic() + self._start_timeout_s)
 
-    def _launch(self) -> str:
-        deadline = time.monotonic() + self._start_timeout_s
-        sandbox = self._asked(
-            self._e2b.Sandbox.create,
-            self._template,
-            timeout=max(1, round(self._lease_s)),
-            envs=self._env_vars,
-            **self._options,
-        )
-        kept = self._kept = _KeptSandbox(sandbox, self._lease_s)
-        self._ending = weakref.finalize(self, kept.end)
-        if self._command is not None:
-            words = f"exec {shlex.join(self._command)} >{LOG} 2>&1"
-            self._asked(sandbox.commands.run, words, background=True, timeout=0)
-        if self._base is not None:
-            url = f"{self._base}/sandboxes/{sandbox.sandbox_id}/ports/{self._port}"
-        else:
-            url = f"https://{sandbox.get_host(self._port)}"
+    def fork(self, count: int = 1) -> list[Self]:
+        """Return providers of copies of the sandbox as it stands, whose servers run; each is to be stopped.
 
-        def pause(seconds: float) -> None:
-            if kept.ended.wait(seconds):
-                raise ProviderError(f"expected {self._template} to start, but it was stopped meanwhile")
-            if not self.alive:
-                raise ServerStartError(
-                    f"expected {self._template} to start, but its sandbox ended", self.output()
-                )
+        Args:
+            count: How many, at most 20.
 
-        left_s = deadline - time.monotonic()
-        fault = wait_healthy(
-            lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=ELSEWHERE_FACTOR
-        )
-        if fault is None:
-            return url
-        raise ServerStartError(
-            f"expected {url} to be healthy within {self._start_timeout_s:g} s, got {fault}; name its command and its "
-            "port, or raise start_timeout_s",
-            self.output(),
-        )
-
-    def _asked(self, fn: Any, *args: Any, **options: Any) -> Any:
-        """Ask the service, and tell its errors as ours."""
+        Raises:
+            SandboxRefusedError: The service does not copy what runs in a sandbox, as none does of containers, or has
+                no room for all.
+        """
+        kept = self._started()
+        copies: list[Self] = []
         try:
-            return fn(*args, **options)
-        except self._e2b.ServiceBusyException as error:
-            raise SandboxServiceUnavailableError(str(error)) from error
-        except (self._e2b.SandboxException, self._e2b.AuthenticationException) as error:
-            if isinstance(error, self._e2b.TimeoutException):
-                raise SandboxServiceUnavailableError(
-                    f"expected an answer of the service, got: {error}"
-                ) from error
-            status = 401 if isinstance(error, self._e2b.AuthenticationException) else error.status_code
-            raise SandboxRefusedError(f"the service refused {self._template}: {error}", status) from error
-        except (httpx.HTTPError, OSError) as error:
-            raise SandboxServiceUnavailableError(
-                f"expected an answer of the service, got {type(error).__name__}: {error}; does it run there?"
-            ) from error
+            for each in self._asked(
+                kept.sandbox.inner.fork, count=count, timeout=max(1, round(self._lease_s))
+            ):
+                if isinstance(each, Exception):
+                    self._asked(_raise, each)
+                provider = copy.copy(self)
+                OwnedServerProvider.__init__(provider)
+                sandbox = _E2BSandbox(each, self._base)
+                provider._keep(sandbox)
+                copies.append(provider)
+                url = str(self._asked(sandbox.url, self._port))
+                provider._url = provider._wait_healthy(url, time.monotonic() + self._start_timeout_s)
+        except BaseException:
+            for provider in copies:
+                provider.stop()
+            raise
+        return copies
+
+    def _started(self) -> Any:
+        if self._kept is None or self._url is None:
+            raise ProviderError("expected a sandbox that was started, got none; start() it")
+        return self._kept
+
+    def _create(self) -> HostedSandbox:
+        made = self._e2b.Sandbox.create(
+            self._template, timeout=max(1, round(self._lease_s)), envs=self._env_vars, **self._options
+        )
+        return _E2BSandbox(made, self._base)
+
+    def _refusal(self, error: Exception) -> tuple[type[ProviderError], int | None] | None:
+        if isinstance(error, self._e2b.AuthenticationException):
+            return SandboxRefusedError, 401
+        if isinstance(error, (self._e2b.ServiceBusyException, self._e2b.TimeoutException)):
+            return SandboxServiceUnavailableError, None
+        if isinstance(error, self._e2b.SandboxException):
+            return SandboxRefusedError, error.status_code
+        return None
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def healthy(url: str, timeout_s: float) -> str | None:

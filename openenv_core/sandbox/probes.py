@@ -77,7 +77,9 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
             if await asyncio.to_thread(Path(told["canary"]).read_text) != _CONTENT:
                 passed.append("the canary has changed")
             if passed:
-                raise SandboxUnavailableError(f"the self-test was not stopped: {', '.join(passed)}")
+                raise SandboxUnavailableError(
+                    f"expected every attack of the self-test to be stopped, got through: {', '.join(passed)}"
+                )
     finally:
         await session.close()
 

@@ -7,7 +7,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
@@ -317,11 +317,11 @@ class SandboxSession:
                 )
         return FunctionCall(execution=execution, value=value)
 
-    async def serve(self, channel: socket.socket) -> None:
+    async def serve(self, channel: socket.socket | None) -> None:
         """Hand the session over to its agent (`inside/agent.py`); return when that has ended, or too much was written.
 
         Args:
-            channel: A stream socket, whose other end asks the agent; to be closed by the caller.
+            channel: A stream socket, whose other end asks the agent; to be closed by the caller. None: of `fork_agent`.
 
         Raises:
             SandboxUnavailableError: There is no interpreter.
@@ -333,8 +333,44 @@ class SandboxSession:
             with watch_disk(workspace, worker.kill):
                 await worker.serve(channel)
 
+    async def fork_agent(
+        self, channel: socket.socket, contexts: int, ask: Callable[[str], Awaitable[Any]]
+    ) -> "SandboxSession":
+        """Fork a session that serves, opened with `snapshot`, one at a time: its interpreters, and a copy of its files.
+
+        Args:
+            channel: The copy's end of a channel of its own.
+            contexts: How many interpreters its agent has.
+            ask: Asks the agent to copy itself and its files to a folder.
+
+        Returns:
+            A session that serves that channel once `serve` is awaited.
+
+        Raises:
+            SandboxUnavailableError: None can be had.
+            FileRefusedError: There is no room for a copy of the files.
+        """
+        worker, workspace = self._worker, self._workspace
+        if worker is None or workspace is None or not worker.alive:
+            raise SandboxUnavailableError("expected a sandbox that lives, got one that has ended")
+        name = f"branch-{worker.processes.tree.made}"
+        copy = await asyncio.to_thread(partial(workspace.branch, name, fill=False))
+        try:
+            forked = await worker.fork_agent(channel, contexts, partial(ask, copy.inside))
+        except BaseException:
+            await copy.close()
+            raise
+        branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
+        branch._worker, branch._workspace = forked, copy
+        return branch
+
+    @property
+    def related(self) -> bool:
+        """Whether others live that were forked from it, or from what it was forked from."""
+        return self._worker is not None and self._worker.processes.tree.members > 1
+
     def freeze(self, *, frozen: bool) -> None:
-        """Have all processes of a session that serves stand still, or go on."""
+        """Have all processes of a session that serves stand still, or go on; it must not be `related`."""
         if self._worker is not None:
             (self._worker.processes.pause if frozen else self._worker.processes.begin)()
 

@@ -3,14 +3,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Answer, AnswerReader, Exit, ForgedAnswerError, fit, judge
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
+from openenv_core.sandbox.inside.agent import FORKED
 from openenv_core.sandbox.inside.frames import AGAIN, MAX_VALUE, READY, pack_request
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, hear
 from openenv_core.sandbox.results import Execution
@@ -161,13 +162,58 @@ class Worker:
         text = None if answer is None else answer[1]
         return judge(execution, self._why, exit_, self._limits, timeout_s), text
 
-    async def serve(self, channel: socket.socket) -> None:
-        """Have it serve a channel (`inside/agent.py`) from now on, and return at its end: it answers nothing else."""
+    async def serve(self, channel: socket.socket | None) -> None:
+        """Have it serve a channel (`inside/agent.py`) from now on, and return at its end: it answers nothing else.
+
+        Args:
+            channel: The agent's end; None: it was forked from one that serves, and has its own.
+        """
         with self._asking() as answered:
-            socket.send_fds(
-                self.control, [pack_request({"id": self._number, "op": "serve"})], [channel.fileno()]
-            )
+            if channel is not None:
+                request = pack_request({"id": self._number, "op": "serve"})
+                socket.send_fds(self.control, [request], [channel.fileno()])
             await answered
+
+    async def fork_agent(
+        self, channel: socket.socket, contexts: int, ask: Callable[[], Awaitable[Any]]
+    ) -> "Worker":
+        """Fork an agent that serves, with its interpreters.
+
+        Args:
+            channel: The copy's end of a channel.
+            contexts: How many interpreters it has.
+            ask: Asks the agent to do so, in which time it takes the descriptors; raises where it refuses.
+
+        Raises:
+            SandboxUnavailableError: The copy did not come to life.
+        """
+        connections = Connections()
+        with ExitStack() as theirs:
+            try:
+                outer = list[int]()
+                for _ in range(contexts):
+                    ends = [*reversed(os.pipe()), *reversed(os.pipe())]
+                    pair = socket.socketpair()
+                    ends += [each.detach() for each in pair]
+                    for each in ends:
+                        theirs.callback(os.close, each)
+                    socket.send_fds(self.control, [b"I"], [ends[0], ends[2], ends[4], connections.inner[0]])
+                    outer += [ends[5], ends[1], ends[3]]
+                socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
+                connections.hand_over()
+                async with asyncio.timeout(BRANCH_TIMEOUT_S):
+                    await ask()
+                    heard = await hear(connections.control, self.exited, FORKED)
+                if heard is None:
+                    raise SandboxUnavailableError(
+                        "expected a fork of the sandbox, got one that ended at once"
+                    )
+                return Worker(connections, self._limits, self.processes.branch(heard[0]))
+            except BaseException as error:
+                connections.close()
+                if isinstance(error, (TimeoutError, OSError)):
+                    raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
+                raise
 
     async def branch(self, folder: str) -> "Worker":
         """Fork the interpreter as it stands. SandboxUnavailableError: it did not come to life."""

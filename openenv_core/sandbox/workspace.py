@@ -148,14 +148,20 @@ class Workspace:
             now = await asyncio.get_running_loop().run_in_executor(_scanners(), self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
-    def branch(self, name: str) -> "Workspace":
-        """Return a copy of the files, in a folder of this one that is not listed. Blocks."""
+    def branch(self, name: str, *, fill: bool = True) -> "Workspace":
+        """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
+        if not fill and not self.bounded:
+            own, whole = sum(told.st_size for _, told in self._walk(everything=False)), self
+            while whole._above is not None:
+                whole = whole._above
+            if whole._used() + own > self._limits.disk_bytes:
+                raise FileRefusedError(name, f"the workspace may hold {self._limits.disk_bytes} bytes")
         with contextlib.ExitStack() as stack, _refusing(name):
             inner = self._descend((_TEMPORARY, name), stack, make=True)
             copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
             copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
-            for path, told in self._walk(everything=False):
+            for path, told in self._walk(everything=False) if fill else ():
                 if stat.S_ISREG(told.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:

@@ -33,8 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     config, folder = _prepare(arguments)
-    _warn(config)
+    from rl_bridge.config.effects import without_effect
     from rl_bridge.rollout.rehearsal import rehearse
+
+    for line in without_effect(config):  # before there is more to read
+        print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
     rehearse(config)
     # The heavy stack loads only now, after everything that can be wrong with the words has been said.
@@ -66,14 +69,6 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     if not is_unused(folder):
         raise folder_exists(folder)
     return config, folder
-
-
-def _warn(config: "Config") -> None:
-    """Say what has been set and does nothing, before there is more to read."""
-    from rl_bridge.config.effects import without_effect
-
-    for line in without_effect(config):
-        print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
 
 def _same_run(before: "Config", now: "Config") -> None:

@@ -136,8 +136,8 @@ class TrainerConfig(Section):
     the trainer, and takes its time in the first iterations."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
-    pipeline_parallel: Count = 1
-    """Not supported above 1."""
+    pipeline_parallel: Literal[1] = 1
+    """A model's layers stay together: spread it by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
     collective_timeout_s: Positive = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -159,15 +159,6 @@ class TrainerConfig(Section):
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
 
-    @model_validator(mode="after")
-    def _check_layers(self) -> Self:
-        if self.pipeline_parallel != 1:
-            raise ValueError(
-                f"expected trainer.pipeline_parallel of 1, got {self.pipeline_parallel}: a model's layers stay "
-                "together; spread it over more ranks of monarch.roles.trainer, and by trainer.tensor_parallel"
-            )
-        return self
-
 
 class RecordsConfig(Section):
     """`records.*`: what `ropewalk rollouts` shows."""
@@ -176,10 +167,6 @@ class RecordsConfig(Section):
     """Groups of every iteration that are kept whole, drawn at random; 0 keeps none."""
     max_mb: Count = 64
     """MiB of the run's folder that they may take. The first eighth stays; then the oldest ones go."""
-
-
-def _none_of_them(value: object) -> object:
-    return () if value is None else value
 
 
 class MetricsConfig(Section):
@@ -196,7 +183,7 @@ class RewardConfig(Section):
 
     illegal_answer: float = -1.0
     """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""
-    function: Annotated[str | tuple[str, ...], BeforeValidator(_none_of_them)] = ()
+    function: Annotated[str | tuple[str, ...], BeforeValidator(lambda one: () if one is None else one)] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
     an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone. null is
     none."""

@@ -110,11 +110,10 @@ def greatest_length(config: Config) -> int:
     turns = rollout.num_turns if config.data is None else 1
     longest = turns * rollout.max_new_tokens
     tasks = {config.of(name).rollout.task for name in config.environments} or {rollout.task}
-    return rollout.max_length if longest > rollout.max_length and all(map(_chat_grows, tasks)) else longest
-
-
-def _chat_grows(task: str | None) -> bool:
-    return task is None or task_type(task).chat_grows  # without one it is a world of tools
+    grows = (
+        task is None or task_type(task).chat_grows for task in tasks
+    )  # without one it is a world of tools
+    return rollout.max_length if longest > rollout.max_length and all(grows) else longest
 
 
 def overlong(config: Config) -> Overlong:

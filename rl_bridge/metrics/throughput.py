@@ -86,10 +86,11 @@ class Throughput:
             )
         window = SpanWindow()
         window.advance(earlier.spans)
+        counted = TRAINED in earlier.groups and TRAINED in later.groups
         return cls(
             seconds=later.taken - earlier.taken,
             steps=later.version - earlier.version,
-            groups=_difference(earlier.groups.get(TRAINED), later.groups.get(TRAINED)),
+            groups=later.groups[TRAINED] - earlier.groups[TRAINED] if counted else None,
             roles=by_role(window.advance(later.spans)),
         )
 
@@ -131,7 +132,3 @@ def _row(line: str) -> Mapping[str, float]:
     except ValueError:
         return {}  # a run that was killed leaves its last line unfinished
     return row if isinstance(row, dict) else {}
-
-
-def _difference(earlier: int | None, later: int | None) -> int | None:
-    return None if earlier is None or later is None else later - earlier

@@ -104,7 +104,8 @@ class Fleet:
         self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]
     ) -> Service:
         """Start a service and return it when all of its replicas serve; see `BoundOptions.as_service`."""
-        name = options.name or _snake(actor.__name__.removesuffix("Actor"))
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", actor.__name__.removesuffix("Actor"))
+        name = options.name or words.lower()
         if name in self._services:
             raise ValueError(
                 f"expected a name that no other service has, got {name!r} again; set options(name=)"
@@ -186,7 +187,3 @@ class Fleet:
 
 def _shows_a_loss(task: "asyncio.Task[Any]") -> bool:
     return not task.cancelled() and isinstance(task.exception(), ReplicaLostError)
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,13 +1,11 @@
 """The end of a process that has used Monarch, and calls that shall end with it."""
 
 import atexit
-import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
-from types import FrameType
 
 FLUSH_TIMEOUT_S = 0.3
 """What Monarch itself gives its last messages."""
@@ -35,7 +33,7 @@ def _leave() -> None:
 TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM)
 
 
-@contextlib.contextmanager
+@contextmanager
 def interruptible() -> Iterator[None]:
     """Have SIGINT and SIGTERM raise KeyboardInterrupt within the block.
 
@@ -45,14 +43,10 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _raise) for number in TOLD_TO_GO}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in TOLD_TO_GO}
     try:
         yield
     finally:
         for number, handler in before.items():
             # None is one that was not Python's, which Python cannot put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -362,20 +362,16 @@ class Service(Balanced):
 
     def end_start(self, target: MeshTarget, reason: str | None) -> None:
         """A replica's start is over; for a reason where it was lost."""
-        if reason is None:
-            self._remove(target)
-        else:
+        if reason is not None:
             self._mark_gone(target, reason)
+        elif self._balancer.holds(target):
+            self._balancer.remove(target)
+            self._notify()
 
     def _mark_gone(self, target: ReplicaTarget, reason: str) -> None:
         if key_of(target) not in self._lost:
             self._lost.append(key_of(target))
             self._balancer.lose(key_of(target), reason)
-            self._notify()
-
-    def _remove(self, target: ReplicaTarget) -> None:
-        if self._balancer.holds(target):
-            self._balancer.remove(target)
             self._notify()
 
     def beyond_budget(self, failure: RoleError) -> None:

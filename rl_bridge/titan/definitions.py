@@ -100,7 +100,10 @@ def share_out_last_layer(config: Any, *, value_head: bool) -> None:
 
 
 def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
-    scaling = {} if one.rope_scaling is None else {"scaling": "llama", **_rope_scaling(one)}
+    scaling: dict[str, Any] = {}
+    if one.rope_scaling is not None:
+        names = asdict(one.rope_scaling)
+        scaling = {"scaling": "llama", "scaling_factor": names.pop("factor"), **names}
     attention = make_gqa_config(
         dim=one.dim,
         n_heads=one.heads,
@@ -125,12 +128,6 @@ def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
             w2w3_param_init=_FROM_CHECKPOINT,
         ),
     )
-
-
-def _rope_scaling(one: Architecture) -> dict[str, Any]:
-    assert one.rope_scaling is not None
-    names = asdict(one.rope_scaling)
-    return {"scaling_factor": names.pop("factor"), **names}
 
 
 def _norm(one: Architecture, size: int) -> Any:

@@ -100,7 +100,12 @@ class Trainer:
             if not version:
                 return ResumeState()
             state = self._state()
-            self._require_same_adapters(version)
+            theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
+            if theirs != self._adapters_of:
+                raise ModelError(
+                    f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
+                    f"got {theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+                )
             # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
             generators = state.pop(self._random_key)
             kept = self._checkpoints.below(self._random_key, version)
@@ -111,17 +116,10 @@ class Trainer:
         self._optimizer.after_restore(version)
         if self._critic is not None:
             self._critic.restore(state, version)
-        self._take_random(state.get(self._random_key))
+        for device, random in state.get(self._random_key, {}).items():
+            (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(random)
         self.version = version
         return self._checkpoints.run_state(version)
-
-    def _require_same_adapters(self, version: PolicyVersion) -> None:
-        theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
-        if theirs != self._adapters_of:
-            raise ModelError(
-                f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, got "
-                f"{theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
-            )
 
     def step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.
@@ -337,10 +335,6 @@ class Trainer:
         if self._model.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         return states
-
-    def _take_random(self, states: Mapping[str, Tensor] | None) -> None:
-        for device, state in (states or {}).items():
-            (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(state)
 
 
 def _identity(settings: TrainerSettings) -> str:

@@ -62,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     bound("--max-sandboxes", count, 16, "N", "at once (%(default)s)")
     bound("--max-sandboxes-per-token", count, None, "N", "of one token")
+    bound("--warm", count, None, "N", "containers kept ready, of the images asked for last (none)")
     bound("--max-timeout", seconds, 86_400.0, "SECONDS", "that a sandbox may be given (%(default)g)")
     bound(
         "--memory",
@@ -93,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         disk_bytes=arguments.disk,
         pids=arguments.pids,
         images=tuple(arguments.image or ()),
+        warm=arguments.warm or 0,
         minimum_isolation=arguments.minimum_isolation,
         preload=tuple(name for name in arguments.preload.split(",") if name),
     )

@@ -68,6 +68,15 @@ class _Pause(_Body):
     memory: bool = True
 
 
+class _Snapshot(_Pause):
+    name: Text | None = None
+
+
+class _Fork(_Body):
+    timeout: Seconds = 15
+    count: Annotated[int, Field(ge=1, le=20)] = 1
+
+
 class SandboxApp(Starlette):
     """The application. It asks everybody for a key.
 
@@ -100,6 +109,9 @@ class SandboxApp(Starlette):
             Route(one + "/resume", self._connect, methods=["POST"]),
             Route(one + "/pause", self._pause, methods=["POST"]),
             Route(one + "/fork", self._fork, methods=["POST"]),
+            Route(one + "/snapshots", self._snapshot, methods=["POST"]),
+            Route("/snapshots", self._list_snapshots, methods=["GET"]),
+            Route("/templates/{id}", self._delete_snapshot, methods=["DELETE"]),
             *envd.routes(self.sandbox_of),
             *interpreter.routes(self.sandbox_of, self.table),
         ]
@@ -198,10 +210,8 @@ class SandboxApp(Starlette):
                 if "startedAfter" in query
                 else None
             )
-            limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
-            begin = max(0, int(query.get("nextToken") or 0))
         except ValueError as error:
-            raise ApiError(400, f"expected a limit, a token of a page and a time, got: {error}") from None
+            raise ApiError(400, f"expected a time, got: {error}") from None
         found = [
             each
             for each in self.table.all(owner)
@@ -212,9 +222,7 @@ class SandboxApp(Starlette):
         ]
         if query.get("order") == "desc":
             found.reverse()
-        page = found[begin : begin + limit]
-        headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
-        return JSONResponse([self._told(each) for each in page], headers=headers)
+        return _page(request, [self._told(each) for each in found])
 
     async def _get(self, request: Request) -> Response:
         record = self._mine(request)
@@ -253,8 +261,47 @@ class SandboxApp(Starlette):
         return Response(status_code=204)
 
     async def _fork(self, request: Request) -> Response:
-        self._mine(request)
-        raise ApiError(501, "expected a service that forks sandboxes with their memory, got one that cannot")
+        record, body = self._mine(request), await _read(request, _Fork)
+        results: list[dict[str, Any]] = []
+        for _ in range(body.count):
+            try:
+                results.append({"sandbox": self._made(await self.table.fork(record, timeout_s=body.timeout))})
+            except ApiError as error:
+                if not results:
+                    raise
+                results.append({"error": {"code": error.status, "message": str(error)}})
+        return JSONResponse(results, 201)
+
+    async def _snapshot(self, request: Request) -> Response:
+        record, body = self._mine(request), await _read(request, _Snapshot)
+        if not body.memory:
+            raise ApiError(
+                400, "expected mode='full', got 'filesystem': a snapshot here keeps memory and files"
+            )
+        names = () if body.name is None else (body.name,)
+        made = await self.table.fork(record, timeout_s=0, snapshot_of=record.id, names=names)
+        return JSONResponse({"snapshotID": made.id, "names": names}, 201)
+
+    async def _list_snapshots(self, request: Request) -> Response:
+        query = request.query_params
+        found = [
+            {"snapshotID": each.id, "names": each.names}
+            for each in self.table.snapshots(self._owner(request))
+            if query.get("sandboxID", each.snapshot_of) == each.snapshot_of
+            and ("name" not in query or query["name"] in each.names)
+        ]
+        return _page(request, found)
+
+    async def _delete_snapshot(self, request: Request) -> Response:
+        found = [
+            each
+            for each in self.table.snapshots(self._owner(request))
+            if each.id == request.path_params["id"]
+        ]
+        if not found:
+            raise ApiError(404, f"Snapshot {request.path_params['id']!r} was not found")
+        await asyncio.shield(self.table.end(found[0]))
+        return Response(status_code=204)
 
     def _made(self, record: Record) -> dict[str, Any]:
         """Return what whoever starts or connects to a sandbox is told."""
@@ -297,6 +344,17 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
     finally:
         await app.drain()
+
+
+def _page(request: Request, found: list[dict[str, Any]]) -> Response:
+    query = request.query_params
+    try:
+        limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
+        begin = max(0, int(query.get("nextToken") or 0))
+    except ValueError as error:
+        raise ApiError(400, f"expected a limit and a token of a page, got: {error}") from None
+    headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
+    return JSONResponse(found[begin : begin + limit], headers=headers)
 
 
 def _state(record: Record) -> str:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from openenv_core.sandbox.inside.agent import FILE_PIECE
+from openenv_core.sandbox.inside.interpreter import FILE_PIECE
 from servers.sandboxes.guest import Guest, GuestError, Subscription
 from servers.sandboxes.table import Record
 

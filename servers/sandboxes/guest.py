@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 
-from openenv_core.sandbox.inside.agent import FRAME, pack
+from openenv_core.sandbox.inside.interpreter import FRAME, pack
 
 CALL_TIMEOUT_S: Final = 30.0
 MAX_HEADER: Final = 64 << 10

@@ -4,18 +4,23 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
+from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
-from openenv_core.sandbox import Limits, Sandbox
-from openenv_core.sandbox.inside import agent, cells
+from openenv_core.sandbox import Limits, Sandbox, SandboxSession
+from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
 
+logger = logging.getLogger("servers")
+
 BOOT_TIMEOUT_S: Final = 60.0
+END_TIMEOUT_S: Final = 2.0
 FOREVER_S: Final = 10.0 * 365 * 86_400
 
 
@@ -35,7 +40,10 @@ class Machine(Protocol):
     memory_bytes: int
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Have everything in it stand still, or go on."""
+        """Have everything in it stand still, or go on. GuestError: it cannot."""
+
+    async def fork(self, contexts: list[str]) -> "Machine":
+        """Return a copy of it, with these of its interpreters. GuestError: there can be none."""
 
     async def close(self) -> None:
         """End it, and remove what it left. Idempotent; called again after it has failed."""
@@ -44,33 +52,55 @@ class Machine(Protocol):
 class ProcessMachine:
     """A session of the sandbox: an interpreter's walls, with programs allowed behind them."""
 
-    def __init__(self, guest: Guest, session: Any, serving: "asyncio.Task[None]") -> None:
+    def __init__(self, guest: Guest, session: SandboxSession, channel: socket.socket | None) -> None:
         self.guest = guest
         self.isolation = str(session.isolation)
         self.cpus = 1.0
         self.memory_bytes = session.limits.memory_bytes
-        self._session, self._serving = session, serving
+        self._session = session
+        self._serving = asyncio.create_task(self._serve(channel), name="sandbox")
+        self._forking = asyncio.Lock()
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
         """Fork one. SandboxUnavailableError: none can be had."""
-        session = await sandbox.open(replace(limits, timeout_s=FOREVER_S, allow_subprocess=True))
+        limits = replace(limits, timeout_s=FOREVER_S, allow_subprocess=True)
+        session = await sandbox.open(limits, snapshot=True)
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        return cls(Guest(*await asyncio.open_unix_connection(sock=ours)), session, theirs)
 
-        async def serve() -> None:
-            with theirs:
-                await session.serve(theirs)
-
-        return cls(Guest(reader, writer), session, asyncio.create_task(serve(), name="sandbox"))
+    async def _serve(self, channel: socket.socket | None) -> None:
+        with channel or contextlib.nullcontext():
+            await self._session.serve(channel)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Stop all of its processes, or let them go on."""
+        """Stop all of its processes, or let them go on. Those of forks are not told apart."""
+        if self._session.related:
+            raise GuestError(
+                "failed_precondition",
+                "expected a sandbox of which no fork or snapshot lives, got one that has some; end them first",
+            )
         self._session.freeze(frozen=frozen)
+
+    async def fork(self, contexts: list[str]) -> Machine:
+        """Fork its agent and its interpreters. What commands run stays with the original."""
+        ours, theirs = socket.socketpair()
+
+        async def ask(folder: str) -> None:
+            await self.guest.ask("fork", folder=folder, contexts=contexts)
+
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            async with self._forking:
+                session = await self._session.fork_agent(theirs, len(contexts), ask)
+            undo.pop_all()
+        return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
     async def close(self) -> None:
         """End them."""
         await self.guest.close()
+        if self._session.related:  # with the channel its agent ends what it has started
+            await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
         await self._session.close()
@@ -99,7 +129,7 @@ def _program() -> bytes:
     packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
     sources = {
         **dict.fromkeys(packages, ""),
-        **{each.__name__: inspect.getsource(each) for each in (cells, agent)},
+        **{each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)},
     }
     return json.dumps({"main": "import os" + _MAIN, "sources": sources}).encode()
 
@@ -160,28 +190,90 @@ class ContainerMachine:
         verb = "pause" if frozen else "unpause"
         await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
 
+    async def fork(self, contexts: list[str]) -> Machine:
+        """Say that this cannot be."""
+        raise GuestError(
+            "unimplemented",
+            "expected a process sandbox, got a container: an engine copies files, and no memory",
+        )
+
     async def close(self) -> None:
         """Remove the container."""
         await self.guest.close()
         await asyncio.to_thread(self._container.remove)
 
 
+class WarmContainers:
+    """Containers that were started before anybody asked, each handed out once.
+
+    Those of an image are begun when one of it was asked for; where there is no room, those go that were begun first.
+
+    Args:
+        size: How many there are at most; 0: all are started when they are asked for.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ready: list[tuple[str, ContainerOptions, ContainerMachine]] = []
+        self._filling: asyncio.Task[None] | None = None
+
+    async def take(self, image: str, options: ContainerOptions) -> ContainerMachine:
+        """Return a container that nobody had. Raises as `ContainerMachine.start` does."""
+        for each in self._ready:
+            if each[:2] == (image, options) and not each[2].guest.gone.done():
+                self._ready.remove(each)
+                machine = each[2]
+                break
+        else:
+            machine = await ContainerMachine.start(image, options)
+        if self._size and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.create_task(self._fill(image, options), name="warm containers")
+        return machine
+
+    async def close(self) -> None:
+        """Begin no more, and remove those that nobody took."""
+        self._size = 0  # the one that is being started is the last
+        if self._filling is not None:
+            await asyncio.wait([self._filling], timeout=END_TIMEOUT_S)
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
+        while self._ready:
+            await self._drop(self._ready[0])
+
+    async def _fill(self, image: str, options: ContainerOptions) -> None:
+        try:
+            for each in [each for each in self._ready if each[2].guest.gone.done()]:
+                await self._drop(each)
+            if len(self._ready) >= self._size and all(each[:2] != (image, options) for each in self._ready):
+                await self._drop(self._ready[0])
+            while len(self._ready) < self._size:
+                self._ready.append((image, options, await ContainerMachine.start(image, options)))
+        except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
+            logger.warning(
+                "no container of %s is kept warm: %s", image, error
+            )  # the next one is asked for again
+
+    async def _drop(self, each: tuple[str, ContainerOptions, ContainerMachine]) -> None:
+        self._ready.remove(each)
+        with contextlib.suppress(OpenEnvError):  # the companion removes what the engine does not
+            await each[2].close()
+
+
 class _Unpacked:
     """Standard output of an exec, out of the pieces that the engine sends."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
+        self._reader, self._splitter = reader, _wire.StreamSplitter()
         self._left = bytearray()
 
     async def readexactly(self, n: int, /) -> bytes:
         while len(self._left) < n:
-            head = await self._reader.readexactly(8)
-            piece = await self._reader.readexactly(int.from_bytes(head[4:], "big"))
-            if head[0] == 1:
-                self._left += piece
-        data = bytes(self._left[:n])
+            if not (data := await self._reader.read(1 << 16)):
+                raise EOFError
+            self._left += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
+        taken = bytes(self._left[:n])
         del self._left[:n]
-        return data
+        return taken
 
 
 async def _attached(engine: DockerEngine, container: str) -> Guest:

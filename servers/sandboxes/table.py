@@ -15,7 +15,7 @@ from openenv_core.errors import ConfigurationError, ImageNotFoundError, OpenEnvE
 from openenv_core.providers.docker import ContainerOptions
 from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxConfig, SandboxUnavailableError
 from servers.sandboxes.guest import Guest, GuestError, Subscription
-from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine
+from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 
 logger = logging.getLogger("servers")
 
@@ -27,6 +27,14 @@ RETRY_INTERVAL_S: Final = 1.0
 """Pause before a removal that failed is tried again: the engine may be restarting."""
 
 MIB: Final = 1 << 20
+
+_STATUSES: Final = {
+    "invalid_argument": 400,
+    "failed_precondition": 409,
+    "resource_exhausted": 507,
+    "unimplemented": 501,
+}
+"""What a start is refused with that the sandbox's agent refuses."""
 
 
 class ApiError(Exception):
@@ -49,12 +57,13 @@ class SandboxLimits:
     Attributes:
         max_sandboxes: At once, those that are paused included.
         max_sandboxes_per_key: The same, of one key; None: only the cap of all.
-        max_starting: Starts at once; further ones wait for their turn.
+        max_starting: Containers that start at once; further ones wait for their turn.
         max_timeout_s: The longest time that a sandbox may be given.
         memory_bytes: Of a container as a whole, and of each program of a process sandbox.
         disk_bytes: All files of a process sandbox together.
         pids: Processes and threads of one sandbox.
         images: Patterns of the images that may be run, as in `my-env:*`; none: no image.
+        warm: Containers that are kept ready beside those in use, of images that were asked for last.
         minimum_isolation: Below this no process sandbox is started.
         preload: Modules that interpreters of process sandboxes begin with.
     """
@@ -67,6 +76,7 @@ class SandboxLimits:
     disk_bytes: int = 256 * MIB
     pids: int = 256
     images: tuple[str, ...] = ()
+    warm: int = 0
     minimum_isolation: Isolation = Isolation.LSM
     preload: tuple[str, ...] = ()
 
@@ -102,6 +112,8 @@ class Record:
         contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
         making: Held while a context is made.
         watchers: Folders that are watched for whoever asks now and then: what came, and what ends it.
+        snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
+        names: A snapshot's.
     """
 
     id: str
@@ -110,8 +122,8 @@ class Record:
     metadata: dict[str, str]
     token: str
     expires: float
-    pauses: bool
-    allow_internet: bool
+    pauses: bool = False
+    allow_internet: bool = True
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     machine: Machine | None = None
     paused: bool = False
@@ -121,6 +133,8 @@ class Record:
     contexts: dict[str, tuple[dict[str, str], asyncio.Lock]] = field(default_factory=dict)
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
     watchers: dict[str, tuple[Subscription, contextlib.AsyncExitStack]] = field(default_factory=dict)
+    snapshot_of: str | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def guest(self) -> Guest:
@@ -142,6 +156,7 @@ class SandboxTable:
         self.limits = limits
         self._records: dict[str, Record] = {}
         self._starting = asyncio.Semaphore(limits.max_starting)
+        self._warm = WarmContainers(limits.warm)
         self._sandbox: Sandbox | None = None
         self._why = "the service has not started"
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -178,15 +193,65 @@ class SandboxTable:
         allow_internet: bool = True,
     ) -> Record:
         """Start a sandbox, and return it once it answers. ApiError: it is not allowed, or does not start."""
+        source = self._records.get(template)
+        if source is not None and source.owner == owner and source.snapshot_of is not None:
+            return await self.fork(source, timeout_s=timeout_s, metadata=metadata, envs=envs, pauses=pauses)
+        record = self._record(owner, template, timeout_s)
+        record.metadata, record.pauses, record.allow_internet = metadata, pauses, allow_internet
+        return await self._started(record, self._machine(template, allow_internet), envs)
+
+    async def fork(
+        self, source: Record, *, envs: dict[str, str] | None = None, timeout_s: float, **fields: Any
+    ) -> Record:
+        """Start a copy of a sandbox or snapshot, with its interpreters and files.
+
+        Args:
+            source: What is copied.
+            envs: Environment variables beside the original's.
+            timeout_s: How long it lives.
+            fields: Of the record, where they are not the original's.
+
+        Raises:
+            ApiError: It is paused, runs code, is a container, or there is no room.
+        """
+        if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
+            raise ApiError(
+                409, "expected a sandbox that is not paused and runs no code, got another; fork it later"
+            )
+        machine = source.machine
+        assert machine is not None
+        record = self._record(source.owner, source.template, timeout_s)
+        for name, value in {
+            "metadata": source.metadata,
+            "allow_internet": source.allow_internet,
+            **fields,
+        }.items():
+            setattr(record, name, value)
+        known = dict(source.contexts)
+        await self._started(record, partial(machine.fork, list(known)), envs or {})
+        home = machine.guest.home
+        for name, (told, _) in known.items():
+            cwd = (
+                record.guest.home + told["cwd"].removeprefix(home)
+                if told["cwd"].startswith(home)
+                else told["cwd"]
+            )
+            record.contexts[name] = ({**told, "cwd": cwd}, asyncio.Lock())
+        return record
+
+    def snapshots(self, owner: str) -> list[Record]:
+        """Return the snapshots of an owner, in the order of their starts."""
+        return [each for each in self._living(owner) if each.snapshot_of is not None]
+
+    def _record(self, owner: str, template: str, timeout_s: float) -> Record:
         if self._closing:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
-        start = self._machine(template, allow_internet)
         self._require_time(timeout_s)
         self._require_room(owner)
         expires = asyncio.get_running_loop().time() + timeout_s
-        record = Record(
-            token_hex(10), owner, template, metadata, token_urlsafe(24), expires, pauses, allow_internet
-        )
+        return Record(token_hex(10), owner, template, {}, token_urlsafe(24), expires)
+
+    async def _started(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> Record:
         self._records[record.id] = record
         if self._reaper is None:
             self._reaper = self.spawn(self._reap(), "reaper of sandboxes")
@@ -199,8 +264,8 @@ class SandboxTable:
             raise ApiError(400, str(error)) from None
         except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
             logger.warning("sandbox %s was not started: %s", record.id, error)
-            bad = isinstance(error, GuestError) and error.code == "invalid_argument"
-            raise ApiError(400 if bad else 500, f"{type(error).__name__}: {error}") from None
+            status = _STATUSES.get(error.code, 500) if isinstance(error, GuestError) else 500
+            raise ApiError(status, f"{type(error).__name__}: {error}") from None
         if record.doomed:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
         return record
@@ -208,18 +273,21 @@ class SandboxTable:
     def get(self, owner: str, sandbox_id: str) -> Record:
         """Return a sandbox that runs or is paused. ApiError: the owner has none of that name."""
         record = self._records.get(sandbox_id)
-        if record is None or record.owner != owner or record.doomed or record.machine is None:
+        if record is None or record not in self._living(owner) or record.snapshot_of is not None:
             raise ApiError(404, f"Sandbox {sandbox_id!r} was not found: it has ended, or never was")
         return record
 
     def find(self, sandbox_id: str) -> Record | None:
         """Return a sandbox that runs, whosever it is; None where there is none."""
         record = self._records.get(sandbox_id)
-        lost = record is None or record.doomed or record.paused or record.machine is None
-        return None if lost else record
+        gone = record is None or record.doomed or record.paused or record.machine is None
+        return None if gone or record is None or record.snapshot_of is not None else record
 
     def all(self, owner: str | None = None) -> list[Record]:
         """Return the sandboxes of an owner, or of all, in the order of their starts."""
+        return [each for each in self._living(owner) if each.snapshot_of is None]
+
+    def _living(self, owner: str | None) -> list[Record]:
         return [
             each
             for each in self._records.values()
@@ -257,6 +325,7 @@ class SandboxTable:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5.0)
+        await self._warm.close()
         if self._sandbox is not None:
             await self._sandbox.close()
 
@@ -285,7 +354,7 @@ class SandboxTable:
             read_only=False,
             tmpfs=(),
         )
-        return partial(ContainerMachine.start, limits.image(template), options)
+        return partial(self._warm.take, limits.image(template), options)
 
     async def _start_process(self) -> Machine:
         limits = self.limits
@@ -307,7 +376,9 @@ class SandboxTable:
     async def _start(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> None:
         machine: Machine | None = None
         try:
-            async with self._starting:
+            async with (
+                self._starting if record.template not in PROCESS_TEMPLATES else contextlib.nullcontext()
+            ):
                 if record.doomed:
                     return
                 machine = await start()
@@ -339,10 +410,10 @@ class SandboxTable:
             await asyncio.sleep(POLL_INTERVAL_S)
             now = asyncio.get_running_loop().time()
             for record in list(self._records.values()):
-                if now < record.expires or record.doomed or record.paused:
+                if now < record.expires or record.doomed or record.paused or record.snapshot_of is not None:
                     continue
                 if record.pauses and record.machine is not None:
-                    with contextlib.suppress(OpenEnvError):
+                    with contextlib.suppress(OpenEnvError, GuestError):
                         await self.freeze(record, frozen=True)
                         continue
                 self.end(record)

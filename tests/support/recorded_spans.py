@@ -87,12 +87,15 @@ def _recorded(span: Any) -> Recorded:
 def lines(spans: Sequence[Recorded]) -> list[list[str]]:
     """Return, a trace each, its spans as paths from the root, in the order in which they began."""
     by_id = {span.id: span for span in spans}
-    traces: dict[Any, list[str]] = {}
-    for span in sorted(spans, key=lambda span: span.start):
-        path, at = span.name, span
+    paths: list[tuple[int, int, Recorded, str]] = []
+    for span in spans:
+        path, at, depth = span.name, span, 0
         while (parent := by_id.get(at.parent)) is not None:
             assert parent.start <= at.start <= at.end <= parent.end, at.name
-            path, at = f"{parent.name} > {path}", parent
+            path, at, depth = f"{parent.name} > {path}", parent, depth + 1
+        paths.append((span.start, depth, span, path))
+    traces: dict[Any, list[str]] = {}
+    for _, _, span, path in sorted(paths, key=lambda one: one[:2]):  # a part may begin with its whole
         traces.setdefault(span.trace, []).append(path)
     return list(traces.values())
 

@@ -302,30 +302,30 @@ async def inside(port: int) -> None:
 class Attached(Mux):
     """The host's side: it has the engine's connection to the standard streams of an exec.
 
-    What comes is an HTTP response's head, then pieces of those streams. Before each is a header: which stream, three
-    zeros, the length. The first of them says hello.
+    What comes is an HTTP response's head, then pieces of those streams. The first of them says hello.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.raw = bytearray()
         self.in_head = True
-        self.left, self.kind = 0, 0
+        self.splitter = _wire.StreamSplitter()
         self.greeted = asyncio.Event()
         self.greeting = bytearray()
         self.said = bytearray()  # on standard error
 
     def data_received(self, data: bytes) -> None:
-        self.raw += data
         if self.in_head:
+            self.raw += data
             head, end, rest = bytes(self.raw).partition(b"\r\n\r\n")
             if not end and len(head) < 65_536:
                 return
             if head.split(b" ", 2)[1:2] not in ([b"101"], [b"200"]):
                 self.stop(MuxBrokenError((head + b" " + rest)[-1000:].decode(errors="replace")))
                 return
-            self.in_head, self.raw = False, bytearray(rest)
-        out = self.unpack_output()
+            self.in_head, data = False, rest
+            self.raw.clear()
+        out = self.unpack_output(data)
         if not self.greeted.is_set():
             self.greeting += out
             out = bytes(self.greeting[len(HELLO) :])
@@ -344,20 +344,11 @@ class Attached(Mux):
             self.stop(MuxBrokenError(said))
         super().connection_lost(error)
 
-    def unpack_output(self) -> bytes:
+    def unpack_output(self, data: bytes) -> bytes:
         """Return what of the pieces is the inner side's standard output."""
         out = bytearray()
-        while self.raw:
-            if not self.left:
-                if len(self.raw) < 8:
-                    break
-                self.kind, self.left = self.raw[0], int.from_bytes(self.raw[4:8], "big")
-                del self.raw[:8]
-                continue
-            piece = self.raw[: self.left]
-            del self.raw[: len(piece)]
-            self.left -= len(piece)
-            if self.kind == 1:
+        for stream, piece in self.splitter.feed(data):
+            if stream == 1:
                 out += piece
             else:
                 self.said += piece

@@ -130,6 +130,31 @@ def attach_request(execution: str) -> bytes:
     )
 
 
+class StreamSplitter:
+    """Takes apart a container's output as engines send it: before each piece its stream, three zeros, its length."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._stream, self._left = 0, 0
+
+    def feed(self, data: bytes) -> "list[tuple[int, bytes]]":
+        """Return what has come, by its stream: 1 is standard output, 2 standard error. A piece may come in parts."""
+        self._held += data
+        came = list[tuple[int, bytes]]()
+        while self._held:
+            if not self._left:
+                if len(self._held) < 8:
+                    break
+                self._stream, self._left = self._held[0], int.from_bytes(self._held[4:8], "big")
+                del self._held[:8]
+                continue
+            piece = bytes(self._held[: self._left])
+            del self._held[: len(piece)]
+            self._left -= len(piece)
+            came.append((self._stream, piece))
+        return came
+
+
 class EngineStream(NamedTuple):
     """What came of a stream.
 

@@ -300,11 +300,7 @@ def _refusal(request: str, answer: _wire.EngineResponse) -> EngineRefusedError:
 
 
 def _without_headers(data: bytes) -> bytes:
-    """Return a log without the engine's header before each piece of it: stream, three zeros, length."""
-    pieces, at = [], 0
-    while at + 8 <= len(data) and data[at] <= 2 and data[at + 1 : at + 4] == b"\0\0\0":
-        length = int.from_bytes(data[at + 4 : at + 8], "big")
-        pieces.append(data[at + 8 : at + 8 + length])
-        at += 8 + length
-    pieces.append(data[at:])
-    return b"".join(pieces)
+    """Return a log without the engine's header before each piece of it; one of a terminal has none."""
+    if data[:1] > b"\2" or data[1:4] != b"\0\0\0":
+        return data
+    return b"".join(piece for _, piece in _wire.StreamSplitter().feed(data))

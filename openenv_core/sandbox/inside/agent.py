@@ -1,14 +1,15 @@
 """Serves a whole sandbox from inside: commands, files, watched folders, code. One thread, one channel to the host.
 
-A frame is two lengths, a header of JSON, and bytes. The host asks `{"id", "op", ...}` and is answered `{"id", ...}`,
-with `error` and `message` where it is refused; what comes by itself names a `stream`: a command (`p` and its number),
-a context, a watcher. Needs the standard library and `cells.py` alone, so that it runs in containers as well, by their
-own Python. Whoever reads what it sends must believe nothing of it: it shares its user with the code.
+The host asks `{"id", "op", ...}` and is answered `{"id", ...}`, with `error` and `message` where it is refused; what
+comes by itself names a `stream`: a command (`p` and its number), a context, a watcher. Needs the standard library and
+its neighbours `cells.py` and `interpreter.py` alone, so that it runs in containers as well, by their own Python.
+Whoever reads what it sends must believe nothing of it: it shares its user with the code.
 """
 
 import contextlib
 import datetime
 import errno
+import fcntl
 import json
 import os
 import pwd
@@ -17,23 +18,27 @@ import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
-from openenv_core.sandbox.inside.cells import BACKEND, Cells, ShownBundles, describe
+from openenv_core.sandbox.inside.interpreter import (
+    FILE_PIECE,
+    MAX_DESCRIPTORS,
+    Furnish,
+    arrange,
+    interpret,
+    pack,
+    receive,
+)
 
-FRAME: Final = struct.Struct("!II")
 PIECE: Final = 1 << 16
 """Bytes of output in one frame."""
 
 WINDOW: Final = 1 << 20
 """Bytes of one stream that may be on their way to whoever reads it; beyond that its pipes are not read."""
 
-FILE_PIECE: Final = 1 << 20
 MAX_ENTRIES: Final = 4096
 """Of a listing, and of a watched folder."""
 
@@ -42,21 +47,15 @@ _EVENTS: Final = 32
 
 WATCH_INTERVAL_S: Final = 0.1
 INTERRUPT_GRACE_S: Final = 1.0
-SHOWN_BYTES: Final = 8 << 20
+FORK_TIMEOUT_S: Final = 5.0
+"""That an interpreter that runs nothing may take to fork."""
+
+FORKED: Final = b"I"
+"""Said by a copy to the host, once it serves."""
+
 ALIAS: Final = "/home/user"
 """What clients call the home folder, wherever it is."""
 
-_FORMATS: Final = {
-    "text/plain": "text",
-    "text/html": "html",
-    "text/markdown": "markdown",
-    "text/latex": "latex",
-    "image/svg+xml": "svg",
-    "image/png": "png",
-    "image/jpeg": "jpeg",
-    "application/pdf": "pdf",
-    "application/javascript": "javascript",
-}
 _CODES: Final = {
     errno.ENOENT: "not_found",
     errno.ESRCH: "not_found",
@@ -76,28 +75,6 @@ class _RefusedError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
-    """Read one frame. EOFError: the other side is gone."""
-
-    def exactly(size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = read(min(size - len(parts), FILE_PIECE))
-            if not part:
-                raise EOFError
-            parts += part
-        return bytes(parts)
-
-    head, size = FRAME.unpack(exactly(FRAME.size))
-    return json.loads(exactly(head)), exactly(size)
-
-
-def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
-    """Return the bytes of a frame."""
-    head = json.dumps(header, separators=(",", ":")).encode("utf-8", "replace")
-    return FRAME.pack(len(head), len(blob)) + head + blob
 
 
 class _Pipes:
@@ -223,34 +200,77 @@ class _Command:
         self._agent.send({"stream": self.stream, "end": max(code, -1), "status": status})
 
 
+class _Life(NamedTuple):
+    """A process of an interpreter, and what leads to it."""
+
+    process: int
+    control: socket.socket
+    stdout: int
+    stderr: int
+    ours: bool
+    """Whether it is a child, which can be waited for."""
+
+
 class _Context:
     """An interpreter in a process of its own, which runs cells one after the other."""
 
-    def __init__(self, agent: "Agent", name: str, cwd: str) -> None:
-        self._agent, self._name, self._cwd = agent, name, cwd
+    def __init__(self, agent: "Agent", name: str, cwd: str, life: _Life | None = None) -> None:
+        self._agent, self._name, self.cwd = agent, name, cwd
         self._kill_at: float | None = None
         self._running = False
-        self._begin()
+        self._begin(life)
 
     def run(self, code: str, envs: dict[str, str]) -> None:
         if self._running:
             raise _RefusedError("failed_precondition", "something runs in this context already")
         self._running = True
-        self._control.sendall(pack({"code": code, "envs": envs}))
+        self._life.control.sendall(pack({"code": code, "envs": envs}))
 
     def interrupt(self) -> None:
         if self._running and self._kill_at is None:
             self._kill_at = time.monotonic() + INTERRUPT_GRACE_S
-            os.kill(self.process, signal.SIGINT)
+            self._signal(signal.SIGINT)
 
     def tick(self) -> None:
         """Kill an interpreter that was interrupted in vain."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
-            os.kill(self.process, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
 
     def restart(self) -> None:
-        os.kill(self.process, signal.SIGKILL)
-        self.ended(os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1]))
+        self.ended(self.kill())
+
+    def kill(self) -> int:
+        """End its process, and return how that ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._life.process, signal.SIGKILL)
+        return (
+            os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
+            if self._life.ours
+            else -signal.SIGKILL
+        )
+
+    def reap(self) -> None:
+        """Notice the end of its process, if it has ended."""
+        if self._life.ours:
+            process, status = os.waitpid(self._life.process, os.WNOHANG)
+            if process:
+                self.ended(os.waitstatus_to_exitcode(status))
+
+    def fork(self, home: str, folder: str) -> int:
+        """Have it fork; return the number of the copy, which takes the next descriptors that come from the host."""
+        if self._running:
+            raise _RefusedError(
+                "failed_precondition", f"expected contexts that run nothing, got {self._name!r} running"
+            )
+        control = self._life.control
+        control.settimeout(FORK_TIMEOUT_S)
+        try:
+            control.sendall(pack({"home": home, "folder": folder}))
+            return int(receive(control.recv)[0]["process"])
+        except (OSError, EOFError, ValueError) as error:
+            raise _RefusedError("internal", f"expected {self._name!r} to fork, got {error!r}") from None
+        finally:
+            control.settimeout(None)
 
     def ended(self, code: int) -> None:
         """Tell whoever waits that its process is gone, and begin anew."""
@@ -265,118 +285,58 @@ class _Context:
 
     def close(self) -> None:
         """Let go of what belongs to its process."""
-        self._agent.forget(self._control.fileno())
-        self._control.close()
+        self._agent.forget(self._life.control.fileno())
+        self._life.control.close()
         self.pipes.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.kill(self._life.process, number)
+        except ProcessLookupError:  # a child would be there until it is waited for
+            self.ended(-signal.SIGKILL)
 
     def _done(self) -> None:
         self._running, self._kill_at = False, None
         self._agent.send({"stream": self._name, "end": 0})
 
-    def _begin(self) -> None:
-        self._control, theirs = socket.socketpair()
+    def _begin(self, life: _Life | None = None) -> None:
+        self._life = life = life or self._spawn()
+        self.pipes = _Pipes(self._agent, self._name, {life.stdout: "stdout", life.stderr: "stderr"})
+        self._agent.watch(life.control.fileno(), self._heard)
+
+    def _spawn(self) -> _Life:
+        control, theirs = socket.socketpair()
         (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
-        self.process = os.fork()
-        if self.process == 0:
+        process = os.fork()
+        if process == 0:
             try:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # in a container it is the host's
-                os.dup2(to_stdout, 1)
-                os.dup2(to_stderr, 2)
-                channel = os.dup2(theirs.fileno(), 3) if theirs.fileno() != 3 else 3
-                os.closerange(4, 4096)
-                os.chdir(self._cwd)
-                _interpret(socket.socket(fileno=channel))
+                nothing = os.open(os.devnull, os.O_RDONLY)  # in a container standard input is the host's
+                host = [] if self._agent.host is None else [self._agent.host.fileno()]
+                arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
+                os.chdir(self.cwd)
+                interpret(socket.socket(fileno=3), self._agent.furnish)
             finally:
                 os._exit(1)
         theirs.close()
         os.close(to_stdout)
         os.close(to_stderr)
-        self.pipes = _Pipes(self._agent, self._name, {stdout: "stdout", stderr: "stderr"})
-        self._agent.watch(self._control.fileno(), self._heard)
+        return _Life(process, control, stdout, stderr, ours=True)
 
     def _heard(self, _: int) -> None:
         try:
-            header, blob = receive(self._control.recv)
+            header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
             # The code has closed or spoilt the channel: what cannot be asked is of no use.
-            self._agent.forget(self._control.fileno())
-            os.kill(self.process, signal.SIGKILL)
+            self._agent.forget(self._life.control.fileno())
+            self._signal(signal.SIGKILL)
+            if not self._life.ours:
+                self.ended(-signal.SIGKILL)
             return
         self.pipes.drain()
         if "end" in header:
             self._done()
         else:
             self._agent.send({"stream": self._name, "line": True}, blob)
-
-
-class _Streamed(ShownBundles):
-    """Bundles that are sent as soon as they are shown."""
-
-    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(SHOWN_BYTES)
-        self._send = send
-
-    def add(self, kind: str, data: dict[str, str]) -> None:
-        super().add(kind, data)
-        while self.bundles:
-            kind, data = self.bundles.pop()
-            known = {_FORMATS[mime]: text for mime, text in data.items() if mime in _FORMATS}
-            extra = {mime: text for mime, text in data.items() if mime not in _FORMATS}
-            more = {"extra": extra} if extra else {}
-            self._send({"type": "result", "is_main_result": kind == "execute_result", **known, **more})
-
-
-def _interpret(control: socket.socket) -> None:
-    """Run cells until the agent is gone."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    running = False
-
-    def interrupted(*_: object) -> None:
-        if running:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupted)
-    os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
-    # Line by line, so that what is printed streams, and keeps its place among what programs print.
-    out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
-    sys.stdout, sys.stderr = out, err
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    cells = Cells()
-    cells.install()
-    pid = os.getpid()
-
-    def send(line: dict[str, Any]) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it is whatever the code has put there
-                stream.flush()
-        control.sendall(pack({}, json.dumps(line).encode("utf-8", "replace")))
-
-    while True:
-        try:
-            header, _ = receive(control.recv)
-        except (EOFError, OSError):
-            os._exit(0)
-        before = dict(os.environ)
-        os.environ.update(header["envs"])
-        try:
-            running = True
-            cells.run(header["code"], _Streamed(send))
-            running = False
-        except BaseException as error:
-            running = False
-            if not isinstance(error, SystemExit) or error.code:
-                told = describe(error)
-                text = "".join(told["traceback"])
-                send({"type": "error", "name": told["ename"], "value": told["evalue"], "traceback": text})
-        if os.getpid() != pid:
-            os._exit(0)  # the code has forked, and this is not the interpreter
-        for name in header["envs"]:
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
-        send({"type": "number_of_executions", "execution_count": cells.count})
-        control.sendall(pack({"end": True}))
 
 
 class _Watcher:
@@ -471,10 +431,25 @@ class Agent:
         writes: The one that ours go to.
         home: Where relative paths begin, and commands.
         sessions: Whether commands may have sessions of their own, so that signals reach all of their processes.
+        host: Where descriptors for forks come from; None: it cannot fork.
+        furnish: Makes a folder the one where code reads and writes.
     """
 
-    def __init__(self, reads: int, writes: int, home: str, *, sessions: bool) -> None:
+    def __init__(
+        self,
+        reads: int,
+        writes: int,
+        home: str,
+        *,
+        sessions: bool,
+        host: socket.socket | None = None,
+        furnish: Furnish = os.chdir,
+    ) -> None:
         self._reads, self._writes, self._home, self._sessions = reads, writes, home, sessions
+        self.host, self.furnish = host, furnish
+        self._clear()
+
+    def _clear(self) -> None:
         self.pipes: dict[str, _Pipes] = {}
         self._selector = selectors.DefaultSelector()
         self._commands: dict[int, _Command] = {}
@@ -482,7 +457,7 @@ class Agent:
         self._watchers: dict[str, _Watcher] = {}
         self._connections: dict[str, _Feed] = {}
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         """Answer until the host is gone."""
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -498,7 +473,7 @@ class Agent:
             for key, _ in self._selector.select(WATCH_INTERVAL_S if pending else None):
                 if key.fd in self._selector.get_map():  # one before it may have closed it
                     key.data(key.fd)
-            for context in self._contexts.values():
+            for context in list(self._contexts.values()):
                 context.tick()
             for name, watcher in list(self._watchers.items()):
                 try:
@@ -529,15 +504,13 @@ class Agent:
                 del self._commands[pid]
                 command.end(code)
         for context in self._contexts.values():
-            pid, status = os.waitpid(context.process, os.WNOHANG)
-            if pid:
-                context.ended(os.waitstatus_to_exitcode(status))
+            context.reap()
 
     def _serve_one(self, _: int) -> None:
         try:
             header, blob = receive(lambda size: os.read(self._reads, size))
         except (EOFError, OSError):
-            os._exit(0)
+            self._end()
         answer: dict[str, Any] = {"id": header.pop("id")}
         data = b""
         try:
@@ -555,6 +528,72 @@ class Agent:
             answer.update(error="invalid_argument", message=str(error))
         if answer["id"]:
             self.send(answer, data)
+
+    def _end(self) -> NoReturn:
+        # Others that were forked from the same sandbox may live on, and all that ends with the last of them.
+        for command in self._commands.values():
+            command.process.kill()
+        for context in self._contexts.values():
+            context.kill()
+        os._exit(0)
+
+    def _op_fork(self, request: dict[str, Any], _: bytes) -> None:
+        """Go on twice: here, and in a copy with all contexts, a folder and a channel of its own, and no commands."""
+        if self.host is None:
+            raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
+        home, folder = self._home, request["folder"]
+
+        def others(below: str, _: list[str]) -> list[str]:
+            return [os.path.basename(os.environ["TMPDIR"])] if below == home else []
+
+        came: list[int] = []
+        try:
+            shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
+            contexts = [(name, self._contexts[name]) for name in request["contexts"]]
+            copies = [(name, context.cwd, context.fork(home, folder)) for name, context in contexts]
+            came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
+            if os.fork() == 0:
+                self._become(folder, came, copies)
+        except shutil.Error as error:
+            raise _RefusedError("resource_exhausted", f"the files were not copied: {error}"[:1000]) from None
+        finally:
+            for each in came or self._unused():
+                os.close(each)
+
+    def _unused(self) -> list[int]:
+        """Return the descriptors that came for a fork that has failed."""
+        found: list[int] = []
+        assert self.host is not None
+        self.host.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while more := socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]:
+                found += more
+        self.host.setblocking(True)
+        return found
+
+    def _become(self, folder: str, came: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
+        """In the copy: let go of all that is the original's, and serve the other channel."""
+        try:
+            control, stdout, stderr, channel, *leads = [
+                fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 128) for each in came
+            ]
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            arrange([nothing, stdout, stderr, control, channel], leads)
+            home, self._home = self._home, folder
+            self._reads = self._writes = 4
+            self._clear()
+            self.furnish(folder)
+            for (name, cwd, process), (lead, out, err) in zip(
+                contexts, zip(*[iter(leads)] * 3, strict=True), strict=True
+            ):
+                if cwd == home or cwd.startswith(home + "/"):
+                    cwd = folder + cwd[len(home) :]
+                life = _Life(process, socket.socket(fileno=lead), out, err, ours=False)
+                self._contexts[name] = _Context(self, name, cwd, life)
+            os.write(3, FORKED)
+            self.serve()
+        finally:
+            os._exit(1)
 
     def _path(self, path: str) -> str:
         if path == "~" or path.startswith("~/"):
@@ -710,6 +749,5 @@ class Agent:
 
     def _op_drop(self, request: dict[str, Any], _: bytes) -> None:
         context = self._contexts.pop(request["name"])
-        os.kill(context.process, signal.SIGKILL)
-        os.waitpid(context.process, 0)
+        context.kill()
         context.close()

@@ -96,7 +96,12 @@ class RequestRunner:
         except (EOFError, OSError):
             os._exit(0)
         if request["op"] == "serve":
-            Agent(came[0], came[0], os.getcwd(), sessions=False).serve()
+            agent = Agent(came[0], came[0], os.getcwd(), sessions=False, host=self.control, furnish=furnish)
+            agent.serve()
+        self.take(request, came)
+
+    def take(self, request: dict[str, Any], came: list[int]) -> None:
+        """Do what is asked for, and answer."""
         self.control.sendall(self.answer(request))
 
     def answer(self, request: dict[str, Any]) -> bytes:
@@ -218,13 +223,8 @@ class BranchingRunner(RequestRunner):
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
 
-    def turn(self) -> None:
-        """Answer one request, in a fork."""
-        came: list[int] = []
-        try:
-            request = frames.receive_request(self.control, came)
-        except (EOFError, OSError):
-            os._exit(0)
+    def take(self, request: dict[str, Any], came: list[int]) -> None:
+        """Do so in a fork."""
         self.flush()
         if request["op"] == "branch":
             self._branch(request, came)

@@ -77,7 +77,7 @@ class Prepared:
         spec: What the zygote was told.
         proc: A descriptor of /proc where that is out of sight; closed in every fork.
         readable: Descriptors of what may be read.
-        rules: The same as Landlock's rules, for interpreters that may not execute.
+        rules: The same as Landlock's rules, by whether interpreters may execute.
         ids: User and group of the zygote.
         tasks: How many processes and threads of this user there were at the start.
         forks: How many interpreters live.
@@ -87,7 +87,7 @@ class Prepared:
     spec: ZygoteSpec
     proc: int | None = None
     readable: list[int] = field(default_factory=list)
-    rules: tuple[bytes, ...] = ()
+    rules: dict[bool, tuple[bytes, ...]] = field(default_factory=dict)
     ids: tuple[int, int] = (0, 0)
     tasks: int = 0
     forks: int = 0
@@ -136,7 +136,10 @@ def prepare(spec: ZygoteSpec) -> Prepared:
         if version:
             paths = [*spec.readable, *namespaces.PROC_FILES]
             prepared.readable = [_high(landlock.open_path(path)) for path in paths if os.path.exists(path)]
-            prepared.rules = landlock.prepare_rules(prepared.readable)
+            prepared.rules = {
+                execute: landlock.prepare_rules(prepared.readable, execute=execute)
+                for execute in (False, True)
+            }
     return prepared
 
 
@@ -277,8 +280,7 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
     if prepared.readable:
         writable = (workdir, *(path for path in namespaces.DEVICES if os.path.exists(path)))
         execute = limits["allow_subprocess"]
-        rules = landlock.prepare_rules(prepared.readable, execute=True) if execute else prepared.rules
-        landlock.restrict(rules, writable, execute=execute)
+        landlock.restrict(prepared.rules[execute], writable, execute=execute)
     # Not up to the limit, which is below the numbers of what the zygote holds: its descriptor of /proc among them.
     libc.close_from(CONTROL + 1)
     identity.drop_capabilities()

@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from types import ModuleType
 from typing import Any, Final
 
@@ -64,8 +65,12 @@ def rehearse(*, filtered: bool) -> None:
     sys.stdin, sys.stdout, sys.stderr = streams
     linecache.clearcache()
     if filtered:
-        for shared in (False, True):
-            seccomp.assemble(seccomp.SeccompPolicy(pid=os.getpid(), shared_uid=shared))
+        kinds = ((os.getpid(), False, False), (None, True, False), (None, True, True), (None, False, True))
+        for (pid, starts, forks), shared in product(kinds, (False, True)):
+            policy = seccomp.SeccompPolicy(
+                pid=pid, allow_subprocess=starts, allow_fork=forks, shared_uid=shared
+            )
+            seccomp.assemble(policy)
 
 
 _MESSAGE_BYTES: Final = 1 << 16

@@ -120,12 +120,11 @@ def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: boo
         write &= ~_EXECUTE
     ruleset = _ruleset(version)
     try:
-        for rule in readable:
-            _add(ruleset, rule, "what sessions have in common")
+        _add(ruleset, readable, "what sessions have in common")
         for path in writable:
             descriptor = open_path(path)
             try:
-                _add(ruleset, _rule(descriptor, write), path)
+                _add(ruleset, [_rule(descriptor, write)], path)
             finally:
                 os.close(descriptor)
         libc.no_new_privileges()
@@ -136,7 +135,7 @@ def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: boo
     return version
 
 
-def _add(ruleset: int, rule: bytes, described: str) -> None:
-    libc.call(
-        "landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0, step=f"Landlock rule for {described}"
+def _add(ruleset: int, rules: Iterable[bytes], described: str) -> None:
+    libc.call_each(
+        "landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rules, step=f"Landlock rule for {described}"
     )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import psutil
 import pytest
 from e2b_service import IMAGE, OTHER, Service, eventually
 
@@ -421,6 +423,112 @@ def test_an_interpreter_that_is_lost_is_told_and_replaced(sandbox: Any) -> None:
     assert sandbox.run_code("6 * 7", timeout=60).text == "42"
 
 
+# ---- copies
+
+sync_only = pytest.mark.parametrize("client", ["sync"], indirect=True)
+
+
+@sync_only
+def test_forks_go_on_apart_from_where_they_were(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
+    sandbox = create(envs={"GREETING": "aye"}, metadata={"run": "7"})
+    sandbox.run_code("import random, os; random.seed(7); x = 1; os.makedirs('deep'); os.chdir('deep')")
+    context = sandbox.create_code_context()
+    sandbox.run_code("y = 5", context=context)
+    sandbox.files.write("tool", "#!/bin/sh\necho $GREETING")
+    sandbox.commands.run("chmod +x tool; ln -s tool link; mkdir empty; sleep 600", background=True)
+    eventually(lambda: sandbox.files.exists("empty"))
+    one, two = sandbox.fork(count=2, timeout=100)
+    drawn = [each.run_code("random.random()").text for each in (sandbox, one, two)]
+    assert len(set(drawn)) == 1
+    assert one.run_code("x, os.path.basename(os.getcwd())").text == "(1, 'deep')"
+    assert one.run_code("y", context=context).text == "5"
+    assert one.commands.run("./link; ls").stdout.split() == ["aye", "deep", "empty", "link", "tool"]
+    assert (one.commands.list(), len(sandbox.commands.list())) == ([], 1)
+    one.run_code("x = 10; open('mine', 'w').write('1')")
+    assert [each.run_code("x, os.listdir()").text for each in (sandbox, two)] == ["(1, [])"] * 2
+    info = one.get_info()
+    assert (info.metadata, 80 < (info.end_at - info.started_at).total_seconds() < 110) == ({"run": "7"}, True)
+    # Each is interrupted, restarted and ended for itself, and with it what runs in it.
+    with pytest.raises(e2b.TimeoutException):
+        one.run_code("while True: pass", timeout=1)
+    assert one.run_code("x", timeout=60).text == "10"
+    one.restart_code_context("default")
+    assert one.run_code("x").error.name == "NameError"
+    assert two.run_code("os._exit(3)").error.name == "InterpreterLost"
+    assert two.run_code("6 * 7").text == "42"
+    mark = uuid4().int % 10**8 + 10**6
+    (deeper,) = two.fork()
+    deeper.commands.run(f"exec sleep {mark}", background=True)
+    deeper.run_code("z = 3")
+    assert sandbox.kill()
+    assert deeper.run_code("z").text == "3"
+    sleeps = [
+        each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", str(mark)]
+    ]
+    assert len(sleeps) == 1
+    assert deeper.kill()
+    eventually(lambda: not sleeps[0].is_running() or sleeps[0].status() == psutil.STATUS_ZOMBIE)
+    assert two.run_code("6 * 7").text == "42"
+    assert one.kill()
+    assert two.kill()
+
+
+@sync_only
+def test_snapshots_are_what_sandboxes_are_made_from(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
+    sandbox = create()
+    sandbox.run_code("x = 1; open('file', 'w').write('then')")
+    snapshot = sandbox.create_snapshot(name="mine")
+    sandbox.run_code("x = 2; open('file', 'w').write('now')")
+    sandbox.kill()
+    made = [create(snapshot.snapshot_id, metadata={"n": str(n)}) for n in range(2)]
+    made[0].run_code("x = 3")
+    assert [each.run_code("x, open('file').read()").text for each in made] == ["(3, 'then')", "(1, 'then')"]
+    assert [each.get_info().metadata for each in made] == [{"n": "0"}, {"n": "1"}]
+
+    def listed(**query: str) -> list[str]:
+        return [each.snapshot_id for each in client.list_snapshots(**query, **service.options()).next_items()]
+
+    assert listed() == listed(sandbox_id=sandbox.sandbox_id) == listed(name="mine") == [snapshot.snapshot_id]
+    assert listed(name="another") == []
+    for act in (client.connect, lambda name, **options: client.create(name, **options)):
+        with pytest.raises(e2b.SandboxException):  # it is no sandbox, and nobody else's template
+            act(snapshot.snapshot_id, **service.options(*([] if act == client.connect else [OTHER])))
+    assert not client.delete_snapshot(snapshot.snapshot_id, **service.options(OTHER))
+    assert client.delete_snapshot(snapshot.snapshot_id, **service.options())
+    assert not client.delete_snapshot(snapshot.snapshot_id, **service.options())
+    assert made[1].run_code("x").text == "1"
+
+
+@sync_only
+def test_what_cannot_be_copied_is_refused(client: Any, service: Service, create: Callable[..., Any]) -> None:
+    def refused(status: int, said: str, act: Callable[[], Any]) -> None:
+        with pytest.raises(e2b.SandboxException, match=said) as error:
+            act()
+        assert error.value.status_code == status
+
+    sandbox = create()
+    refused(400, "filesystem", lambda: sandbox.create_snapshot(mode="filesystem"))
+    sandbox.files.write("big", b"x" * (40 << 20))
+    refused(507, "No space|may hold", sandbox.fork)
+    sandbox.files.remove("big")
+    sandbox.pause()
+    refused(409, "paused", sandbox.fork)
+    sandbox = client.connect(sandbox.sandbox_id, **service.options())
+    runs = threading.Thread(target=sandbox.run_code, args=("open('begun', 'w'); import time; time.sleep(3)",))
+    runs.start()
+    eventually(lambda: sandbox.files.exists("begun"))
+    refused(409, "runs no code", sandbox.fork)
+    runs.join()
+    (fork,) = sandbox.fork()
+    refused(400, "end them first", sandbox.pause)
+    assert fork.kill()
+    eventually(sandbox.pause)  # its last relative has gone
+
+
 # ---- extensions, and ports inside
 
 
@@ -442,5 +550,8 @@ def test_servers_inside_are_reached_through_the_one_port(
     assert httpx.get(url).text == "from inside"
     for elsewhere in (url.replace("8123", "49983"), url.replace(sandbox.sandbox_id, "0" * 20)):
         assert httpx.get(elsewhere).status_code == 502
+    with pytest.raises(e2b.SandboxException, match="no memory") as refused:
+        sandbox.fork()
+    assert refused.value.status_code == 501
     with pytest.raises(e2b.CommandExitException):  # and nothing leads out
         sandbox.commands.run("python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'")

@@ -17,15 +17,16 @@ from slim_server import command
 
 from openenv_core import ServerStartError
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker import DockerEngine
+from openenv_core.providers.docker import ContainerOptions, DockerEngine
 from openenv_core.providers.remote import (
     RemoteSandboxProvider,
     SandboxRefusedError,
     SandboxServiceUnavailableError,
 )
-from openenv_core.sandbox.inside.agent import FRAME, pack
+from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
+from servers.sandboxes.machines import ContainerMachine, WarmContainers
 from servers.sandboxes.table import ApiError, SandboxLimits
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
@@ -199,6 +200,37 @@ def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: 
         eventually(lambda: not alive(pids))
         eventually(lambda: not containers())
         assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+@pytest.mark.docker
+async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None:
+    warm, made = WarmContainers(1), list[ContainerMachine]()
+    options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
+
+    async def take(**fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
+        """Return what is handed out, and what waits from then on."""
+        made.append(await warm.take(IMAGE, options.model_copy(update=fields)))
+        assert warm._filling is not None
+        await warm._filling
+        return made[-1], warm._ready[0][2]
+
+    _, waits = await take()
+    second, waits_then = await take()
+    assert second is waits
+    assert waits_then not in made
+    # One of another kind is no substitute, and takes the place of the one that waits.
+    third, of_its_kind = await take(network="none")
+    assert (third in (waits, waits_then), waits_then.guest.gone.done()) == (False, True)
+    await asyncio.to_thread(of_its_kind._container.remove)
+    await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), PATIENCE_S)
+    fourth, left = await take(network="none")
+    assert fourth is not of_its_kind
+    assert len({each._container.id for each in made}) == 4
+    for machine in made:
+        await machine.close()
+    await warm.close()
+    ids = {each._container.id for each in (*made, waits_then, of_its_kind, left)}
+    assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
 
 
 # ---- the provider

@@ -1,0 +1,93 @@
+"""Servers in sandboxes of Daytona and Modal: fakes of their clients, held against the real ones where those are."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+
+import fake_clouds
+import httpx
+import pytest
+from e2b_service import eventually
+from free_ports import free_ports
+from slim_server import command
+
+from openenv_core import ServerStartError
+from openenv_core.errors import ConfigurationError
+from openenv_core.providers import DaytonaSandboxProvider, ModalSandboxProvider
+from openenv_core.providers.remote import (
+    HostedServerProvider,
+    SandboxRefusedError,
+    SandboxServiceUnavailableError,
+)
+
+Make = Callable[..., HostedServerProvider]
+KINDS = {"daytona": DaytonaSandboxProvider, "modal": ModalSandboxProvider}
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    monkeypatch.setitem(sys.modules, request.param, fake_clouds.module(request.param))
+    monkeypatch.setenv("DAYTONA_API_KEY", "a-key")
+    monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 20)
+    monkeypatch.setattr("openenv_core.providers.remote.LOG", log := str(tmp_path / "log"))
+    monkeypatch.setattr("openenv_core.providers.clouds.LOG", log)
+    return KINDS[request.param]
+
+
+def test_a_server_runs_in_a_cloud_for_as_long_as_its_owner(make: Make) -> None:
+    port = free_ports(1)[0]
+    words = (sys.executable, *command(port)[1:])
+    with make("slim:latest", command=words, port=port, env_vars={"GREETING": "aye"}, lease_s=2) as provider:
+        machine = fake_clouds.made[-1].machine
+        assert httpx.get(f"{provider.url}/health").json() == {"status": "healthy"}
+        assert (provider.alive, provider.output()) == (True, "slim says aye\n")
+        eventually(lambda: machine.renewed > 1)
+        machine.end()
+        eventually(lambda: "is gone" in provider.output())
+        assert not provider.alive
+    assert (provider.url, machine.there) == (None, False)
+
+
+def test_a_cloud_says_what_is_wrong(make: Make) -> None:
+    for image, kind, status in (
+        ("no-such-image", SandboxRefusedError, 404),
+        ("silent", SandboxServiceUnavailableError, None),
+    ):
+        with pytest.raises(kind) as refused:
+            make(image, command=["x"]).start()
+        assert getattr(refused.value, "status", None) == status
+    with pytest.raises(ServerStartError, match="healthy within"):
+        make("slim", command=["true"], port=free_ports(1)[0], start_timeout_s=0.5).start()
+    assert not fake_clouds.made[-1].machine.there
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_client_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'ropewalk\[{name}\]'"):
+        KINDS[name]("slim", command=["x"])
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", KINDS)
+def test_fakes_take_what_the_clients_take(name: str) -> None:
+    pytest.importorskip(name, reason=f"pip install {name}")
+    for path, fake in fake_clouds.SIGNATURES[name].items():
+        owner, _, last = f"{name}.{path}".rpartition(".")
+        module = import_module(".".join(each for each in owner.split(".") if not each[0].isupper()))
+        kinds = [each for each in owner.split(".") if each[0].isupper()]
+        real = reduce(getattr, [*kinds, last], module)
+        if fake is None:
+            continue
+        theirs, ours = inspect.signature(real).parameters, inspect.signature(fake).parameters
+        fields = getattr(real, "model_fields", None) or getattr(real, "__dataclass_fields__", None) or theirs
+        assert set(ours) <= set(theirs) | set(fields), path
+        needed = {
+            key
+            for key, each in theirs.items()
+            if each.default is each.empty and each.kind != each.VAR_KEYWORD
+        }
+        assert needed <= set(ours), path
