@@ -417,6 +417,8 @@ class SandboxSession:
             # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
             if forking is not self._forking:
                 await asyncio.shield(forking)
+            if forks.done() and not forks.cancelled() and forks.exception() is None:
+                await asyncio.gather(*(branch.close() for branch in forks.result()))
             raise
 
     async def _fork_all(self) -> None:

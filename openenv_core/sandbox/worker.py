@@ -201,6 +201,7 @@ class Worker:
                     outer += [ends[5], ends[1], ends[3]]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.hand_over()
+                theirs.close()  # or a copy that fails would not be noticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await ask()
                     heard = await hear(connections.control, self.exited, FORKED)

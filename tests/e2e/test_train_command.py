@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from e2e.conftest import CONFIG, ROOT, SMALL, Watched, rows
+from module_run import finished
 from recorded_spans import collector, lines, request
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
@@ -24,14 +24,7 @@ def small(tmp_path: Path, *words: str) -> list[str]:
 
 @pytest.mark.soak
 def test_walking_skeleton() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.walking_skeleton"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-        check=False,
-    )
+    done = finished(sys.executable, "-m", "examples.walking_skeleton", cwd=ROOT, timeout_s=RUN_TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "weights 0: " in done.stdout
     assert "weights 1: " in done.stdout
