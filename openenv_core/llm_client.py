@@ -11,23 +11,21 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
-import httpx
-
-from openenv_core.errors import LLMError
+from openenv_core.errors import ConfigurationError, LLMError
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
 from openenv_core.tools.specs import openai_tools
 
 REQUEST_TIMEOUT_S: Final = 600.0
 """Of one answer. Who cannot wait so long has a limit around it, as `LLMJudge` has."""
 
-ATTEMPTS: Final = 3
+ATTEMPTS: Final = 5
 """At a server that is busy, fails, or is not there."""
-RETRY_DELAY_S: Final = 0.5
-"""Before the second attempt; doubles with each further one."""
+
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 
 FIXED_SAMPLING_MODELS: Final = ("gpt-5-mini", "o1", "o3", "o4-mini")
 """How models of OpenAI's begin that take no temperature, and `max_completion_tokens` for `max_tokens`."""
@@ -281,36 +279,36 @@ class AsyncOpenAI:
     """
 
     def __init__(self, *, base_url: str, api_key: str) -> None:
-        self._url = f"{base_url}/chat/completions"
-        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._url, self._key = base_url, api_key
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     async def _create(self, **request: Any) -> Any:
-        wrong = f"nothing within {REQUEST_TIMEOUT_S:g} s"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                for attempt in range(ATTEMPTS):
-                    if attempt:
-                        await asyncio.sleep(RETRY_DELAY_S * 2 ** (attempt - 1))
-                    try:
-                        async with httpx.AsyncClient(timeout=None) as client:
-                            reply = await client.post(self._url, headers=self._headers, json=request)
-                    except httpx.TransportError as error:
-                        wrong = f"{type(error).__name__}: {error}"
-                        continue
-                    if reply.is_success:
-                        return _read(reply.text)
-                    wrong = f"HTTP {reply.status_code}: {reply.text[:200]}"
-                    if reply.status_code != httpx.codes.TOO_MANY_REQUESTS and not reply.is_server_error:
-                        break
-        raise LLMError(f"expected an answer of {self._url}, got {wrong}")
+        names = "endpoint", "api_key"
+        try:
+            client = EndpointClient(
+                self._url, None, connections=1, longest=MAX_ANSWER_BYTES, key=self._key, names=names
+            )
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    return _read(await client.request("POST", "/chat/completions", request, ATTEMPTS))
+            except TimeoutError:
+                text = (
+                    f"expected an answer of {self._url} within {REQUEST_TIMEOUT_S:g} s, got {client.trouble}"
+                )
+                raise LLMError(text) from None
+            finally:
+                await client.close()
+        except (ConfigurationError, RequestRefusedError) as error:
+            raise LLMError(str(error)) from error
 
 
-def _read(text: str) -> Any:
+def _read(text: bytes) -> Any:
     try:
         return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
     except ValueError as error:
-        raise LLMError(f"expected a chat completion, got {text[:200]!r}") from error
+        raise LLMError(
+            f"expected a chat completion, got {plain(text[:200].decode(errors='replace'))!r}"
+        ) from error
 
 
 def _clean_mcp_schema(schema: Any) -> dict[str, Any]:

@@ -106,27 +106,26 @@ def current_traceparent() -> str | None:
 
 
 class EpisodeSpans:
-    """The spans of a client's episodes: one an episode, and in it one a request.
+    """The spans of a client's episodes, where tracing is on: one an episode, and in it one a request."""
 
-    Args:
-        made_by: Makes them.
-    """
-
-    def __init__(self, made_by: "Tracer") -> None:
-        self._tracer = made_by
+    def __init__(self) -> None:
+        self._tracer = tracer()
         self._episode: Span | None = None
         self._last_ns = 0
 
-    async def request(self, name: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """Await the data of a reply in a span; a reset begins an episode, and what is done ends it."""
+    def request(self, name: str, work: Awaitable[dict[str, Any]]) -> Awaitable[dict[str, Any]]:
+        """Return the data of a reply, awaited in a span; a reset begins an episode, and what is done ends it."""
+        return work if self._tracer is None else self._request(self._tracer, name, work)
+
+    async def _request(self, made_by: "Tracer", name: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         from opentelemetry import trace
 
         if name == "reset" or self._episode is None:
             self.end()
-            self._episode = self._tracer.start_span("episode")
+            self._episode = made_by.start_span("episode")
         episode = trace.set_span_in_context(self._episode)
         try:
-            with self._tracer.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
+            with made_by.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
                 data = await work
                 done, reward = data.get("done") is True, data.get("reward")
                 span.set_attribute("ropewalk.done", done)

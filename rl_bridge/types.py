@@ -20,12 +20,11 @@ def _oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
 class SamplingSettings:
     """How a completion is sampled.
 
-    Truncated sampling (top-p, top-k) is left out on purpose: the trainer could not reproduce its
-    log-probabilities, and the importance ratios would be wrong.
+    Truncated sampling (top-p, top-k) is left out on purpose: the trainer could not reproduce its log-probabilities, and
+    the importance ratios would be wrong.
 
     Attributes:
         temperature: Divides the logits; 0 takes the most likely token.
-        max_new_tokens: Tokens at most.
         stop_token_ids: A completion ends after any of these; the token is part of it.
     """
 

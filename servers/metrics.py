@@ -145,7 +145,7 @@ class CallCounts:
 
     def observe(self, seconds: float, environment_s: float) -> None:
         """Count one."""
-        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.buckets[bisect_left(BUCKETS_S, seconds) if seconds > BUCKETS_S[0] else 0] += 1
         self.seconds += seconds
         self.environment_s += environment_s
 

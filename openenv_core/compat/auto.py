@@ -87,10 +87,7 @@ class AutoAction:
     ) -> type[Action] | type[GenericAction]:
         """Return the action class of an environment that is installed here; `GenericAction` for a Space.
 
-        Args:
-            name: As `AutoEnv.from_env` takes it.
-            trust_remote_code: Not needed, as no code is fetched.
-            skip_install: Return `GenericAction`.
+        The arguments are those of `AutoEnv.from_env`.
 
         Raises:
             ConfigurationError: Nothing is known by that name, or its client names no action class.

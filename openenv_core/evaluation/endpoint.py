@@ -6,6 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterator
+from itertools import count
 
 import httpx
 
@@ -38,10 +39,11 @@ class EndpointClient:
 
     Args:
         url: The server's, up to and with /v1.
-        key_variable: The environment variable with its key; None where it asks for none.
+        key_variable: The environment variable with its key; None where there is none.
+        key: The key itself, in the place of a variable.
         connections: Requests under way at most.
         longest: Bytes of an answer at most; nobody shall fill this process's memory.
-        names: What errors call the URL and the name of the variable: as the user has set them.
+        names: What errors call the URL and the name of the variable, or the key: as the user has set them.
 
     Attributes:
         trouble: What was wrong with the last answer, or that there was none.
@@ -58,6 +60,7 @@ class EndpointClient:
         *,
         connections: int,
         longest: int,
+        key: str | None = None,
         names: tuple[str, str] = ("--policy", "--key-variable"),
     ) -> None:
         self.trouble = "no answer"
@@ -65,7 +68,7 @@ class EndpointClient:
         self.url_name, self._key_name = names
         self._key_variable = key_variable
         self._longest = longest
-        self._key = self._read_key()
+        self._key = self._read_key(key)
         self._told: float | None = None
         try:
             self._http = httpx.AsyncClient(
@@ -79,15 +82,17 @@ class EndpointClient:
                 "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
             ) from error
 
-    async def request(self, method: str, path: str, body: dict[str, object] | None = None) -> bytes:
-        """Ask until there is an answer; the deadline is the caller's.
+    async def request(
+        self, method: str, path: str, body: dict[str, object] | None = None, attempts: int | None = None
+    ) -> bytes:
+        """Ask until there is an answer, or so often; the deadline is the caller's.
 
         Raises:
             RequestRefusedError: The server says that what was posted is wrong.
-            ConfigurationError: It is none that can be used.
+            ConfigurationError: It is none that can be used, or there was none.
         """
         pause_s = MIN_BACKOFF_S
-        while True:
+        for attempt in count(1):
             wait_s = pause_s
             try:
                 async with self._http.stream(method, self.url + path, json=body) as response:
@@ -109,9 +114,12 @@ class EndpointClient:
                         raise RequestRefusedError(f"status {status}: {said}")
                     raise self._refusal(status, said)
                 wait_s = max(pause_s, _asked_to_wait(response))
+            if attempt == attempts:
+                raise self._unusable(self.trouble)
             self._tell()
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+        raise AssertionError("it is asked again without end")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -151,7 +159,7 @@ class EndpointClient:
             ) from error
 
     def _refusal(self, status: int, said: str) -> ConfigurationError:
-        url, variable = self.url, self._key_variable
+        url, variable = self.url, self._key_variable or (self._key and self._key_name)
         if status in (401, 403):
             remedy = (
                 f"see the value of {variable}"
@@ -171,20 +179,23 @@ class EndpointClient:
             f"expected {self.url_name} to answer as the OpenAI protocol does, {self.url} gave {self._plain(got)}"
         )
 
-    def _read_key(self) -> str | None:
+    def _read_key(self, key: str | None) -> str | None:
         name = self._key_variable
-        if name is None:
+        if name is not None:
+            key = os.environ.get(name, "")
+        if key is None:
             return None
-        key = os.environ.get(name, "").strip()  # files of keys often end with a new line
+        where = self._key_name if name is None else f"the environment variable {name} ({self._key_name})"
+        key = key.strip()  # files of keys often end with a new line
         if not key:
             raise ConfigurationError(
-                f"expected the environment variable {name} ({self._key_name}) to hold the key of {self.url}, it is not "
-                "set here; roles on other hosts need it there"
+                f"expected {where} to hold the key of {self.url}, it is not set here; "
+                "roles on other hosts need it there"
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ConfigurationError(
-                f"expected the environment variable {name} ({self._key_name}) to hold a key that can be sent, of "
-                "printable ASCII characters without spaces; it has others"
+                f"expected {where} to hold a key that can be sent, of printable ASCII characters without spaces; "
+                "it has others"
             )
         return key
 

@@ -14,19 +14,11 @@ STD_EPSILON = 1e-6
 
 
 def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[float]:
-    """Rewards of one group, relative to the group's mean.
+    """Rewards of one group, relative to the group's mean, shape [G].
 
-    With `normalize_std`: (r - mean) / (std + eps), GRPO, arXiv 2402.03300, section 4.1.2.
-    Without: r - mean, Dr. GRPO, arXiv 2503.20783, which shows that the division favours groups whose
-    rewards hardly differ. std is the population's (divided by G). A sibling without a reward is left out beforehand:
-    it is no 0.
-
-    Args:
-        rewards: One reward a sibling, shape [G].
-        normalize_std: Whether to divide.
-
-    Returns:
-        One advantage a sibling, shape [G].
+    With `normalize_std`: (r - mean) / (std + eps), GRPO, arXiv 2402.03300, section 4.1.2. Without: r - mean, Dr. GRPO,
+    arXiv 2503.20783, which shows that the division favours groups whose rewards hardly differ. std is the population's
+    (divided by G). A sibling without a reward is left out beforehand: it is no 0.
 
     Raises:
         ValueError: The group is empty.
@@ -57,14 +49,9 @@ def without_variance(group: Group, rewards: Sequence[float]) -> str | None:
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:
-    """0 up to max_length - buffer, falling linearly to -1 at max_length, -1 beyond.
+    """0 up to max_length - buffer (tokens of the policy), falling linearly to -1 at max_length, -1 beyond.
 
     The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13; it is added to the reward.
-
-    Args:
-        length: Tokens that the policy produced.
-        max_length: The most that it can.
-        buffer: Tokens before that over which the penalty grows, from 1.
     """
     return -min(1.0, max(0.0, (length - (max_length - buffer)) / buffer))
 
@@ -127,30 +114,15 @@ def whiten(advantages: NDArray[np.float32]) -> NDArray[np.float32]:
 def penalised_rewards(
     rewards: NDArray[np.float32], divergence: NDArray[np.float32], *, coefficient: float
 ) -> NDArray[np.float32]:
-    """r_t - beta KL_t: the divergence from the reference, paid where it is caused. arXiv 2203.02155, equation 2.
-
-    Args:
-        rewards: Shape [T].
-        divergence: An estimate at each token, shape [T].
-        coefficient: beta.
-    """
+    """r_t - beta KL_t, each of shape [T]: the divergence is paid where it is caused. arXiv 2203.02155, equation 2."""
     return rewards - np.float32(coefficient) * divergence
 
 
 def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None) -> Tensor:
-    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2; without c the first alone.
+    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2, each of shape [T]; without c the first alone.
 
     The clip is of the implementation that came with arXiv 1707.06347: a value does not go on moving away from what it
-    was when the advantages were computed.
-
-    Args:
-        values: With gradient, shape [T].
-        returns: What they should be, shape [T].
-        old_values: What they were before the iteration's first update, shape [T].
-        clip: c.
-
-    Returns:
-        Shape [T].
+    was before the iteration's first update, when the advantages were computed.
     """
     loss = (values - returns).square()
     if clip is not None:

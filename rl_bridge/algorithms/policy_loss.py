@@ -60,17 +60,10 @@ def clipped_surrogate(
 def cispo(
     logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
 ) -> Surrogate:
-    """CISPO: -stop(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi, arXiv 2506.13585, equations 4 and 5.
+    """CISPO: -stop(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi, arXiv 2506.13585, equations 4 and 5; shape [T].
 
-    The weight is bounded and not the update: no token loses its gradient. What is told as clipped are tokens with
-    an advantage whose weight is at a bound.
-
-    Args:
-        logprobs: Under the policy being trained, with gradient, shape [T].
-        ratio: rho, shape [T].
-        advantages: Shape [T].
-        clip_low: How far below 1 the weight may fall; 1 is no bound.
-        clip_high: How far above 1 it may rise.
+    The weight is bounded and not the update: no token loses its gradient. What is told as clipped are tokens with an
+    advantage whose weight is at a bound; a `clip_low` of 1 is none.
     """
     ratio = ratio.detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -84,28 +77,16 @@ def cispo(
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
-    """-A log pi: REINFORCE (Williams, 1992); with A = 1 the loss of supervised fine-tuning.
-
-    Args:
-        logprobs: Under the policy being trained, with gradient, shape [T].
-        advantages: Shape [T].
-    """
+    """-A log pi, each of shape [T]: REINFORCE (Williams, 1992); with A = 1 the loss of supervised fine-tuning."""
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return Surrogate(loss=-advantages * logprobs, clipped_low=never, clipped_high=never, dual_clipped=never)
 
 
 def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The mean over its own sequence, at each token.
+    """The mean over its own sequence (trajectory), at each token, each of shape [T].
 
     Of log-ratios it is the logarithm of GSPO's sequence ratio s = (pi(y) / pi_old(y))^(1 / |y|), arXiv 2507.18071,
     equation 7: the geometric mean of the token ratios.
-
-    Args:
-        values: Shape [T].
-        sequences: Which sequence (trajectory) each token belongs to, shape [T].
-
-    Returns:
-        Shape [T].
     """
     _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
     sums = np.bincount(index, weights=values, minlength=len(counts))
@@ -114,14 +95,11 @@ def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int6
 
 
 def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
-    """The sequence's ratio at each of its tokens, with the sequence's gradient once it is summed over the tokens.
+    """The sequence's ratio at each of its tokens, shape [T]; summed over the tokens, with the sequence's gradient.
 
     stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient are those of the sequence
     ratio where the tokens share an advantage. So tokens of one sequence may be in different passes, on different ranks.
-
-    Args:
-        logprobs: Under the policy being trained, with gradient, shape [T].
-        sequence_log_ratios: From `sequence_means`, under the same weights, shape [T].
+    The sequence log-ratios are those of `sequence_means`, under the same weights.
     """
     return torch.exp(sequence_log_ratios + logprobs - logprobs.detach())
 
@@ -165,14 +143,7 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlE
 
 
 def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:
-    """A coefficient held for the first part of a run, then lowered linearly.
-
-    Args:
-        progress: Where the run stands, in [0, 1].
-        value: The coefficient while it is held.
-        hold: The share of the run for which it is held, in [0, 1].
-        final_factor: What remains of it at progress 1, as a share of `value`.
-    """
+    """A coefficient held for a share of a run, then lowered linearly to a share of itself; `progress` is in [0, 1]."""
     if progress <= hold or hold >= 1.0:
         return value
     descent = min(1.0, (progress - hold) / (1.0 - hold))
@@ -237,13 +208,7 @@ class LossInputs:
 def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """c_t objective_t + kl_coef KL_t - entropy_coef H_t, c_t a weight without gradient.
 
-    Args:
-        inputs: What is known of the tokens.
-        algorithm: `algorithm.*`, as `loss_settings` has it.
-
-    Returns:
-        The loss of each token, with gradient, shape [T]; and metrics without gradient, by the names that the log uses,
-        each of shape [T]. See `rl_bridge.algorithms.functions.LossFunction`.
+    See `rl_bridge.algorithms.functions.LossFunction`; the configuration is as `loss_settings` has it.
 
     Raises:
         ValueError: `kl_coef` is set and no reference log-probabilities came, or a correction and no proximal ones.
@@ -313,19 +278,13 @@ Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
 def token_weights(
     sequences: NDArray[np.int64], *, aggregation: Aggregation, max_length: int
 ) -> NDArray[np.float32]:
-    """The weight of each loss token in a batch.
+    """The weight of each loss token in a batch, shape [T].
 
     - `token_mean`: 1 / (tokens of the batch). DAPO, arXiv 2503.14476, section 3.3.
     - `sequence_mean`: 1 / (sequences x tokens of the own sequence). GRPO, arXiv 2402.03300, equation 3.
-    - `fixed_length`: 1 / (sequences x max_length). Dr. GRPO, arXiv 2503.20783, section 3.2.
+    - `fixed_length`: 1 / (sequences x max_length), in loss tokens. Dr. GRPO, arXiv 2503.20783, section 3.2.
 
-    Args:
-        sequences: Which sequence (trajectory) each loss token belongs to, shape [T].
-        aggregation: One of the above.
-        max_length: The longest a sequence may become, in loss tokens; used by `fixed_length` alone.
-
-    Returns:
-        Shape [T].
+    A sequence is a trajectory.
     """
     if not sequences.size:
         return np.zeros(0, dtype=np.float32)

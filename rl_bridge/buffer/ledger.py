@@ -263,8 +263,7 @@ class Ledger:
         self._finished = set(state["finished"])
         self._next_lease = max(self._next_lease, state["next_lease"])
         self.admitted = state["admitted"]
-        # Checkpoints from before refills were a step's own do not have these.
-        self._served, self._first = state.get("served"), state.get("first", 0)
+        self._served, self._first = state["served"], state["first"]
         self.trained = state["trained"]
         self.dropped = Counter(state["dropped"])
         self.late = state["late"]

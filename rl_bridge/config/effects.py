@@ -15,7 +15,6 @@ Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
 """What a key needs, in words; and whether it is there."""
 
 _RATIO: Condition = ("algorithm.objective is clip or cispo", lambda one: one.objective != "reinforce")
-_ENTROPY: Condition = ("algorithm.entropy_coef is above 0", lambda one: one.entropy_coef > 0)
 _LOWERED: Condition = (
     "algorithm.entropy_coef is above 0, and entropy_final_factor and entropy_hold below 1",
     lambda one: one.entropy_coef > 0 and one.entropy_final_factor < 1 and one.entropy_hold < 1,

@@ -136,8 +136,8 @@ class TrainerConfig(Section):
     the trainer, and takes its time in the first iterations."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
-    pipeline_parallel: Count = 1
-    """Not supported above 1."""
+    pipeline_parallel: Literal[1] = 1
+    """A model's layers stay together: spread it by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
     collective_timeout_s: Positive = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -158,15 +158,6 @@ class TrainerConfig(Section):
     of them a quarter of it."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
-
-    @model_validator(mode="after")
-    def _check_layers(self) -> Self:
-        if self.pipeline_parallel != 1:
-            raise ValueError(
-                f"expected trainer.pipeline_parallel of 1, got {self.pipeline_parallel}: a model's layers stay "
-                "together; spread it over more ranks of monarch.roles.trainer, and by trainer.tensor_parallel"
-            )
-        return self
 
 
 class RecordsConfig(Section):

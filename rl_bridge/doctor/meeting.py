@@ -55,8 +55,6 @@ class Meeting(BaseModel):
     Attributes:
         address: HOST:PORT of the first host, which the others can reach.
         node_rank: Which of them this one is, from 0.
-        per_host: Processes on each.
-        on_gpus: Whether each process has a GPU of its own.
         megabytes: Size of what is sent, in MiB.
         timeout_s: How long to wait for the others, when they meet and in each collective.
     """

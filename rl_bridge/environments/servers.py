@@ -270,16 +270,16 @@ class EnvironmentServers:
         elif image is not None:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))
             providers = [self._pool.provider() for _ in range(count)]
+        self._news = asyncio.Event()
         # Starting, watching and stopping block; a stop has to get a thread while a start and a probe have theirs.
         self._threads = ThreadPoolExecutor(max(3 * len(providers), 1), "ropewalk-servers")
         self._servers = [
             SupervisedServer(
-                str(app or image), provider, self._threads, restarts or RestartPolicy(), self._changed
+                str(app or image), provider, self._threads, restarts or RestartPolicy(), self._news.set
             )
             for provider in providers
         ]
         self._on_change = on_change
-        self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[NoReturn]] = []
 
     @property
@@ -305,7 +305,7 @@ class EnvironmentServers:
             raise
         self._tasks = [asyncio.create_task(server.supervise()) for server in self._servers]
         if self._on_change is not None:
-            self._changed()  # the first list is news too
+            self._news.set()  # the first list is news too
             self._tasks.append(asyncio.create_task(self._tell(self._on_change)))
         return self
 
@@ -338,9 +338,6 @@ class EnvironmentServers:
             await self._news.wait()
             self._news.clear()
             await on_change(self.urls)
-
-    def _changed(self) -> None:
-        self._news.set()
 
     async def _stop(self) -> None:
         for task in self._tasks:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LoadMetrics:
-    """What taking new weights cost.
+    """What taking new weights cost, in seconds.
 
     Attributes:
-        pause_s: Seconds in which no new prompt was begun.
-        load_s: Of these, seconds in which the weights were replaced and nothing was generated at all. In the
-            rest what had been asked for before was answered.
-        handover_s: Seconds before the pause in which they were copied to where the engine can read them, while
-            answers were generated as ever; 0 of an engine in this process.
+        pause_s: In which no new prompt was begun.
+        load_s: Of these, in which the weights were replaced and nothing was generated at all. In the rest what had been
+            asked for before was answered.
+        handover_s: Before the pause, in which they were copied to where the engine can read them; 0 of one in this
+            process.
     """
 
     pause_s: float
@@ -69,28 +69,23 @@ class Engine(ABC):
 
     @abstractmethod
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
-        """Take new weights, and wake where it sleeps.
+        """Take new weights, which tokens report from then on, and wake where it sleeps.
 
         With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
 
         With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
-        token's distribution is that of its weights after a context that older ones have read. Its log-probability is
-        of just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a
-        prompt is given none that are of older weights than it was asked at (`prompt_of`).
+        token's distribution is that of its weights after a context that older ones have read. Its log-probability is of
+        just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a prompt
+        is given none that are of older weights than it was asked at (`prompt_of`).
 
-        With "continue", answers under way go on under the new ones. The keys and values of their tokens so
-        far are computed anew. So every token is sampled from the distribution that the weights it names have
-        after the tokens before it, which is what the trainer computes. And vLLM can drop the cached prefixes
-        of the old weights, which it cannot while requests hold some; new prompts would be answered from them.
+        With "continue", answers under way go on under the new ones. The keys and values of their tokens so far are
+        computed anew. So every token is sampled from the distribution that the weights it names have after the tokens
+        before it, which is what the trainer computes. And vLLM can drop the cached prefixes of the old weights, which
+        it cannot while requests hold some; new prompts would be answered from them.
 
-        Args:
-            version: What tokens report from then on.
-            state: Tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
-                under PEFT's, or none for the weights that the engine began with. They must not change until the future
-                is done. None: the weights that it has are those.
-
-        Raises:
-            GeneratorError: As for `generate`. Where replacing the weights fails half-way the engine ends.
+        The state has tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
+        under PEFT's, or none for the weights that the engine began with. They must not change until the future is done.
+        None: the weights that it has are those. Where replacing the weights fails half-way the engine ends.
         """
 
     @abstractmethod

@@ -97,12 +97,7 @@ class GeneratorClient:
         seed: int | None = None,
         session: StickySession | None = None,
     ) -> Completion:
-        """Answer one prompt; those with equal settings travel together. A seed decides the answer.
-
-        Raises:
-            GeneratorError: The engine failed, refused the prompt, or did not answer in time; or the client is closed.
-            RoleError: No replica is to be had any more.
-        """
+        """Answer one prompt; those with equal settings travel together. A seed decides the answer."""
         if self._closed:
             raise GeneratorError(_CLOSED)
         ask = _Ask(prompt, sampling, seed, session)

@@ -88,19 +88,14 @@ def _record(name: str, place: int, outcome: Outcome, version: PolicyVersion) -> 
         group=place,
         sibling=0,
         seed=held_out_seeds(place, 1)[0],
-        ending=Ending.FAILED_ENVIRONMENT.value,
+        ending=(outcome.ending or Ending.FAILED_ENVIRONMENT).value,
         reward=None,
         version=version,
     )
     if isinstance(outcome, Trajectory):
-        record.ending, record.reward = outcome.ending.value, outcome.reward
-        record.tool_calls, record.reason = outcome.tool_calls, outcome.refusal
+        record.reward, record.tool_calls, record.reason = outcome.reward, outcome.tool_calls, outcome.refusal
     else:
         record.reason = outcome.reason
-        if outcome.absence is Absence.UNSCORED:
-            record.ending = Ending.FAILED_REWARD.value
-        elif outcome.ending is not None:
-            record.ending = outcome.ending.value
     return record
 
 
@@ -115,7 +110,6 @@ def result_of(records: Sequence[EpisodeRecord], *, train_seconds: float) -> Eval
         dropped=len(absent) - unscored,
         train_seconds=train_seconds,
         unscored=unscored,
-        last_absence=absent[-1].reason if absent else None,
     )
 
 

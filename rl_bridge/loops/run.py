@@ -116,15 +116,10 @@ class Run:
     """A training run in progress.
 
     Attributes:
-        folder: Where everything about the run is written.
-        model_path: The checkpoint that the run began with.
         tasks: By environment, what says what the run comes to: a `Task`; of a dataset, a `DatasetReport` as "".
-        chat: The policy behind a chat template.
-        policy: The service of `PolicyActor`.
-        trainer: The service of `TrainerActor`.
+        policy: The service of `PolicyActor`, as `trainer` is of `TrainerActor`.
         reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
         dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
-        console: What a person watches.
         version: Iterations trained so far.
         seconds_before: Training time up to the checkpoint that a resumed run began with.
         newest: The metrics of the last iteration.

@@ -234,8 +234,8 @@ class Dispatcher:
         """
         ledger, groups = self._buffer.state()
         episodes = {name: one.counts.state() for name, one in self.health.items()}
-        state = {"ledger": ledger, "episodes": episodes.get("", episodes)}
-        state["tasks"] = {name: sampler.state() for name, sampler in self.samplers.items()}
+        tasks = {name: sampler.state() for name, sampler in self.samplers.items()}
+        state = {"ledger": ledger, "episodes": episodes, "tasks": tasks}
         return state, lambda: {"groups": dump_groups(groups)}
 
     async def rewind(
@@ -256,17 +256,11 @@ class Dispatcher:
         await self._recall()
         self._kept.clear()
         counted: Mapping[str, Any] = {} if state is None else state["episodes"]
-        if "" in self.health and counted:
-            # In checkpoints from before there was such a count, any refusal was the end of the run.
-            counted = {"": {"understood": True, **counted}}
         for name, one in self.health.items():
             one.rewind(EpisodeCounts(**counted.get(name, {})))
-        drawn: Mapping[str, Any] = {} if state is None else state.get("tasks", {})
+        drawn: Mapping[str, Any] = {} if state is None else state["tasks"]
         for name, sampler in self.samplers.items():
-            # Checkpoints from before there were samplers are of datasets whose every group took a place.
-            sampler.restore(
-                drawn.get(name) or {"passed": 0 if state is None else state["ledger"]["admitted"]}
-            )
+            sampler.restore(drawn.get(name, {}))
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:

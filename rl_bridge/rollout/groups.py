@@ -38,9 +38,7 @@ class EpisodeCounts:
         without_turn: Episodes that were over before the policy could act.
         refused: Episodes that an action ended which the environment did not take.
         understood: Whether an environment has taken any action.
-        unfinished: Episodes that were cut short because the trainer waited for their group.
         last_failure: Why an attempt failed last; None where none has.
-        last_unscored: Why an episode had no reward last; None where each had one.
         last_refusal: Why an action was not taken last; None where each was.
     """
 
@@ -52,9 +50,7 @@ class EpisodeCounts:
     without_turn: int = 0
     refused: int = 0
     understood: bool = False
-    unfinished: int = 0
     last_failure: str | None = None
-    last_unscored: str | None = None
     last_refusal: str | None = None
 
     def attempted(self, result: AssignmentResult) -> None:
@@ -76,11 +72,8 @@ class EpisodeCounts:
                 self.failed += outcome.ending is Ending.FAILED_ENVIRONMENT
             elif outcome.absence is Absence.UNSCORED:
                 self.unscored += 1
-                self.last_unscored = outcome.reason
             elif outcome.absence is Absence.NO_TURN:
                 self.without_turn += 1
-            else:
-                self.unfinished += 1
 
     def require_understood(self, episodes: int) -> None:
         """Tell a policy that writes nonsense from a task whose actions are not the environment's, or that fail in it.

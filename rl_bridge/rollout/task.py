@@ -74,7 +74,6 @@ class EvaluationResult:
         dropped: Episodes lost to failures that were not the policy's.
         train_seconds: Wall time of the training loop, set-up and evaluation apart.
         unscored: Episodes that were played and have no reward.
-        last_absence: Why the last of these two kinds is not among the rewards; None where all are.
     """
 
     rewards: Sequence[float]
@@ -82,7 +81,6 @@ class EvaluationResult:
     dropped: int
     train_seconds: float
     unscored: int = 0
-    last_absence: str | None = None
 
 
 def load_task(reference: str, config: Config, folder: Path) -> "Task":

@@ -134,7 +134,8 @@ class Player(ABC, Generic[BegunT]):
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
-                if _is_refusal(error):
+                # Trying again cannot help. A refused action does not come here: the policy wrote it.
+                if isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError):
                     raise RolloutError(f"the environment refuses what it is sent: {error}") from error
                 failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
                 its_own = isinstance(error, ClientError | EpisodeLostError)
@@ -290,15 +291,6 @@ class RolloutWorker(Player[Beginning]):
             reason="the episode was over when it began, its first prompt leaves no room for an answer "
             "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
         )
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the server says that trying again cannot help.
-
-    A refused action does not come here: the policy wrote it. Nor is it one when a session could not be made or kept,
-    as by a step that took too long: where that is all there is to be had, the dispatcher says so.
-    """
-    return isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError)
 
 
 INSTALL_TIMEOUT_S = 5.0

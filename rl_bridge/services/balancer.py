@@ -264,10 +264,7 @@ class Balancer:
     async def route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call an endpoint of one replica.
 
-        Raises:
-            ReplicaLostError: The replica's process died, and the endpoint is not one that may be carried out twice.
-            NoReplicaError: None served within the deadline.
-            Exception: What the endpoint raised.
+        ReplicaLostError where that died and the call may not be carried out twice.
         """
         while True:
             target = await self.any_target()
@@ -328,7 +325,7 @@ RETRY_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Replay:
-    """One fan-out, to be repeated for replicas that start: its place in their order, and what those answered by id."""
+    """One fan-out, to be repeated for replicas that start, and what those have answered."""
 
     number: int
     name: str

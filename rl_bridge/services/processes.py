@@ -41,14 +41,10 @@ class MeshTarget:
     ranks: tuple[Any, ...]
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint on all ranks; the first rank's value.
+        """Call an endpoint on all ranks; the first rank's value. What is no BridgeError comes as RemoteError.
 
-        A rank that fails ends the call at once: the others may be waiting for it.
-
-        Raises:
-            TargetGoneError: A process of it is gone.
-            BridgeError: The endpoint raised it.
-            RemoteError: The endpoint raised something else.
+        A rank that fails ends the call at once: the others may be waiting for it. TargetGoneError where a process is
+        gone.
         """
         return (await self.call_all(name, args, kwargs))[0]
 

@@ -35,12 +35,8 @@ class Architecture:
     """A decoder: pre-norm blocks of grouped-query attention and a gated feed-forward network.
 
     Attributes:
-        family: One of `SUPPORTED`.
         dim: Size of the hidden state; `hidden_dim` of the feed-forward network.
-        vocabulary: Rows of the embedding.
         norm_eps: Added to the mean square in RMS norms.
-        positions: The longest row that the model was made for.
-        rope_theta: Base of the rotary embeddings' wavelengths.
         rope_scaling: None for plain rotary embeddings.
         tied: Whether the embedding is the output layer too.
         qkv_bias: Whether queries, keys and values have a bias (Qwen2).
@@ -89,13 +85,8 @@ class Architecture:
 
         A token has 6 for each parameter, and 12 x layers x heads x head_dim x tokens of its document for attention, of
         which the causal mask takes nothing off (PaLM, Chowdhery et al. 2022, appendix B; TorchTitan counts alike). What
-        is computed twice to save memory counts once. The output layer works on loss tokens alone.
-
-        Args:
-            lengths: Tokens of each document in the pass.
-            loss_tokens: Tokens that have logits.
-            output_layer: False of a critic, whose one number a token is left out.
-            frozen: The weights have no gradient, 2 less for each; adapters beside them are left out.
+        is computed twice to save memory counts once. The output layer works on loss tokens alone, and not at all of a
+        critic. Frozen weights have no gradient, 2 less for each; adapters beside them are left out.
         """
         tokens, squares = 0, 0
         for length in lengths:

@@ -16,8 +16,6 @@ class TrainerSettings:
         folder: Where checkpoints go; all ranks see it.
         max_length: The longest row, in tokens.
         max_loss_tokens: The most tokens a trajectory can have in the loss.
-        temperature: Of the sampling.
-        lora: None trains all weights.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
         colocated: Others compute on the same GPU in turn.

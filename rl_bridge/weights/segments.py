@@ -51,8 +51,8 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: Which publishing of which key is in it, or was in the smaller one that it stands for; None where that is
-            not whole.
+        holds: Which publishing of which key is in it, or was in the smaller one that it stands for; None where not
+            whole.
         written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
         reserved: A writer of this process has it.
     """

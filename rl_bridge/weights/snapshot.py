@@ -59,11 +59,7 @@ class ShardSpec:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LazySum:
-    """A tensor of a state dict and what is added to it when it is copied: one sum at a time takes memory.
-
-    Attributes:
-        added: Gives what is added to a box of the whole tensor, in the box's shape; from any thread.
-    """
+    """A tensor and what `added` gives for a box of it, summed as it is copied: one sum at a time takes memory."""
 
     base: Tensor
     added: Callable[[Box], Tensor]
@@ -77,10 +73,9 @@ Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Shard:
-    """What one rank has of one tensor: `local`, detached, of the shape of the box within a tensor of the shape `whole`.
+    """What one rank has of one tensor, detached, within a tensor of the shape `whole`.
 
-    Attributes:
-        added: Gives what is to be added to it, of the same shape; None where nothing is.
+    And what is to be added to it.
     """
 
     whole: tuple[int, ...]

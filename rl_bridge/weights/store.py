@@ -88,11 +88,7 @@ class WeightStore:
         timeout_s: float = 60.0,
         transfer_timeout_s: float | None = None,
     ) -> "WeightStore":
-        """Make a store in the process that owns the run; when that ends, so does the store.
-
-        Raises:
-            MissingDependencyError: Monarch is not installed, or TorchStore, which only that transport needs.
-        """
+        """Make a store in the process that owns the run; when that ends, so does the store."""
         from rl_bridge.weights.actor import spawn_directory
 
         volumes = None
@@ -183,12 +179,12 @@ class WeightStore:
                 raise
 
     async def get(self, key: Key, like: Like | None = None) -> dict[str, Tensor]:
-        """Copy a snapshot.
+        """Copy a snapshot, once it is there.
 
         Args:
-            key: Which. One that is being published is waited for.
-            like: What is wanted: the part that a DTensor or a `ShardSpec` describes, whole where a plain
-                tensor stands; in their types. None: every tensor, whole, on the CPU.
+            key: Which.
+            like: What is wanted: the part that a DTensor or a `ShardSpec` describes, whole where a plain tensor stands;
+                in their types. None: every tensor, whole, on the CPU.
 
         Returns:
             Tensors that belong to the caller, on the devices of `like`; DTensors where there `like` has them.

@@ -96,7 +96,7 @@ class Supervisor:
                     plan=replace(
                         plan,
                         index=index,
-                        listener=self._listener(index),
+                        listener=self._listeners[index % len(self._listeners)].fileno(),
                         slots=slots,
                         counts=counts,
                         waker=pipes[index][0],
@@ -121,9 +121,6 @@ class Supervisor:
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
-
-    def _listener(self, index: int) -> int:
-        return self._listeners[index % len(self._listeners)].fileno()
 
     def _signalled(self, number: int) -> None:
         self._stopping.set()
@@ -200,14 +197,10 @@ class Supervisor:
         for worker in workers:
             worker.signal(signal.SIGTERM)
         hurry = asyncio.create_task(self._hurry.wait())
-        over = asyncio.create_task(_all(keepers))
+        over = asyncio.create_task(asyncio.wait(keepers))
         timeout_s = self._plan.settings.drain_s + KILL_AFTER_DRAIN_S
         await asyncio.wait([hurry, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         for worker in workers:
             worker.signal(signal.SIGKILL)
         await over
-
-
-async def _all(tasks: "Sequence[asyncio.Task[None]]") -> None:
-    await asyncio.wait(tasks)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from missing import missing
+from module_run import finished
 from serve_process import serve
 
 from openenv_core import GenericEnvClient
@@ -79,12 +79,8 @@ def play(folder: Path, server: str, model: str, resets: str) -> list[float]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     path = os.pathsep.join((str(VENV / "bin"), str(folder), os.environ["PATH"]))
     words = [str(VENV / "bin" / "python"), *command.split()[1:], "--no-rich", "--output-dir", "out"]
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(folder)},
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    variables = {"PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(folder)}
+    done = finished(*words, cwd=folder, env=kept | variables, timeout_s=PATIENCE_S)
     (traces,) = (*folder.glob("out/*/traces.jsonl"), *([] if done.returncode == 0 else [Path(done.stderr)]))
     episodes = [json.loads(line) for line in traces.read_text().splitlines()]
     assert all(episode["ok"] for episode in episodes), episodes

@@ -12,6 +12,7 @@ from typing import Any
 import gallery
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
+from module_run import finished
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError
@@ -114,14 +115,7 @@ def noted(code: str, *allowed: str) -> tuple[list[str], str]:
     with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
         env = {**os.environ, **env_vars, inside.OUT: str(notes), inside.HOSTS: json.dumps(allowed)}
-        done = subprocess.run(
-            [sys.executable, "-c", f"import socket\n{code}"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        done = finished(sys.executable, "-c", f"import socket\n{code}", env=env, timeout_s=30)
         return notes.read_text().split(), done.stdout + done.stderr
 
 

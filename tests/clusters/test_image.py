@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from docker_engine import BASE, CONTENT, content_of, engine
 from missing import missing
+from module_run import finished
 from pip_folders import served_to_containers, settings_of_pip
 
 from openenv_core.providers.docker import DockerEngine
@@ -80,14 +81,7 @@ def test_all_code_is_compiled_since_nobody_can_later() -> None:
 
 
 def docker(*words: str, timeout_s: float = 120, check: bool = True) -> str:
-    done = subprocess.run(
-        ["docker", *words],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env={**os.environ, "DOCKER_BUILDKIT": "0"},
-    )
+    done = finished("docker", *words, env={**os.environ, "DOCKER_BUILDKIT": "0"}, timeout_s=timeout_s)
     assert done.returncode == 0 or not check, (done.stdout + done.stderr)[-4000:]
     return (done.stdout + done.stderr).strip()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from module_run import finished
 from slurm_node import SlurmNode, require_slurm
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
@@ -148,15 +149,7 @@ def run_script(folder: Path, **variables: str) -> subprocess.CompletedProcess[st
         "SLURM_JOB_NODELIST": "localhost",
         "ROPEWALK_VENV": str(folder / "venv"),
     }
-    return subprocess.run(
-        ["bash", SCRIPT],
-        cwd=folder,
-        env={**given, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return finished("bash", SCRIPT, cwd=folder, env={**given, **variables}, timeout_s=60)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from module_run import finished
 from node_tools import environ, script
 
 RELEASED = "@modelcontextprotocol/conformance"
@@ -37,13 +38,8 @@ Outcomes: TypeAlias = Mapping[str, Outcome]
 
 def run(package: str, folder: Path, *words: str) -> dict[str, Outcome]:
     """Run part of a suite with its checks written to a folder; return the outcomes by scenario."""
-    done = subprocess.run(
-        [*script(package), *words, "--output-dir", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env=environ(),
+    done = finished(
+        *script(package), *words, "--output-dir", str(folder), env=environ(), timeout_s=DEADLINE_S
     )
     outcomes = read(folder)
     assert outcomes, f"expected checks, got none:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"

@@ -11,8 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import serving
+from serve_process import eventually
 
 from openenv_core import ClientError, EpisodeLostError, GenericEnvClient, ServerStartError
 from openenv_core.providers.docker import (
@@ -224,13 +224,6 @@ async def test_a_connection_that_was_reset_ends_alone() -> None:
         mux.data_received(framed(_relay.END, 1))
         await serving.eventually(lambda: not mux.streams)
         assert not mux.ended.done()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
 
 
 def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_ending_is_not(

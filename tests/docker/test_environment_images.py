@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from mcp import Client
+from module_run import finished
 
 import envs.shop_env.solver
 import envs.sqlite_env.solver
@@ -36,14 +37,7 @@ def docker_cli(*words: str) -> str:
 
 
 def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    return finished(sys.executable, "-m", "openenv_core.cli", *words, cwd=ROOT, timeout_s=800)
 
 
 def test_blackjack_s_container_plays_a_hand_with_everything_taken_away(blackjack: str) -> None:

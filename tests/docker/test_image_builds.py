@@ -15,6 +15,7 @@ from typing import Any
 
 import docker
 import pytest
+from module_run import finished
 from registry_server import PASSWORD, USER, Registry, running_registry
 
 from openenv_core.images import base
@@ -185,14 +186,7 @@ def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
 
 
 def build(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, words)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    return finished(*COMMAND, *map(str, words), env={**os.environ, **variables}, timeout_s=110)
 
 
 def tag_of(folder: Path, tag: str = "latest") -> str:

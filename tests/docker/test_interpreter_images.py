@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from interpreter_image import CODING_SERVER, interpreter_image
+from module_run import finished
 
 from envs.code_interpreter_env import CodeInterpreterEnv
 from envs.code_interpreter_env.models import CodeInterpreterObservation
@@ -62,13 +63,8 @@ def image(lean: str) -> Iterator[str]:
 
 def run(image: str, *options: str, environ: Mapping[str, str] | None = None) -> str:
     """Start a container as an operator would; return its id."""
-    done = subprocess.run(
-        [FOLDER / "run", "--image", image, *options],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, **(environ or {})},
-        check=False,
+    done = finished(
+        FOLDER / "run", "--image", image, *options, env={**os.environ, **(environ or {})}, timeout_s=100
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

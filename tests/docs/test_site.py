@@ -12,6 +12,7 @@ import pytest
 from missing import missing
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 600
 HOW_TO = "python3.11 scripts/bootstrap.py docs makes it, ./scripts/test --all does so too"
 PROMISED = ("openenv_core", "openenv_core.tools", "openenv_core.sandbox", "rl_bridge.rollout", "servers")
 """Packages whose public names are all in the reference."""
@@ -45,13 +46,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [str(python), "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = {path: Page(path) for path in site.rglob("*.html")}
     assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))
@@ -62,6 +64,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
 def test_every_promised_name_has_its_place_in_the_reference(site: Path) -> None:
     names = {name for path in site.glob("reference/*/index.html") for name in Page(path).names}
     public = {f"{package}.{name}" for package in PROMISED for name in import_module(package).__all__}

@@ -19,8 +19,7 @@ TIMEOUT_S = 600.0
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    return str(found)
+    return "".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE))
 
 
 @pytest.fixture
@@ -65,16 +64,20 @@ def test_a_task_is_added_to_a_game_and_nothing_is_written_over(
 
 @pytest.mark.heavy
 @pytest.mark.timeout(TIMEOUT_S + 60)
-def test_it_trains(folder: Path) -> None:
-    assert "ropewalk train --config dice.yaml\n" in block("bash")
+def test_it_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "ropewalk train --config dice.yaml --name dice\n" in block("bash")
     done = run_module(
-        "rl_bridge.train", "--config", "dice.yaml", "--name", "one", cwd=folder, timeout_s=TIMEOUT_S
+        "rl_bridge.train", "--config", "dice.yaml", "--name", "dice", cwd=folder, timeout_s=TIMEOUT_S
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert "500 held-out episodes: mean reward " in done.stdout
-    assert "ropewalk rollouts runs/one " in done.stdout
-    run = folder / "runs" / "one"
+    assert "ropewalk rollouts runs/dice " in done.stdout
+    run = folder / "runs" / "dice"
     report = json.loads((run / "report.json").read_text())
     # Guesses at random find 34%; whoever has learned to halve, all.
     assert report["mean_reward"] > 0.5
     assert (run / "policy" / "model.safetensors").exists()
+    assert "ropewalk eval dice_env --policy random --episodes 500 " in block("bash")
+    assert main(["eval", "dice_env", "--policy", "random", "--episodes", "500"]) == 0
+    chance = float(re.search(r"dice_env +500 +([+-][.\d]+)", capsys.readouterr().out)[1])
+    assert chance < report["mean_reward"]

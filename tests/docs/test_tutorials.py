@@ -1,4 +1,7 @@
-"""docs/tutorials, typed as they stand: commands into one folder, scripts, and what they print."""
+"""docs/tutorials, typed as they stand: commands into one folder, scripts, and what they print.
+
+train.md is run by test_train_tutorial.py, and the whole of author.md, images too, by test_author_tutorial.py.
+"""
 
 import os
 import re
@@ -14,9 +17,10 @@ import pytest
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-TIMEOUT_S = 120
-OURS = ("pip install ",)
-"""Commands that this environment has seen already."""
+TIMEOUT_S = 240
+ELSEWHERE = ("pip install ", "pytest", "ropewalk validate ", "ropewalk build ")
+"""Begin commands that the soak test of the author's tutorial types, and tests/scaffold in parts."""
+WITHOUT_DOCKER = {'from_docker_image("dice-env:latest")': "from_process()"}
 
 
 @dataclass
@@ -26,12 +30,12 @@ class Reader:
     Attributes:
         folder: Where commands are typed.
         servers: Those that were started, which end with the page.
-        addresses: The address in the page, and the one that the latest server has instead.
+        instead: What is typed in place of what the page says: the latest server's address, for one.
     """
 
     folder: Path
     servers: ExitStack
-    addresses: dict[str, str] = field(default_factory=dict)
+    instead: dict[str, str] = field(default_factory=WITHOUT_DOCKER.copy)
 
     def follow(self, page: str) -> None:
         said = ""
@@ -47,16 +51,19 @@ class Reader:
                 assert language in ("json", "yaml"), f"nobody runs blocks of {language}"
 
     def type(self, command: str) -> str:
-        if command.startswith(OURS):
+        if command.startswith(ELSEWHERE):
+            return ""
+        if command.startswith("cd "):
+            self.folder /= command[3:]
             return ""
         if command.startswith("ropewalk serve "):
             self.servers.close()  # the page has stopped the one before
-            self.addresses["127.0.0.1:8000"] = self.servers.enter_context(serving(command, self.folder))
+            self.instead["127.0.0.1:8000"] = self.servers.enter_context(serving(command, self.folder))
             return ""
         return self.run(["bash", "-c", self.here(command)])
 
     def here(self, text: str) -> str:
-        for shown, real in self.addresses.items():
+        for shown, real in self.instead.items():
             text = text.replace(shown, real)
         return text
 
@@ -64,7 +71,7 @@ class Reader:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env=variables(),
+            env=variables(self.folder.parent),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -78,9 +85,12 @@ def commands(block: str) -> list[str]:
     return [line for line in block.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
 
 
-def variables() -> dict[str, str]:
+def variables(packages: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
-    return kept | {"PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"}
+    return kept | {
+        "PYTHONPATH": str(packages),
+        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
+    }
 
 
 @contextmanager
@@ -90,7 +100,7 @@ def serving(command: str, folder: Path) -> Iterator[str]:
     with subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
-        env=variables(),
+        env=variables(folder.parent),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -108,7 +118,8 @@ def serving(command: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mcp", "serve"])
+@pytest.mark.timeout(3 * TIMEOUT_S)
+@pytest.mark.parametrize("name", ["author", "mcp", "serve"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     with ExitStack() as servers:
         Reader(tmp_path, servers).follow((TUTORIALS / f"{name}.md").read_text(encoding="utf-8"))

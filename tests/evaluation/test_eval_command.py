@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 from serve_process import SUPPORT, ServeProcess, eventually, serve
 
 from envs.blackjack_env.baselines import baselines
@@ -341,12 +342,6 @@ def test_evaluation_needs_nothing_heavy(table: str, tmp_path: Path) -> None:
         "print(sorted({'torch', 'numpy', 'jsonschema', 'fastapi'} & set(sys.modules))); sys.exit(status)"
     )
     words = (table, "--policy", "random", "--episodes", "2", "--out", str(tmp_path / "out"))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = finished(sys.executable, "-c", program, *words, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

@@ -1,13 +1,13 @@
 """Harbor's own trials of our tasks: its solution and its agent that does nothing earn there what they earn here."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from docker_engine import engine
 from harbor_tasks import NOTHING, SOLVED, TASKS
 from missing import missing
+from module_run import finished
 from released import DRIVERS, ROOT, environment
 
 __all__ = ["engine"]
@@ -29,15 +29,7 @@ def test_its_verdicts_are_ours(names: tuple[str, ...], tmp_path: Path) -> None:
     if not HARBOR.is_file():
         missing("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
     command = [HARBOR, DRIVERS / "harbor_trials.py", tmp_path, *(TASKS / name for name in names)]
-    done = subprocess.run(
-        command,
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = finished(*command, env=environment(), cwd=tmp_path, timeout_s=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert list(told) == list(names)

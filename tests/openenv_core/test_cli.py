@@ -130,22 +130,9 @@ def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:
         (["counter:app", "--host", "192.0.2.1"], "choose a --host that this machine has"),
         (["counter:app", "--port", "99999"], "choose another --port"),
         (["nowhere:app"], 'Could not import module "nowhere"'),
-        (["counter:ap"], 'Attribute "ap" not found in module "counter"'),
-        (["counter"], "Give module:attribute"),
-        (["counter:LIMIT"], "expected an ASGI app at 'counter:LIMIT', as create_app returns it, got int"),
-        (["needy:app"], "No module named 'no_such_package'; install what it needs"),
     ],
 )
-def test_serve_says_what_is_wrong(
-    words: list[str],
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "needy.py").write_text("import no_such_package\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_serve_says_what_is_wrong(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(SERVE, ["--port", "0", *words]) == 2
     said = capsys.readouterr()
     assert text in said.err

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from missing import missing
+from module_run import finished
 
 from openenv_core import ConfigurationError
 from openenv_core.compat import executor as executors
@@ -196,14 +196,7 @@ if (child := os.fork()) == 0:
 os.waitpid(child, 0)
 print("old:", old.run("x").stdout)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = finished(sys.executable, "-c", program, cwd=ROOT, timeout_s=PATIENCE_S)
     assert done.stdout.splitlines() == ["refused: True", "new: 2", "old: 1"], done.stderr
 
 
@@ -227,14 +220,13 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
 """
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)  # pytest's own folders are closed to the user that code runs as
-        done = subprocess.run(
-            [sys.executable, "-c", program],
+        done = finished(
+            sys.executable,
+            "-c",
+            program,
             cwd=ROOT,
             env={**os.environ, "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
+            timeout_s=PATIENCE_S,
         )
         if "unavailable" in done.stderr:
             missing(f"needs the level {level}: {done.stderr}")

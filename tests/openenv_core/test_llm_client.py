@@ -8,6 +8,7 @@ from chat_server import chat_server
 
 from openenv_core import llm_client
 from openenv_core.errors import LLMError
+from openenv_core.evaluation import endpoint
 from openenv_core.llm_client import LLMResponse, OpenAIClient, ToolCall, create_llm_client
 
 TOOL = {"name": "look", "description": "Look.", "inputSchema": {"type": "object", "properties": {"at": {}}}}
@@ -16,7 +17,7 @@ CHAT = [{"role": "user", "content": "Where is it?"}]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_client, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(endpoint, "MIN_BACKOFF_S", 0.0)
 
 
 async def test_prompt_and_chat_with_tools_go_to_the_endpoint_and_come_back_read() -> None:
@@ -36,16 +37,20 @@ async def test_prompt_and_chat_with_tools_go_to_the_endpoint_and_come_back_read(
     assert second["tools"][0]["function"]["parameters"] == TOOL["inputSchema"]
 
 
-async def test_busy_servers_are_asked_again_and_others_are_not() -> None:
+async def test_busy_servers_are_asked_again_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with chat_server(429, 503, "there") as server:
         assert await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?") == "there"
     assert len(server.asked) == 3
-    with chat_server(500) as server, pytest.raises(LLMError, match="got HTTP 500"):
+    with chat_server(500) as server, pytest.raises(LLMError, match="status 500"):
         await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?")
     assert len(server.asked) == llm_client.ATTEMPTS
-    with chat_server(401) as server, pytest.raises(LLMError, match="got HTTP 401"):
+    with chat_server(401) as server, pytest.raises(LLMError, match="status 401"):
         await OpenAIClient("http://127.0.0.1", server.port, "m", api_key="secret").complete("?")
     assert len(server.asked) == 1
+    with chat_server(b"{" + b" " * 2000) as server, monkeypatch.context() as patch:
+        patch.setattr(llm_client, "MAX_ANSWER_BYTES", 1000)
+        with pytest.raises(LLMError, match="more than 1000 bytes"):
+            await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(LLMError, match="ConnectError"):

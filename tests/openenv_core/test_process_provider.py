@@ -9,14 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from serve_process import eventually, gone
 
 from openenv_core import (
     AuthenticationError,
@@ -68,20 +68,6 @@ time.sleep(600)
 """
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
@@ -124,7 +110,7 @@ def test_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
         assert len(family) == 2  # the guard and the server
         process.send_signal(signum)
         process.wait(PATIENCE_S)
-        eventually(lambda: not any(map(alive, family)))
+        eventually(lambda: all(map(gone, family)))
         eventually(lambda: port_is_free(url))
 
 
@@ -145,7 +131,7 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
             process.kill()
             process.wait(PATIENCE_S)
             eventually(lambda: port_is_free(url))
-            assert alive(fork)
+            assert not gone(fork)
         finally:
             fork.kill()
 
@@ -180,7 +166,7 @@ def test_killed_guard_takes_the_server_along() -> None:
         guard = psutil.Process(process.pid).children()[0]
         (server,) = guard.children()
         guard.kill()
-        eventually(lambda: not alive(server))
+        eventually(lambda: gone(server))
         eventually(lambda: port_is_free(url))
 
 
@@ -198,11 +184,11 @@ def test_provider_can_be_started_and_stopped_again_and_again() -> None:
     guard.send_signal(signal.SIGINT)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
         assert reply.status == 200
-    assert alive(guard)
+    assert not gone(guard)
     provider.stop()
     provider.stop()
     assert provider.url is None
-    assert not any(map(alive, family))
+    assert all(map(gone, family))
     assert port_is_free(url)
     with provider:
         assert provider.url is not None
@@ -266,7 +252,7 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
         family = children() - before
         url = provider.url
     assert url is not None
-    assert not any(map(alive, family))
+    assert all(map(gone, family))
     assert port_is_free(url)
 
 

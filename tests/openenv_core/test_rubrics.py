@@ -196,7 +196,10 @@ async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_s
     assert judged.metadata is not None
     assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
     assert server.asked[0]["messages"] == [{"role": "user", "content": "Once? True"}]
-    for result, said in ((unread, "expected a score in the judge's answer"), (refused, "got HTTP 401")):
+    for result, said in (
+        (unread, "expected a score in the judge's answer"),
+        (refused, "see the value of api_key"),
+    ):
         assert result.reward is None
         assert said in str(result.infrastructure_error)
 

@@ -1,11 +1,11 @@
 """What type checkers hold an author's and a caller's code to."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -82,10 +82,7 @@ def test_wrong_signatures_are_errors_and_marks_have_types(tmp_path: Path) -> Non
     file = tmp_path / "dice.py"
     file.write_text(CODE)
     options = ["--strict", "--cache-dir", str(tmp_path), "--no-error-summary", "--config-file", ""]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(file)],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = finished(sys.executable, "-m", "mypy", *options, str(file), cwd=ROOT, timeout_s=240)
     found = re.findall(r"dice\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout)
     wanted = [
         (str(line), text.rpartition("# ")[2])

@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from fake_engine import fake_engine
+from serve_process import eventually, gone
 
 PATIENCE_S = 60
 
@@ -68,21 +66,6 @@ NAME = "first"
 {make}
 os.execv(sys.executable, [sys.executable, "-c", {then!r}])
 """
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; nobody may have waited for it."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def program(code: str, host: str) -> "subprocess.Popen[str]":

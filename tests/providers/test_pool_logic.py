@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from serve_process import eventually
 
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
@@ -107,13 +108,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"openenv_core.providers.keeper.{name}", 0.02)
     monkeypatch.setattr("openenv_core.providers.keeper.MAX_BACKOFF_S", 0.05)
     monkeypatch.setattr("openenv_core.providers.keeper.POLL_INTERVAL_S", 0.02)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "expected it to come about by now"
-        time.sleep(0.005)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,12 +47,14 @@ async def test_a_trace_shows_every_step_of_its_episode(
         await client.step(Add(amount=1))
         with pytest.raises(ValidationFailedError):
             await client.step(Add.model_construct(amount=13))
+        left = time.time_ns()  # the episode's end is what was last asked of it, whenever its client says so
     begun = ["episode", *request("reset")]
     refused = ["episode > step"]  # before it comes to the environment
     assert lines(recorded(exporter)) == [
         [*begun, *(LIMIT // 2) * request("step")],
         [*begun, *request("step"), *refused],
     ]
+    assert max(span.end for span in recorded(exporter) if span.name == "episode") <= left
     assert bool(held_frames[0]) is (transport == "websocket")
     spans = exporter.get_finished_spans()
     told = [dict(span.attributes or {}) for span in spans if span.name == "step"]
@@ -64,6 +68,21 @@ async def test_a_trace_shows_every_step_of_its_episode(
     assert failed == ["step"]
     served = [span.attributes for span in spans if span.name.startswith("serve")]
     assert all(of is not None and of["ropewalk.environment"] == "counter" for of in served)
+
+
+def test_request_that_does_not_come_to_the_environment_has_no_time_in_it(
+    exporter: InMemorySpanExporter,
+) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    former = SimpleNamespace(spent_s=5.0)
+    with (
+        pytest.raises(OverflowError),
+        tracing.served_span(parent, "step", "counter", former, time.perf_counter()),
+    ):
+        raise OverflowError
+    (served,) = exporter.get_finished_spans()
+    assert served.status.status_code is trace.StatusCode.ERROR
+    assert f"{served.context.trace_id:x}" in parent
 
 
 async def test_an_episode_is_a_part_of_what_it_is_played_in(exporter: InMemorySpanExporter) -> None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from module_run import finished
+
 ROOT = Path(__file__).parents[2]
 DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
@@ -50,15 +52,7 @@ def environment(**variables: str) -> dict[str, str]:
 def scaffold(version: str, folder: Path) -> Path:
     """Make an environment by a release's own `init`, and return its folder."""
     command = [str(python(version).parent / "openenv"), "init", NAME, "--output-dir", str(folder)]
-    done = subprocess.run(
-        command,
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = finished(*command, env=environment(), cwd=folder, timeout_s=PATIENCE_S)
     found = [path.parent.parent for path in folder.rglob("server/app.py")]
     assert len(found) == 1, done.stdout + done.stderr
     return found[0]
@@ -166,15 +160,14 @@ def drive(version: str | None, driver: str, *arguments: str, plan: Any = None, c
     """Run a driver with a release's Python, or ours, and return what it prints last, as JSON."""
     interpreter = sys.executable if version is None else str(python(version))
     variables = environment(**({"PYTHONPATH": str(ROOT)} if version is None else {}))
-    done = subprocess.run(
-        [interpreter, str(DRIVERS / f"{driver}.py"), *arguments],
+    done = finished(
+        interpreter,
+        str(DRIVERS / f"{driver}.py"),
+        *arguments,
         input=json.dumps(plan),
         env=variables,
         cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        timeout_s=PATIENCE_S,
     )
     assert done.returncode == 0, f"{driver} with {version or 'our own client'}:\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])

@@ -135,8 +135,10 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def gone(process: psutil.Process) -> bool:
+def gone(process: psutil.Process | int) -> bool:
+    """Whether a process, or a pid that nobody else has got since, has ended; nobody may have waited for it."""
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import anyio
 import psutil
 import pytest
+from serve_process import gone
+from serving import eventually as until
 from tool_houses import call, entry, failure_to_begin, house_of, kind, names, playing
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
@@ -26,20 +27,6 @@ from openenv_core.outcomes import infrastructure_failure
 from openenv_core.protocol.jsonio import dumps
 
 ROOT = Path(__file__).parents[3]
-
-
-def gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - other processes set no event of ours
-            await asyncio.sleep(0.01)
 
 
 async def until_gone(*pids: int) -> None:

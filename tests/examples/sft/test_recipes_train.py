@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 ROOT = Path(__file__).parents[3]
 TOY = (
@@ -20,14 +20,8 @@ TAUGHT = (
 
 
 def run(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    done = finished(
+        sys.executable, "-m", *words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -72,9 +72,6 @@ def test_a_lease_knows_the_first_group_of_its_weights() -> None:
     # It is the same after a rewind, though those under way are given out again.
     ledger.restore(state)
     assert [leased(ledger, served=1).first for _ in range(3)] == [2, 2, 2]
-    # A checkpoint from before there was such a number.
-    ledger.restore({key: value for key, value in state.items() if key not in {"served", "first"}})
-    assert leased(ledger, served=1).first == 4
 
 
 def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from serving import eventually as until
 from slow_server import SlowClient, Wait
 
 from openenv_core import ServerStartError
@@ -22,7 +23,7 @@ from rl_bridge.environments.servers import EnvironmentServers, ServerState, Supe
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 
-HANG_S = 30.0
+HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 APP = "slow_server:app"
 AT_ONCE = RestartPolicy(backoff_s=0.0)
@@ -41,12 +42,6 @@ def server_behind(guard: int | None) -> int:
 
 def descendants() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

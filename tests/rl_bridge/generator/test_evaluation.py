@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from completions_server import MODEL, Behaviour, StandIn, completions_server
 
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
-from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
-from rl_bridge.config import Config
+from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EpisodeRecord, EvaluationFolder
+from rl_bridge.config import Config, load_config, save_config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.evaluation import ready_to_evaluate
+from rl_bridge.rollout.assignment import held_out_seeds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "config.yaml"
 
@@ -123,26 +125,31 @@ def asking(server: StandIn) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.heavy
-@pytest.mark.timeout(400)
-def test_server_plays_the_held_out_episodes(server: StandIn, tiny_policy: Path, tmp_path: Path) -> None:
-    more = [*asking(server), "rollout.temperature=0.5"]
-    assert run(COMMAND, words_of(tiny_policy, tmp_path, *more)) == 0
-    report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
+@pytest.mark.timeout(200)
+def test_server_plays_what_is_left_of_the_held_out_episodes(
+    server: StandIn, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """Of an evaluation that was killed: the figures are those of one in one go."""
+    look = tmp_path / "look"
+    (look / "rollouts").mkdir(parents=True)
+    _, _, _, _, *overrides = words_of(tiny_policy, tmp_path, *asking(server), "rollout.temperature=0.5")
+    save_config(load_config(EXAMPLE, overrides), look)
+    seeds = held_out_seeds(0, 40)
+    kept = [record.model_dump_json() for record in starmap(won, enumerate(seeds))]
+    (look / RECORDS_FILE).write_text("\n".join([*kept, kept[0][:20]]))
+    assert run(COMMAND, ["--resume", str(look)]) == 0
+    report = json.loads((look / FIGURES_FILE).read_text())
     assert (report["episodes"], report["dropped"], report["unscored"]) == (60, 0, 0)
     assert sum(report["endings"].values()) == 60
-    assert -2.0 <= report["mean_reward"] <= 1.0
+    assert 40 * 1.0 - 20 * 2.0 <= 60 * report["mean_reward"] <= 60
     assert set(report["probe"]) == {"exact_return", "agreement"}
-    assert len(EvaluationFolder(tmp_path / "look").read().records) == 60
-    assert {one.body["temperature"] for one in server.served} == {0.0}
-    # As if it had been killed: the rest is played, and the figures are those of one in one go.
-    records, figures = (tmp_path / "look" / name for name in (RECORDS_FILE, FIGURES_FILE))
-    kept = records.read_bytes().splitlines(keepends=True)[:40]
-    records.write_bytes(b"".join(kept))
-    figures.unlink()
-    assert run(COMMAND, ["--resume", str(tmp_path / "look")]) == 0
-    lines = records.read_bytes().splitlines(keepends=True)
+    lines = (look / RECORDS_FILE).read_text().splitlines()
     assert (lines[:40], len(lines)) == (kept, 60)
-    assert json.loads(figures.read_text())["episodes"] == 60
+    assert {one.body["temperature"] for one in server.served} == {0.0}
+
+
+def won(place: int, seed: int) -> EpisodeRecord:
+    return EpisodeRecord(environment="", group=place, sibling=0, seed=seed, ending="completed", reward=1.0)
 
 
 def test_folder_of_a_run_is_no_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

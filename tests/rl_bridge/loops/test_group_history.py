@@ -127,7 +127,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     ((state, attachments),) = saved
     assert state["fates"] == ["of then"]
     assert state["seconds"] == 1.5
-    assert state["episodes"]["played"] == 0
+    assert state["episodes"][""]["played"] == 0
     assert state["ledger"]["finished"] == [0, 1, 2]
     again = buffer_of_two()
     again.restore(state["ledger"], load_groups(attachments["groups"]), served=0)

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from serving import eventually as until
 
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics import status as status_server
@@ -89,12 +90,6 @@ async def connected(server: StatusServer, count: int) -> list[socket.socket]:
         caller.sendall(b"GET /status HTTP/1.1\r\n\r\n")
     await until(lambda: len(server._callers) == count)
     return callers
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the server tells nobody
-            await asyncio.sleep(0.01)
 
 
 async def test_callers_who_do_not_read_are_few(

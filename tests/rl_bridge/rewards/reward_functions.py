@@ -1,6 +1,5 @@
 """Reward functions that do what the tests ask of them, imported by the processes of the pool; and waits for those."""
 
-import asyncio
 import math
 import os
 import re
@@ -8,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -114,18 +112,3 @@ def do_hold_once(target: str) -> float:
         return 1.0
     do_start_daemons(target)
     return 0.0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30.0):
-        while not condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    import psutil
-
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from reward_functions import alive, until
+from serve_process import gone
+from serving import eventually as until
 
 from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
@@ -77,7 +78,7 @@ async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(victim: str, tmp_
         os.kill(psutil.Process(guard).ppid() if victim == "actor" else first[0], signal.SIGKILL)
         # It is evaluated again: by the other replica, or by another process of the same.
         assert await asking == 1.0
-        await until(lambda: not any(map(alive, [*first, guard])))
+        await until(lambda: all(map(gone, [*first, guard])))
         rest = [reward.evaluate_response.route(prompt="", response="return", target=2) for _ in range(20)]
         assert await asyncio.gather(*rest) == [2.0] * 20
         await until(lambda: sum(r.restarts for r in reward.replicas) == (victim == "actor"))

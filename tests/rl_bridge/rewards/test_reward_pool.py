@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from reward_functions import alive, until
+from serve_process import gone
+from serving import eventually as until
 
 from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
@@ -77,7 +78,7 @@ async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, 
         assert await ask(pool, way, str(tmp_path / "pids")) is None
         pids = await pids_in(tmp_path / "pids")
         assert len(pids) == (4 if way == "start_daemons" else 1)
-        await until(lambda: not any(map(alive, pids)))
+        await until(lambda: all(map(gone, pids)))
         assert pool.counts["timed_out"] == 1
         # The next one finds another process.
         assert await ask(pool, "return", 1) == 1.0
@@ -109,12 +110,12 @@ async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> 
         worker, child, *_ = await pids_in(tmp_path / "pids")
         (tmp_path / "pids").unlink()
         os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
-        await until(lambda: not alive(worker) and not alive(child))
+        await until(lambda: gone(worker) and gone(child))
         pids = await pids_in(tmp_path / "pids")  # it is tried again in another
         assert worker not in pids
         # Nobody waits for it any more: it is killed too.
         asking.cancel()
-        await until(lambda: not any(map(alive, pids)))
+        await until(lambda: all(map(gone, pids)))
         assert await ask(pool, "return", 1) == 1.0
 
 
@@ -148,7 +149,7 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
         given_up.cancel()
         held.cancel()
         assert await waiting == 1.0
-        await until(lambda: not alive(pid))
+        await until(lambda: gone(pid))
         assert pool.counts["scored"] == 1
 
 
@@ -212,7 +213,7 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
     for task in (held, waiting):
         with pytest.raises(RewardError, match="got one that was closed"):
             await task
-    assert not alive(pid)
+    assert gone(pid)
     await until(lambda: not pool._renewals)
     assert pool.pids == []
     assert guards() == []
@@ -238,7 +239,7 @@ async def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path: Path) -
         pids = await pids_in(tmp_path / "pids")
         guard = psutil.Process(pids[0]).ppid()
         owner.kill()
-    await until(lambda: not any(map(alive, [*pids, guard])))
+    await until(lambda: all(map(gone, [*pids, guard])))
 
 
 @pytest.mark.soak

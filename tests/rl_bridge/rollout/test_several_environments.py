@@ -276,7 +276,7 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
         results = await evaluate(cast(Any, run), tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
         assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
-        assert "its budget is gone" in str(lost.last_absence)
+        assert "its budget is gone" in str(results["shop"][-1].reason)
         assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
         dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
         with pytest.raises(RolloutError, match="gone"):

@@ -60,7 +60,7 @@ def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
         (),
         ServiceOptions(restarts=RestartPolicy(backoff_s=0.0)),
         start=lambda replica: next(coming),
-        record=lambda replica, what, detail: None,
+        record=lambda replica, what, detail="": None,
         on_failure=lambda failure: None,
     )
 

@@ -196,7 +196,7 @@ async def test_who_refuses_what_a_starting_replica_takes_is_replaced(roles: Modu
         (),
         ServiceOptions(),
         start=start,
-        record=lambda replica, what, detail: None,
+        record=lambda replica, what, detail="": None,
         on_failure=lambda failure: None,
     )
     service._balancer.add(Replica(0, refuses=True))
