@@ -100,6 +100,7 @@ class Worker:
         self._kill_later: asyncio.TimerHandle | None = None
         self._branching = False
         self._killed = False
+        self._serves = False
         self._closed = False
         self._broken: str | None = None  # what the code did to the interpreter
         self._late = False  # ended because a branch was not there in time
@@ -168,6 +169,7 @@ class Worker:
         Args:
             channel: The agent's end; None: it was forked from one that serves, and has its own.
         """
+        self._serves = True
         with self._asking() as answered:
             if channel is not None:
                 request = pack_request({"id": self._number, "op": "serve"})
@@ -324,11 +326,15 @@ class Worker:
 
     def _on_readable(self) -> None:
         try:
-            data = self.processes.receive(self.control)
+            data = self.control.recv(1) if self._serves else self.processes.receive(self.control)
         except BlockingIOError:
             return
         except OSError:
             data = b""
+        if data and self._serves:  # interpreters have this socket too, and nothing is to come from it
+            self._loop.remove_reader(self.control.fileno())
+            self._end_broken("the code wrote to its agent's own channel")
+            return
         if not data:
             # Its exit follows, unless the code has only closed the descriptor.
             self._loop.remove_reader(self.control.fileno())

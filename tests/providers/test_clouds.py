@@ -2,10 +2,14 @@
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from functools import reduce
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
 
 import fake_clouds
 import httpx
@@ -15,10 +19,11 @@ from free_ports import free_ports
 from slim_server import command
 
 from openenv_core import ServerStartError
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.providers import DaytonaSandboxProvider, ModalSandboxProvider
 from openenv_core.providers.remote import (
     HostedServerProvider,
+    RemoteSandboxProvider,
     SandboxRefusedError,
     SandboxServiceUnavailableError,
 )
@@ -69,6 +74,54 @@ def test_a_client_that_is_missing_is_named(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'ropewalk\[{name}\]'"):
         KINDS[name]("slim", command=["x"])
+
+
+@pytest.mark.interop
+def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By fakes of E2B's class: what runs is copied by its cloud alone."""
+    import e2b
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "healthy"}')
+
+        def log_message(self, *_: object) -> None: ...
+
+    class FakeSandbox:
+        def __init__(self, sandbox_id: str) -> None:
+            self.sandbox_id, self.kills, self.forks = sandbox_id, 0, list[Any]()
+
+        def fork(self, timeout: int | None = None, count: int | None = None) -> list[Any]:
+            return self.forks
+
+        def is_running(self) -> bool:
+            return not self.kills
+
+        def kill(self) -> None:
+            self.kills += 1
+
+    original, copies = FakeSandbox("one"), [FakeSandbox("two"), FakeSandbox("three")]
+    monkeypatch.setattr(e2b.Sandbox, "create", create_autospec(e2b.Sandbox.create, return_value=original))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        provider = RemoteSandboxProvider("mine", api_key="a-key-of-good-length", sandbox_url=base)
+        with pytest.raises(ProviderError, match="was started"):
+            provider.fork()
+        with provider:
+            original.forks = copies[:1]
+            (copy,) = provider.fork()
+            assert (copy.url, copy.alive) == (f"{base}/sandboxes/two/ports/8000", True)
+            original.forks = [copies[1], e2b.RateLimitException("too many")]
+            with pytest.raises(SandboxRefusedError, match="too many"):
+                provider.fork(2)
+            assert (copies[1].kills, provider.alive) == (1, True)
+        assert (original.kills, copies[0].kills) == (1, 0)
+        copy.stop()
+        assert copies[0].kills == 1
+        server.shutdown()
 
 
 @pytest.mark.interop

@@ -36,7 +36,7 @@ from openenv_core.sandbox import (
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
-from servers.sandboxes.machines import ContainerMachine, ProcessMachine, WarmContainers
+from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import ApiError, SandboxLimits
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
@@ -132,7 +132,7 @@ def test_images_are_admitted_by_their_patterns() -> None:
 async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
     limits = Limits(disk_bytes=8 << 20, file_bytes=8 << 20)
 
-    async def ran(machine: ProcessMachine, code: str) -> str:
+    async def ran(machine: Machine, code: str) -> str:
         async with machine.guest.subscribed("c") as output:
             await machine.guest.ask("run", name="c", code=code, envs={})
             said = ""
@@ -160,7 +160,14 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         pids = descendants(sandbox.zygote_pid or 0) - before
         await machine.close()
         assert "42" in await ran(fork, "6 * 7")
+        # Whoever writes where nothing is to come from ends what is his, and nothing else.
+        other = await ProcessMachine.start(sandbox, limits)
+        await other.guest.greet({}, PATIENCE_S)
+        await fork.guest.ask("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
+        await asyncio.wait_for(asyncio.shield(fork.guest.gone), PATIENCE_S)
         await fork.close()
+        await other.guest.ask("stat", path=".")
+        await other.close()
         await until(lambda: not alive(pids))
         assert sandbox.sessions == 0
 
@@ -173,7 +180,14 @@ LOOSER = ("processes", "persistence", "memory", "cpu", "output", "channel")
 ITS_OWN = "signals/kill-supervisor"
 """It signals its parent, which here is the sandbox's own agent."""
 
-PLAYED = [each for each in CATALOGUE if each.act is None and not each.snapshot and each.title != ITS_OWN]
+TAKES_FORKS = "others/descriptors-left-open"
+"""It finds descriptor 4, over which an interpreter gets those of its forks; what it may do with it is tested above."""
+
+PLAYED = [
+    each
+    for each in CATALOGUE
+    if each.act is None and not each.snapshot and each.title not in (ITS_OWN, TAKES_FORKS)
+]
 HELD = [each for each in PLAYED if each.holds <= FILTERED and each.category not in LOOSER]
 
 
