@@ -163,13 +163,36 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         # Whoever writes where nothing is to come from ends what is his, and nothing else.
         other = await ProcessMachine.start(sandbox, limits)
         await other.guest.greet({}, PATIENCE_S)
-        await fork.guest.ask("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
+        fork.guest.tell("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
         await asyncio.wait_for(asyncio.shield(fork.guest.gone), PATIENCE_S)
         await fork.close()
         await other.guest.ask("stat", path=".")
         await other.close()
         await until(lambda: not alive(pids))
         assert sandbox.sessions == 0
+
+
+async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_their_garbage() -> None:
+    async with sandbox_at(Isolation.NAMESPACES) as sandbox:
+        machine = await ProcessMachine.start(sandbox, Limits(processes=6))
+        try:
+            await machine.guest.greet({}, PATIENCE_S)
+            for _ in range(6):
+                fork = await machine.fork([])
+                await fork.guest.greet({}, PATIENCE_S)
+                await fork.close()
+            await machine.guest.ask("context", name="c", cwd="")
+            fork = await machine.fork(["c"])
+            try:
+                await fork.guest.greet({}, PATIENCE_S)
+                making = "import os\nfor number in range(900): os.makedirs(f'many/{number}')"
+                await fork.guest.ask("run", name="c", code=making, envs={})
+                for _ in range(20):  # each holds so much at once that the agent's collector runs
+                    await fork.guest.ask("list", path=".", depth=2)
+            finally:
+                await fork.close()
+        finally:
+            await machine.close()
 
 
 # ---- attacks, as cells of `run_code`
