@@ -308,12 +308,12 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     warm, made = WarmContainers(1), list[ContainerMachine]()
     options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
 
-    async def take(**fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
+    async def take(image: str = IMAGE, **fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
         """Return what is handed out, and what waits from then on."""
-        made.append(await warm.take(IMAGE, options.model_copy(update=fields)))
+        made.append(await warm.take(image, options.model_copy(update=fields)))
         assert warm._filling is not None
         await warm._filling
-        return made[-1], warm._ready[0][2]
+        return made[-1], warm._ready[0][1]
 
     _, waits = await take()
     second, waits_then = await take()
@@ -326,10 +326,22 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), PATIENCE_S)
     fourth, left = await take(network="none")
     assert fourth is not of_its_kind
-    assert len({each._container.id for each in made}) == 4
-    for machine in made:
-        await machine.close()
-    await warm.close()
+    # Nor is one of an image that was built again.
+    named = {"repo": "ropewalk-test-warm", "tag": "latest"}
+    engine.call("POST", f"/images/{IMAGE}/tag", query=named)
+    try:
+        _, old = await take("ropewalk-test-warm:latest")
+        engine.call("POST", "/commit", query={"container": fourth._container.id, **named}, body={})
+        new, waiting = await take("ropewalk-test-warm:latest")
+        told = await asyncio.to_thread(engine.inspect, new._container.id)
+        assert told["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
+        assert (old in (new, waiting), old.guest.gone.done()) == (False, True)
+        assert len({each._container.id for each in made}) == 6
+    finally:
+        for machine in made:
+            await machine.close()
+        await warm.close()
+        engine.call("DELETE", "/images/ropewalk-test-warm:latest", query={"force": "true"})
     ids = {each._container.id for each in (*made, waits_then, of_its_kind, left)}
     assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
 
