@@ -102,6 +102,8 @@ PROFILES = {
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
     # Harbor, whose own trials are played over our tasks; it needs Python 3.12.
     "harbor": Profile("harbor", None, "harbor.txt", False),
+    # The clients of hosted sandboxes, whose signatures the tests' fakes are held against.
+    "clouds": Profile("clouds", None, "clouds.txt", False),
     # MkDocs, for the site of the docs; it reads our sources and imports none.
     "docs": Profile("docs", None, "docs.txt", False),
     # Public MCP servers, which are played unchanged; likewise.
