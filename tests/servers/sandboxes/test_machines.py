@@ -37,7 +37,7 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
-from servers.sandboxes.table import ApiError, SandboxLimits
+from servers.sandboxes.table import ApiError, Record, SandboxLimits, SandboxTable
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
 
@@ -123,6 +123,26 @@ def test_images_are_admitted_by_their_patterns() -> None:
         with pytest.raises(ApiError, match="expected a template"):
             limits.image(name)
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
+
+
+async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
+    class Engine:
+        """Takes its time, and refuses what is so already."""
+
+        frozen = False
+
+        async def freeze(self, *, frozen: bool) -> None:
+            await asyncio.sleep(0)
+            assert self.frozen != frozen
+            self.frozen = frozen
+
+    engine: Any = Engine()
+    table, record = (
+        SandboxTable(SandboxLimits()),
+        Record("id", "key", "image", {}, "token", 1.0, machine=engine),
+    )
+    await asyncio.gather(*(table.freeze(record, frozen=frozen) for frozen in (True, True, False)))
+    assert (engine.frozen, record.paused) == (False, False)
 
 
 # ---- forks, at each level
