@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
-from openenv_core.sandbox import Limits, Sandbox, SandboxSession
+from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
 
@@ -92,7 +92,11 @@ class ProcessMachine:
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
             async with self._forking:
-                session = await self._session.fork_agent(theirs, len(contexts), ask)
+                try:
+                    session = await self._session.fork_agent(theirs, len(contexts), ask)
+                except FileRefusedError as error:
+                    text = f"the files were not copied: {error.reason}"
+                    raise GuestError("resource_exhausted", text) from None
             undo.pop_all()
         return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
