@@ -158,6 +158,7 @@ class OpenAIClient(_HostedClient):
         super().__init__(*args, **options)
 
     def _connect(self, api_key: str) -> Any:
+        self._key = api_key
         return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=api_key)
 
     def _asked(
@@ -194,7 +195,8 @@ class OpenAIClient(_HostedClient):
         try:
             return answer.choices[0].message
         except (AttributeError, IndexError, TypeError) as error:
-            raise LLMError(f"expected a chat completion of {self.base_url}, got {answer!s:.200}") from error
+            got = _shown(str(answer), self._key)
+            raise LLMError(f"expected a chat completion of {self.base_url}, got {got}") from error
 
 
 class AnthropicClient(_HostedClient):
@@ -290,7 +292,8 @@ class AsyncOpenAI:
             )
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    return _read(await client.request("POST", "/chat/completions", request, ATTEMPTS))
+                    answer = await client.request("POST", "/chat/completions", request, ATTEMPTS)
+                    return _read(answer, self._key)
             except TimeoutError:
                 text = (
                     f"expected an answer of {self._url} within {REQUEST_TIMEOUT_S:g} s, got {client.trouble}"
@@ -302,13 +305,17 @@ class AsyncOpenAI:
             raise LLMError(str(error)) from error
 
 
-def _read(text: bytes) -> Any:
+def _read(text: bytes, key: str) -> Any:
     try:
         return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
     except ValueError as error:
-        raise LLMError(
-            f"expected a chat completion, got {plain(text[:200].decode(errors='replace'))!r}"
-        ) from error
+        got = _shown(text.decode(errors="replace"), key)
+        raise LLMError(f"expected a chat completion, got {got!r}") from error
+
+
+def _shown(text: str, key: str) -> str:
+    """Return the beginning of an answer, without the key, which a server may send back."""
+    return plain(text.replace(key.strip(), "***"), 200)
 
 
 def _clean_mcp_schema(schema: Any) -> dict[str, Any]:

@@ -66,6 +66,15 @@ async def test_answers_that_cannot_be_read_are_failures() -> None:
                 await client.complete_with_tools(CHAT, [])
 
 
+@pytest.mark.parametrize("answer", [b"no JSON for a-secret-key", b'{"error": "a-secret-key is of no use"}'])
+async def test_a_key_that_a_server_sends_back_is_not_told(answer: bytes) -> None:
+    with chat_server(answer) as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m", api_key="a-secret-key\n")
+        with pytest.raises(LLMError, match=r"\*\*\*") as told:
+            await client.complete("?")
+    assert "secret" not in str(told.value)
+
+
 def test_hosted_models_get_the_fields_that_they_take() -> None:
     client = create_llm_client("OpenAI", "o3-mini", "k")
     assert isinstance(client, OpenAIClient)
