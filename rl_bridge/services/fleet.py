@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import ReplicaLostError
+from rl_bridge.errors import ReplicaLostError, RoleError
 from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
@@ -76,11 +76,21 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
-        await self._hosts.open()
+        # vLLM and others leave files where temporary ones go; theirs go together. Before the hosts are open: what fails
+        # afterwards would leave a job to its scheduler.
+        try:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
+        except OSError as error:
+            raise RoleError(
+                f"expected room for temporary files, got: {error}; make room there, or have TMPDIR name another folder"
+            ) from error
+        try:
+            await self._hosts.open()
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         gpuless = self._hosts.gpuless
         self._placement = Placement(self._hosts.count - gpuless, len(self._hosts.gpus), gpuless)
-        # vLLM and others leave files where temporary ones go; theirs go together.
-        self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
         self._outer = current_fleet.get()
         current_fleet.set(self)

@@ -1,7 +1,9 @@
 """Services among replicas that are no processes: where they run, who answers, who starts first."""
 
 import asyncio
+import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
+from rl_bridge.errors import RoleError
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import Place
 
@@ -146,3 +149,29 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
         assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+
+
+class Opened:
+    """Hosts that note whether anybody has opened them, and then cannot be reached."""
+
+    was_opened = False
+
+    async def open(self) -> None:
+        self.was_opened = True
+        raise RoleError("nobody answers")
+
+
+async def test_no_host_is_opened_that_nobody_would_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services.fleet import Fleet
+
+    scratch, hosts = tmp_path / "scratch", Opened()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with pytest.raises(RoleError, match=r"temporary files, got: .*No such file.*scratch.*TMPDIR"):
+        await Fleet(tmp_path / "logs", hosts=hosts).__aenter__()  # type: ignore[arg-type]
+    assert not hosts.was_opened
+    scratch.mkdir()
+    with pytest.raises(RoleError, match="nobody answers"):
+        await Fleet(tmp_path / "logs", hosts=hosts).__aenter__()  # type: ignore[arg-type]
+    assert list(scratch.iterdir()) == []
