@@ -14,6 +14,7 @@ from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
 from rl_bridge.services.handle import Fanout, LocalService
+from rl_bridge.trainer.settings import ResumeState
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -188,6 +189,13 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
     # from: what it says it resumed at is what it began with.
     asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "resumed")]
     assert asked[:4] == ["logprobs", "train_step", "logprobs", "resumed"]
+
+
+async def test_what_was_wrong_with_newer_checkpoints_is_told(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.parts.saved = ResumeState(damaged=("step-4 [is] torn",))
+    run = await stage.train(work=rewind)
+    assert run.console.file.getvalue() == "step-4 [is] torn\n"  # type: ignore[attr-defined]  # a StringIO
 
 
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
