@@ -151,6 +151,37 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
         assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+async def test_logs_are_bounded_while_processes_append_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services import fleet, processes
+
+    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    monkeypatch.setattr(fleet, "LOG_LOOK_INTERVAL_S", 0.02)
+    for monarchs in ("supervise", "leave_quietly"):
+        monkeypatch.setattr(fleet, monarchs, lambda *_: None)
+    (tmp_path / "small.log").write_bytes(b"s" * 1000)
+    async with fleet.Fleet(tmp_path):
+        writer = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", f"exec cat >>{tmp_path / 'policy-0.log'}", stdin=asyncio.subprocess.PIPE
+        )
+        assert writer.stdin is not None
+        writer.stdin.write(b"a" * 500 + b"b" * 1000)
+        await until(lambda: "policy-0.log.1" in contents(tmp_path) and not contents(tmp_path)["policy-0.log"])
+        writer.stdin.write(b"after")
+        writer.stdin.close()
+        assert await writer.wait() == 0
+    assert contents(tmp_path) == {
+        "policy-0.log": b"after",
+        "policy-0.log.1": b"b" * 1000,
+        "small.log": b"s" * 1000,
+    }
+
+
 class Opened:
     """Hosts that note whether anybody has opened them, and then cannot be reached."""
 
