@@ -63,25 +63,27 @@ def test_wrong_names(folder: Path, override: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "told"),
+    ("module", "right", "wrong", "told"),
     [
         (
+            "wrong_task",
             "observation.lowest",
             "observation.lowst",
             ["messages() of the first observation", "in messages", "lowst"],
         ),
-        ("class ", "clas ", ["to import 'wrong_task' raised", "SyntaxError"]),
+        ("wrong_class", "class ", "clas ", ["to import 'wrong_class' raised", "SyntaxError"]),
     ],
 )
 def test_mistakes_in_a_task_are_shown_by_their_line(
-    folder: Path, right: str, wrong: str, told: list[str]
+    folder: Path, module: str, right: str, wrong: str, told: list[str]
 ) -> None:
+    # A module each: two of one size that are written within a second are one to Python's cache of bytecode.
     text = (folder / "pebble_task.py").read_text()
-    (folder / "wrong_task.py").write_text(text.replace(right, wrong, 1))
-    sys.modules.pop("wrong_task", None)
-    found = rehearsed("rollout.task=wrong_task:PebbleTask")
+    (folder / f"{module}.py").write_text(text.replace(right, wrong, 1))
+    sys.modules.pop(module, None)
+    found = rehearsed(f"rollout.task={module}:PebbleTask")
     assert [words for words in told if words not in found] == []
-    assert "wrong_task.py" in found
+    assert f"{module}.py" in found
     assert not [room for room in ("rl_bridge", "openenv_core") if f"{ROOT / room}" in found]
 
 
