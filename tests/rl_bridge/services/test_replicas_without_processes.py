@@ -155,6 +155,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.heavy
 async def test_logs_are_bounded_while_processes_append_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ class Opened:
         raise RoleError("nobody answers")
 
 
+@pytest.mark.heavy
 async def test_no_host_is_opened_that_nobody_would_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
